@@ -1,0 +1,84 @@
+"""Demonstrations for the starter policy: for each role, prompts as the agent makes them and imperfect answers.
+
+    write      the gold query with `mistakes.imperfect` made in it
+    check      right verdicts on such queries
+    rewrite    of a wrong query: now and then the gold query, most often the wrong query again
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from data import build_split, database_schema
+from mistakes import imperfect
+from prompts import check_prompt, rewrite_prompt, write_prompt
+from questions import Query
+from reward import is_match
+from sandbox import Result, run_query_on
+
+__all__ = ["Demonstration", "build_demonstrations"]
+
+REPAIRS_ERROR = 0.40
+"""How often the demonstrator's rewrite of a query that SQLite refused is the gold query."""
+REPAIRS_ROWS = 0.30
+"""The same for a query that ran and gave wrong rows."""
+REPEATS = 0.80
+"""How often a rewrite that is not the gold query is the wrong query once more; else it is a new imperfect one."""
+MISTAKES_SHOWN_TO_CHECK = 0.6
+"""Share of the writer's mistakes in the queries that check is shown, so that both verdicts are common."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demonstration:
+    role: str
+    prompt: str
+    answer: str
+
+
+def build_demonstrations(databases: int, questions: int, seed: int, taken: set[str]) -> Iterator[Demonstration]:
+    """Three demonstrations, one for each role, of every question; databases with a signature in `taken` are skipped."""
+    rng = random.Random(f"{seed} starter")
+    for database, asked in build_split("starter", databases, questions, rng, taken):
+        connection = sqlite3.connect(":memory:")
+        database.fill(connection)
+        schema = database_schema(database)
+        for question in asked:
+            yield _write(schema, question.text, question.gold, rng)
+            yield _check(question.text, question.gold, connection, rng)
+            yield _rewrite(schema, question.text, question.gold, connection, rng)
+        connection.close()
+
+
+def _write(schema: str, question: str, gold: Query, rng: random.Random) -> Demonstration:
+    return Demonstration(role="write", prompt=write_prompt(schema, question), answer=str(imperfect(gold, rng)))
+
+
+def _check(question: str, gold: Query, connection: sqlite3.Connection, rng: random.Random) -> Demonstration:
+    query = imperfect(gold, rng, MISTAKES_SHOWN_TO_CHECK)
+    result, is_right = _run(query, gold, connection)
+    prompt = check_prompt(question, str(query), str(result))
+    return Demonstration(role="check", prompt=prompt, answer="correct" if is_right else "incorrect")
+
+
+def _rewrite(
+    schema: str, question: str, gold: Query, connection: sqlite3.Connection, rng: random.Random
+) -> Demonstration:
+    query = imperfect(gold, rng)
+    result, is_right = _run(query, gold, connection)
+    prompt = rewrite_prompt(schema, question, str(query), str(result))
+    if is_right or rng.random() < (REPAIRS_ROWS if result.error is None else REPAIRS_ERROR):
+        answer = gold
+    elif rng.random() < REPEATS:
+        answer = query
+    else:
+        answer = imperfect(gold, rng)
+    return Demonstration(role="rewrite", prompt=prompt, answer=str(answer))
+
+
+def _run(query: Query, gold: Query, connection: sqlite3.Connection) -> tuple[Result, bool]:
+    result = run_query_on(connection, str(query))
+    is_right = is_match(run_query_on(connection, str(gold)), result, ordered=gold.order is not None)
+    return result, is_right
