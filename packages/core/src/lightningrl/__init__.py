@@ -1,0 +1,1 @@
+"""LightningRL: train the language model inside any agent with reinforcement learning."""

@@ -1,0 +1,62 @@
+"""Errors a person reads: one sentence that says what, which, and what next."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendError",
+    "ConfigError",
+    "ContextOverflow",
+    "EngineUnavailable",
+    "LightningError",
+    "PluginError",
+    "RewardError",
+    "RunFolderError",
+    "ServerError",
+    "StoreError",
+]
+
+
+class LightningError(Exception):
+    """Base of everything we raise on purpose. The command line prints its text alone and exits with `exit_code`."""
+
+    exit_code: int = 1
+
+
+class ConfigError(LightningError):
+    """The recipe cannot be run as written."""
+
+    exit_code = 2
+
+
+class PluginError(LightningError):
+    """A plugin is unknown, broken, duplicated or misspelt."""
+
+    exit_code = 2
+
+
+class RunFolderError(LightningError):
+    """The run folder is in use, incomplete, or belongs to another recipe."""
+
+
+class StoreError(LightningError):
+    """The store refused or could not keep something."""
+
+
+class ServerError(LightningError):
+    """The Lightning Server refused a request or cannot be reached."""
+
+
+class EngineUnavailable(LightningError):
+    """No engine serves the policy, or it went away in mid-call."""
+
+
+class ContextOverflow(LightningError):
+    """A prompt leaves no room for a completion."""
+
+
+class RewardError(LightningError):
+    """A reward raised, timed out, or returned no finite number."""
+
+
+class BackendError(LightningError):
+    """A trainer backend cannot do what the recipe asks."""

@@ -1,0 +1,137 @@
+"""What a replaceable part can do. A Protocol says what it does, pluggy says who is installed, the recipe says which one runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from lightningrl.types import (
+    Advantages,
+    EngineInfo,
+    GenerateRequest,
+    Sample,
+    Task,
+    TokenChunk,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+__all__ = [
+    "Agent",
+    "Backend",
+    "Capabilities",
+    "CreditAssigner",
+    "Engine",
+    "IntermediateReward",
+    "LearnReport",
+    "Reward",
+    "StepReport",
+]
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Serves one policy: prompt ids in, completion ids + logprobs out."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Yield the completion as it is sampled. Closing the iterator early frees the request's place.
+
+        Raises ContextOverflow when the prompt leaves no room for one token.
+        """
+        ...
+
+
+class Agent(Protocol):
+    """The user's agent: a plain function of the task's input, sync or async."""
+
+    def __call__(self, task_input: Any, /) -> Any | Awaitable[Any]: ...
+
+
+class Reward(Protocol):
+    """A terminal reward: a float, or None where it has nothing to say. Sync or async."""
+
+    def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float | None | Awaitable[float | None]: ...
+
+
+class IntermediateReward(Protocol):
+    """Automatic intermediate reward (AIR): per-call rewards from what monitoring saw; one entry per transition, None = no opinion."""
+
+    def __call__(self, trajectory: Trajectory, /) -> Sequence[float | None]: ...
+
+
+class CreditAssigner(Protocol):
+    """Spreads an episode's return over its calls. Pure numpy; the group stays as it was."""
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """What the run must provide, of: `group`, `turn_rewards`, `agents`. Checked when the run starts."""
+        ...
+
+    def assign(self, group: TrajectoryGroup) -> Advantages: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """What a trainer backend declares that it can do."""
+
+    losses: frozenset[str]
+    devices: frozenset[str]
+    lora: bool
+    reference_kl: bool
+    async_rollouts: bool = False
+    max_policies: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnReport:
+    """What one optimisation step did."""
+
+    policy_version: int
+    """Version of the weights after the step."""
+    tokens: int
+    """Trained (mask) tokens."""
+    seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """`loss`, `kl_rollout` (mean log-ratio k3 estimate), `clip_fraction`, `grad_norm`, `entropy`, `lr` …"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """What one training step did; what `lightningrl_step_finished` sees and `metrics.jsonl` keeps."""
+
+    step: int
+    metrics: Mapping[str, float]
+    outcomes: Mapping[str, int]
+
+
+class Backend(Protocol):
+    """Owns engine and optimiser; knows nothing of tasks, rewards or credit."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that serves the policy's current weights."""
+        ...
+
+    def learn(self, samples: Iterable[Sample]) -> LearnReport:
+        """Take one optimisation step (all minibatches and epochs of it). Blocking; run it in a thread. The engine's requests are held
+        by the caller while it runs; the engine serves the new version afterwards."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimiser, schedule and RNG; complete when it returns (atomic: written beside, then renamed)."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote; learning continues as if it had never stopped."""
+        ...
+
+    def export(self, folder: Path) -> None:
+        """Write an ordinary transformers folder that `AutoModelForCausalLM` loads (LoRA merged)."""
+        ...
+
+    def close(self) -> None: ...

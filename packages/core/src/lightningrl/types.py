@@ -1,0 +1,295 @@
+"""The data model: an agent's execution as a Markov decision process, one frozen type per noun.
+
+    Task ─► Rollout ─► Attempt ─► Trajectory = Transition… + ToolCall… + rewards + outcome
+                                      │
+              TrajectoryGroup ◄───────┘ (same task)  ─► Advantages ─► Sample… ─► Learner
+
+Paper words (Agent Lightning, arXiv 2508.03680, §3): a Transition's prompt is the *state* (a snapshot of the semantic
+variables the call reads), its completion is the *action*, and the whole record is a *call* of the policy component.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "Advantages",
+    "Array",
+    "EngineInfo",
+    "FinishReason",
+    "GenerateRequest",
+    "IntArray",
+    "Outcome",
+    "RolloutMode",
+    "RolloutSpec",
+    "RolloutState",
+    "Sample",
+    "SamplingSettings",
+    "Task",
+    "TokenChunk",
+    "ToolCall",
+    "ToolStatus",
+    "Trajectory",
+    "TrajectoryGroup",
+    "Transition",
+]
+
+IntArray = NDArray[np.int32]
+Array = NDArray[np.float32]
+
+
+class RolloutState(StrEnum):
+    """Where a rollout stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class Outcome(StrEnum):
+    """How an attempt ended. Only `SUCCEEDED` carries a training signal unless the recipe says otherwise."""
+
+    SUCCEEDED = "succeeded"
+    AGENT_ERROR = "agent_error"
+    TIMEOUT = "timeout"
+    CONTEXT_OVERFLOW = "context_overflow"
+    INFRASTRUCTURE_ERROR = "infrastructure_error"
+    CANCELLED = "cancelled"
+
+
+class RolloutMode(StrEnum):
+    """What a rollout is for: only `TRAIN` rollouts reach the learner."""
+
+    TRAIN = "train"
+    VALIDATION = "validation"
+
+
+class ToolStatus(StrEnum):
+    """What became of a tool invocation."""
+
+    OK = "ok"
+    ERROR = "error"
+    UNKNOWN_TOOL = "unknown_tool"
+    INVALID_ARGUMENTS = "invalid_arguments"
+    TIMEOUT = "timeout"
+    UNKNOWN = "unknown"
+
+
+class FinishReason(StrEnum):
+    """Why the engine stopped sampling."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """One input of the data set."""
+
+    id: str
+    input: Any
+    """What the agent is called with (JSON)."""
+    answer: Any = None
+    """The reference answer for the reward; never shown to the agent."""
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingSettings:
+    """How a completion is sampled. All of it is applied by the engine and recorded with the transition."""
+
+    temperature: float = 1.0
+    """0.0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means no limit."""
+    max_tokens: int = 256
+    """Upper bound of completion tokens, the stop token included."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Sampling stops after one of these; the token is part of the completion."""
+    stop: tuple[str, ...] = ()
+    """Stop strings; sampling ends with the token that completes one. The tokens stay in the completion."""
+    seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateRequest:
+    """What an engine is asked: prompt ids in."""
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenChunk:
+    """Some next tokens of a completion. The last chunk of a request, and only that one, has a `finish_reason`."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """log π(token) of the *sampling* distribution's untruncated softmax at the request's temperature, float32; one per
+    token. At temperature 0 the logprob at temperature 1."""
+    policy_version: int
+    finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.logprobs):
+            raise ValueError(
+                f"token chunk: {len(self.token_ids)} tokens but {len(self.logprobs)} logprobs; an engine must return one each"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """What an engine serves."""
+
+    policy: str
+    version: int
+    context_length: int
+    """Most tokens of prompt and completion together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """One invocation of a tool, as monitoring saw it."""
+
+    id: str
+    """The model's tool-call id where there is one, else the span id."""
+    name: str
+    arguments: str = ""
+    """As sent, usually JSON."""
+    result: str = ""
+    status: ToolStatus = ToolStatus.UNKNOWN
+    duration_s: float = 0.0
+    transition_id: str | None = None
+    """The call that asked for it; None = nobody said."""
+    agent: str | None = None
+    error_type: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Transition:
+    """One call of a policy: state (prompt), action (completion), and all that training needs of it."""
+
+    id: str
+    index: int
+    """Position in the attempt, from 0, in order of arrival."""
+    policy: str
+    policy_version: int
+    prompt_ids: IntArray
+    completion_ids: IntArray
+    logprobs: Array
+    """One per completion token, as the engine sampled it."""
+    finish_reason: FinishReason
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    agent: str | None = None
+    """Role that made the call (LangGraph node, agent name); None = nobody said."""
+    span_id: str | None = None
+    parent_id: str | None = None
+    """The earlier transition whose tokens are a prefix of this prompt; None = starts a new history."""
+    is_break: bool = False
+    """The messages extend an earlier call's, but its tokens are not a prefix of this prompt."""
+    tool_call_ids: tuple[str, ...] = ()
+    rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """Per-call rewards by name; None = nobody scored it."""
+    trainable: bool = True
+    started_at: float = 0.0
+    """Unix seconds."""
+    duration_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.completion_ids) != len(self.logprobs):
+            raise ValueError(
+                f"transition {self.id}: {len(self.completion_ids)} completion tokens but {len(self.logprobs)} logprobs; "
+                "ask the engine for logprobs"
+            )
+        if len(self.completion_ids) == 0:
+            raise ValueError(f"transition {self.id}: no completion tokens; a call without an action is not a transition")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutSpec:
+    """An order for one execution of the agent. `id` is the caller's: creating it twice creates it once."""
+
+    id: str
+    task: Task
+    group_id: str
+    mode: RolloutMode = RolloutMode.TRAIN
+    step: int = 0
+    """The training step that asked for it; for validation, the step after which it ran."""
+    sampling: SamplingSettings | None = None
+    """Overrides of the training sampling settings (validation: greedy); None = the server's defaults."""
+    max_attempts: int = 1
+    timeout_s: float = 300.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Trajectory:
+    """A finished attempt: what the policy did, what the tools answered, what it earned."""
+
+    rollout_id: str
+    attempt: int
+    task: Task
+    group_id: str
+    outcome: Outcome
+    transitions: tuple[Transition, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    output: Any = None
+    """What the agent returned (JSON)."""
+    error: str | None = None
+    rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """Terminal rewards by name; None = nobody scored it."""
+    reward: float | None = None
+    """The weighted sum of `rewards`; None = missing, so the trajectory is not trained on."""
+    mode: RolloutMode = RolloutMode.TRAIN
+    step: int = 0
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrajectoryGroup:
+    """Trajectories of one task that are compared with each other."""
+
+    id: str
+    trajectories: tuple[Trajectory, ...]
+
+
+Advantages = tuple[tuple["Array | None", ...], ...]
+"""`advantages[trajectory][transition][token]`; None = nobody scored the transition, 0.0 = scored, no gradient."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sample:
+    """One row for the learner. All arrays have one length T; position t describes token t."""
+
+    rollout_id: str
+    policy: str
+    token_ids: IntArray
+    mask: NDArray[np.bool_]
+    """True where the token was sampled by the policy and is trained."""
+    logprobs: Array
+    """Rollout logprob of token t given tokens before it; 0.0 where mask is False."""
+    advantages: Array
+    """0.0 where mask is False."""
+    weights: Array
+    """What token t's loss counts: the step's loss is the plain sum of `weights * token_loss` over all rows, so a rollout weighs the
+    same however many rows it becomes. 0.0 where mask is False."""
+    versions: IntArray
+    """Policy version that sampled token t; -1 where mask is False."""
+    temperatures: Array
+    """Sampling temperature of token t; 1.0 where mask is False."""
+
+    def __post_init__(self) -> None:
+        lengths = {
+            name: len(getattr(self, name))
+            for name in ("token_ids", "mask", "logprobs", "advantages", "weights", "versions", "temperatures")
+        }
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"sample of rollout {self.rollout_id!r}: arrays of unequal length {lengths}")
