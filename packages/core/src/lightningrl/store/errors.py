@@ -1,0 +1,23 @@
+"""What a store says no with. Each is a `StoreError`; the server maps them to HTTP statuses."""
+
+from __future__ import annotations
+
+from lightningrl.errors import StoreError
+
+__all__ = ["AttemptOver", "Conflict", "StoreFull", "UnknownRecord"]
+
+
+class UnknownRecord(StoreError):
+    """No such rollout, attempt or transition. HTTP 404."""
+
+
+class Conflict(StoreError):
+    """It contradicts what is already kept: an id reused for another task, a rollout trained twice. HTTP 409."""
+
+
+class AttemptOver(Conflict):
+    """A call, tool call, reward or other result for an attempt that has ended. HTTP 409; counted as late."""
+
+
+class StoreFull(StoreError):
+    """No room on the disk. Nothing of the request was kept; the store works again once there is room. HTTP 507."""

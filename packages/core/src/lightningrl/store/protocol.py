@@ -1,0 +1,351 @@
+"""What a store can do, and the records that go in and come out.
+
+    create_rollouts ─► lease ─► append_calls … append_tool_calls … add_rewards ─► finish_attempt ─► trajectories
+                         ▲                                                             │  ─► set_scores ─► mark_trained
+                         └──────── requeued while attempts are left (retryable) ◄──────┘
+
+Every method that writes is *durable when it returns*: what it acknowledged survives `kill -9`. What it refuses (a
+`StoreError`) leaves no trace. All methods may be called concurrently from one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from lightningrl.types import (
+    Array,
+    FinishReason,
+    IntArray,
+    Outcome,
+    RolloutMode,
+    RolloutSpec,
+    RolloutState,
+    SamplingSettings,
+    Task,
+    ToolCall,
+    Trajectory,
+    Transition,
+)
+
+__all__ = [
+    "RETRYABLE",
+    "AttemptInfo",
+    "AttemptRecord",
+    "CallRecord",
+    "Lease",
+    "RolloutFilter",
+    "RolloutRecord",
+    "Score",
+    "SpanRecord",
+    "StepRecord",
+    "Store",
+    "StoreCounts",
+    "StoredCall",
+    "ToolCallRecord",
+]
+
+RETRYABLE = frozenset({Outcome.INFRASTRUCTURE_ERROR})
+"""Outcomes that say nothing about the policy: the rollout is queued again while attempts are left."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lease:
+    """An attempt handed to one worker until the lease expires or is renewed by a heartbeat."""
+
+    rollout_id: str
+    attempt: int
+    """Number of the attempt within the rollout, from 1."""
+    task: Task
+    """Without its answer."""
+    mode: RolloutMode
+    timeout_s: float
+    key: str
+    """Scoped key: calls the model and reports on this attempt, nothing else."""
+    expires_at: float
+    """Unix seconds."""
+
+    @property
+    def base_path(self) -> str:
+        """Where the agent's model calls go, below the server's URL."""
+        return f"/rollouts/{self.rollout_id}/attempts/{self.attempt}/v1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptInfo:
+    """What a scoped key stands for: a running attempt."""
+
+    rollout_id: str
+    attempt: int
+    mode: RolloutMode
+    step: int
+    sampling: SamplingSettings | None
+    """The rollout's overrides; None = the policy's defaults."""
+    timeout_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CallRecord:
+    """One model call to keep: a Transition whose prompt is given as what it adds to its parent's tokens."""
+
+    rollout_id: str
+    attempt: int
+    call_key: str
+    """The same for every retry of one logical call; unique within the attempt. With `n>1`, one key per choice."""
+    id: str
+    """Transition id, unique in the run."""
+    policy: str
+    policy_version: int
+    suffix_ids: IntArray
+    """The prompt's tokens after the parent's prompt + completion; the whole prompt where `parent_id` is None."""
+    completion_ids: IntArray
+    logprobs: Array
+    """One per completion token."""
+    finish_reason: FinishReason
+    parent_id: str | None = None
+    """Transition of the same attempt whose prompt + completion are a prefix of this prompt."""
+    is_break: bool = False
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    agent: str | None = None
+    span_id: str | None = None
+    """16 hexadecimal digits, from `traceparent`."""
+    tool_call_ids: tuple[str, ...] = ()
+    trainable: bool = True
+    started_at: float = 0.0
+    duration_s: float = 0.0
+    history_key: str | None = None
+    """Digest of the messages up to and including the answer, by which the gateway finds the parent of a later call,
+    also after a restart. Opaque to the store."""
+
+    def __post_init__(self) -> None:
+        if len(self.completion_ids) != len(self.logprobs):
+            raise ValueError(
+                f"call {self.id}: {len(self.completion_ids)} completion tokens but {len(self.logprobs)} logprobs; "
+                "ask the engine for logprobs"
+            )
+        if len(self.completion_ids) == 0:
+            raise ValueError(f"call {self.id}: no completion tokens; a call without an action is not recorded")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StoredCall:
+    """A kept call, as the gateway needs it to go on or to answer a retry."""
+
+    call_key: str
+    history_key: str | None
+    transition: Transition
+    replayed: bool = False
+    """True where `append_calls` found the key already kept, and this is the call kept first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCallRecord:
+    """A tool call with its place in the trace. `tool_call.transition_id` may be None; it is then resolved when read, by the
+    model's tool-call id, else by the parent span."""
+
+    tool_call: ToolCall
+    span_id: str | None = None
+    """Unique within the attempt; an export that is repeated is kept once."""
+    parent_span_id: str | None = None
+    started_at: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpanRecord:
+    """A span that names an agent or leads to one: fills `Transition.agent` where the call itself did not say."""
+
+    span_id: str
+    parent_span_id: str | None = None
+    agent: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Score:
+    """What the trainer made of a finished attempt; kept for showing and for `trajectories`."""
+
+    rollout_id: str
+    attempt: int
+    rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    reward: float | None = None
+    transition_rewards: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict[str, Mapping[str, float | None]])
+    """By transition id."""
+    advantages: Mapping[str, Array | None] = field(default_factory=dict[str, "Array | None"])
+    """By transition id, one per completion token; None = nobody scored it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptRecord:
+    """One try at a rollout, as it stands."""
+
+    attempt: int
+    worker_id: str
+    outcome: Outcome | None
+    """None = still running."""
+    started_at: float
+    ended_at: float | None = None
+    duration_s: float = 0.0
+    output: Any = None
+    error: str | None = None
+    calls: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutRecord:
+    """A rollout as it stands."""
+
+    spec: RolloutSpec
+    state: RolloutState
+    outcome: Outcome | None
+    """Of the deciding attempt; None while queued or running."""
+    attempts: tuple[AttemptRecord, ...]
+    reward: float | None = None
+    trained_step: int | None = None
+    created_at: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutFilter:
+    """Which rollouts to list, newest first. None = any."""
+
+    state: RolloutState | None = None
+    outcome: Outcome | None = None
+    mode: RolloutMode | None = None
+    step: int | None = None
+    group_id: str | None = None
+    task_id: str | None = None
+    limit: int = 100
+    offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """A finished training step."""
+
+    step: int
+    rollout_ids: tuple[str, ...]
+    metrics: Mapping[str, float]
+    at: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreCounts:
+    """Totals."""
+
+    states: Mapping[RolloutState, int]
+    outcomes: Mapping[Outcome, int]
+    """Of finished rollouts."""
+    attempts: int
+    calls: int
+    breaks: int
+    late: int
+    """Calls and results that were refused because their attempt was over, since this process started."""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Durable before acknowledged. Errors: `UnknownRecord`, `Conflict`, `AttemptOver`, `StoreFull` (all `StoreError`)."""
+
+    async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int:
+        """Queue them in this order; returns how many are new. An id kept before with an equal spec is skipped; with another
+        task or settings the whole request is refused (`Conflict`)."""
+        ...
+
+    async def lease(self, worker_id: str, lease_s: float, wait_s: float = 0.0) -> Lease | None:
+        """Start the next attempt of the oldest queued rollout; waits up to `wait_s` for one, else None."""
+        ...
+
+    async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
+        """Renew the lease; False = the attempt is over (cancelled, expired, finished): stop working on it."""
+        ...
+
+    async def finish_attempt(
+        self,
+        rollout_id: str,
+        attempt: int,
+        outcome: Outcome,
+        output: Any = None,
+        error: str | None = None,
+        duration_s: float = 0.0,
+    ) -> RolloutState:
+        """End it; the rollout is succeeded, failed, or queued again where the outcome is `RETRYABLE` and attempts are left.
+        The first result wins: repeating its outcome is acknowledged again, another outcome raises `AttemptOver`."""
+        ...
+
+    async def interrupt(self, reason: str) -> int:
+        """End every running attempt as `infrastructure_error` and queue its rollout again without charging the attempt (their
+        workers are gone, as after a restart of the whole run). Returns how many."""
+        ...
+
+    async def append_call(self, record: CallRecord) -> StoredCall:
+        """Keep one call. A `call_key` kept before returns that call, `replayed`."""
+        ...
+
+    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[StoredCall, ...]:
+        """Keep all choices of one call (`n>1`), or none. All of one attempt."""
+        ...
+
+    async def calls(self, rollout_id: str, attempt: int) -> tuple[StoredCall, ...]:
+        """The attempt's calls in order, prompts whole. Empty where there are none."""
+        ...
+
+    async def append_tool_calls(self, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
+        """Returns how many are new. Accepted for a while after the attempt's end too: spans are exported late."""
+        ...
+
+    async def append_spans(self, rollout_id: str, attempt: int, spans: Sequence[SpanRecord]) -> None: ...
+
+    async def add_rewards(
+        self, rollout_id: str, attempt: int, rewards: Mapping[str, float | None], transition_id: str | None = None
+    ) -> None:
+        """Rewards by name, of the attempt or of one transition; the last one of a name stands."""
+        ...
+
+    async def set_scores(self, scores: Sequence[Score]) -> None:
+        """What the trainer computed; repeats replace."""
+        ...
+
+    async def scores(self, rollout_ids: Sequence[str]) -> tuple[Score, ...]:
+        """Of the deciding attempts, where there are any."""
+        ...
+
+    async def trajectories(self, rollout_ids: Sequence[str]) -> tuple[Trajectory, ...]:
+        """Of the deciding attempt (the one that succeeded, else the last that ended), in the order asked. `UnknownRecord` for an unknown
+        id; a rollout without an ended attempt raises `Conflict`."""
+        ...
+
+    async def wait_finished(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> tuple[str, ...]:
+        """Those that succeeded or failed, as soon as there are `min_finished` (None = all) or `wait_s` is over."""
+        ...
+
+    async def mark_trained(self, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None:
+        """Record a training step. A rollout is trained at most once: `Conflict` otherwise. Repeating the same step with the same
+        rollouts is acknowledged again."""
+        ...
+
+    async def rollback_steps(self, after: int) -> int:
+        """Forget steps later than `after` (the trainer resumes from an older checkpoint); returns how many."""
+        ...
+
+    async def steps(self) -> tuple[StepRecord, ...]: ...
+
+    async def rollout(self, rollout_id: str) -> RolloutRecord:
+        """`UnknownRecord` where there is none."""
+        ...
+
+    async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> tuple[RolloutRecord, ...]: ...
+
+    async def counts(self) -> StoreCounts: ...
+
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        """End those not finished yet as `cancelled`; returns how many. Their heartbeats answer False."""
+        ...
+
+    async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo | None:
+        """The running attempt the scoped key stands for; None = wrong key, unknown or ended attempt. In memory; call it per request."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was accepted and close. Waiters return as if their time were over."""
+        ...
