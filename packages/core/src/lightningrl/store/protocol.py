@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from lightningrl.errors import StoreError
 from lightningrl.types import (
     Array,
     FinishReason,
@@ -135,8 +136,6 @@ class StoredCall:
     call_key: str
     history_key: str | None
     transition: Transition
-    replayed: bool = False
-    """True where `append_calls` found the key already kept, and this is the call kept first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,6 +255,11 @@ class Store(Protocol):
         """Start the next attempt of the oldest queued rollout; waits up to `wait_s` for one, else None."""
         ...
 
+    async def release(self, rollout_id: str, attempt: int) -> None:
+        """Undo a lease that nobody received: the attempt never was, the rollout is queued again. Nothing happens where it has calls
+        or has ended."""
+        ...
+
     async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
         """Renew the lease; False = the attempt is over (cancelled, expired, finished): stop working on it."""
         ...
@@ -278,12 +282,12 @@ class Store(Protocol):
         workers are gone, as after a restart of the whole run). Returns how many."""
         ...
 
-    async def append_call(self, record: CallRecord) -> StoredCall:
-        """Keep one call. A `call_key` kept before returns that call, `replayed`."""
+    async def append_call(self, record: CallRecord) -> StoredCall | None:
+        """Keep one call. None = kept now; where its `call_key` was kept before, nothing is added and that first call returns."""
         ...
 
-    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[StoredCall, ...]:
-        """Keep all choices of one call (`n>1`), or none. All of one attempt."""
+    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[StoredCall | None, ...]:
+        """Keep all choices of one call (`n>1`), or none. All of one attempt; a parent may stand earlier in `records`."""
         ...
 
     async def calls(self, rollout_id: str, attempt: int) -> tuple[StoredCall, ...]:
@@ -291,7 +295,7 @@ class Store(Protocol):
         ...
 
     async def append_tool_calls(self, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
-        """Returns how many are new. Accepted for a while after the attempt's end too: spans are exported late."""
+        """Returns how many are new. Export them before the result: an ended attempt refuses them."""
         ...
 
     async def append_spans(self, rollout_id: str, attempt: int, spans: Sequence[SpanRecord]) -> None: ...
@@ -299,7 +303,7 @@ class Store(Protocol):
     async def add_rewards(
         self, rollout_id: str, attempt: int, rewards: Mapping[str, float | None], transition_id: str | None = None
     ) -> None:
-        """Rewards by name, of the attempt or of one transition; the last one of a name stands."""
+        """Rewards by name, of the attempt or of one transition; the last one of a name stands. Also after the attempt's end."""
         ...
 
     async def set_scores(self, scores: Sequence[Score]) -> None:
@@ -344,6 +348,11 @@ class Store(Protocol):
 
     async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo | None:
         """The running attempt the scoped key stands for; None = wrong key, unknown or ended attempt. In memory; call it per request."""
+        ...
+
+    async def refusal(self, rollout_id: str, attempt: int, key: str) -> StoreError:
+        """Why `authorise` said None, for the answer: `UnknownRecord` (rollout or attempt), `AttemptOver` (counted as late), or a plain
+        `StoreError` (wrong key)."""
         ...
 
     async def close(self) -> None:
