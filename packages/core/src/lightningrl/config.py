@@ -1,0 +1,319 @@
+"""The recipe: everything a run is, in one frozen value, from one TOML file or one Python file.
+
+    recipe.toml | recipe.py (`recipe = Recipe(...)`)  +  `--set key=value`  ─►  Recipe  ─►  <run folder>/recipe.json
+
+Unknown keys are errors here; keys that the chosen part does not consume are errors when the part is built (`check_options`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import runpy
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from lightningrl.errors import ConfigError
+from lightningrl.types import Outcome, SamplingSettings
+
+__all__ = [
+    "CreditConfig",
+    "LoopConfig",
+    "OutcomesConfig",
+    "PolicyConfig",
+    "Recipe",
+    "RewardConfig",
+    "RuntimeConfig",
+    "SamplesConfig",
+    "SamplingConfig",
+    "TasksConfig",
+    "ValidationConfig",
+    "check_options",
+    "load_recipe",
+    "parse_setting",
+]
+
+
+class _Frozen(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+def _describe(value: Any) -> Any:
+    """A Python object in a recipe, as `file.py:name`, for the frozen copy."""
+    if isinstance(value, str):
+        return value
+    target = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
+    return f"{inspect.getsourcefile(target) or '?'}:{target.__qualname__}"
+
+
+Reference = Annotated[str | Any, pydantic.PlainSerializer(_describe)]
+"""`"file.py:name"`, `"package.module:name"`, an installed plugin's name, or the object itself in a Python recipe."""
+
+
+class TasksConfig(_Frozen):
+    """Where tasks come from: callables that return iterables of `Task` or of dicts with its fields."""
+
+    train: Reference
+    validation: Reference | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for both callables."""
+
+
+class PolicyConfig(_Frozen):
+    """The model being trained."""
+
+    model: str
+    """Hub name or local folder (relative to the recipe)."""
+    name: str = "policy"
+    trained_agents: tuple[str, ...] | None = None
+    """Roles whose calls are trained; None = all of them."""
+    renderer: str = "auto"
+    """Name of a renderer of the `renderers` library; `auto` picks by model name and falls back to the model's own chat template."""
+
+
+class RewardConfig(_Frozen):
+    """One terminal reward. A recipe may have several; their weighted sum is the return."""
+
+    use: Reference
+    weight: float = 1.0
+    timeout_s: float = Field(default=30.0, gt=0)
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class IntermediateConfig(_Frozen):
+    """One automatic intermediate reward (AIR)."""
+
+    use: Reference
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class CreditConfig(_Frozen):
+    """How a return is spread over calls."""
+
+    use: Reference = "grpo"
+    per_agent: bool = False
+    """Normalise each agent's advantages apart (Dr. MAS, arXiv 2602.08847)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class SamplesConfig(_Frozen):
+    """How scored trajectories become rows."""
+
+    rows: Literal["call", "merged"] = "merged"
+    aggregation: Literal["rollout_mean", "token_mean", "constant"] = "token_mean"
+    constant_length: int | None = None
+    """Tokens per rollout that `constant` (Dr. GRPO) divides by."""
+
+
+class SamplingConfig(_Frozen):
+    """How the policy is sampled. Overrides what the agent asks for, so that the recorded logprobs are those of the training policy."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    max_tokens: int = Field(default=256, gt=0)
+
+    def settings(self) -> SamplingSettings:
+        return SamplingSettings(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, max_tokens=self.max_tokens)
+
+
+class ValidationConfig(_Frozen):
+    """How the policy is judged on held-out tasks."""
+
+    every: int = Field(default=10, ge=0)
+    """Steps between validations, beside one before the first step and one after the last; 0 = only those two."""
+    tasks: int | None = None
+    """Use the first so many validation tasks; None = all."""
+    sampling: SamplingConfig = SamplingConfig(temperature=0.0)
+
+
+class OutcomesConfig(_Frozen):
+    """What becomes of a rollout that did not succeed: left out (`drop`), or trained with the reward its output earns (`train`)."""
+
+    agent_error: Literal["drop", "train"] = "drop"
+    timeout: Literal["drop", "train"] = "drop"
+    context_overflow: Literal["drop", "train"] = "drop"
+    infrastructure_error: Literal["drop"] = "drop"
+    cancelled: Literal["drop"] = "drop"
+
+    def is_trained(self, outcome: Outcome) -> bool:
+        return outcome is Outcome.SUCCEEDED or getattr(self, outcome.value) == "train"
+
+
+class RuntimeConfig(_Frozen):
+    """The Lightning Client: worker processes that run the agent."""
+
+    workers: int = Field(default=2, ge=0)
+    """Warm worker processes of this machine; 0 = none, others join with `lightningrl work`."""
+    concurrency: int = Field(default=1, ge=1)
+    """Rollouts at a time in each worker; above 1 only for agents without threads or shared runtimes of their own."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    max_attempts: int = Field(default=3, ge=1)
+    """Tries at a rollout whose attempt ended in an infrastructure error."""
+
+
+class LoopConfig(_Frozen):
+    """The training loop."""
+
+    steps: int = Field(default=100, ge=0)
+    tasks_per_step: int = Field(default=16, ge=1)
+    group_size: int = Field(default=8, ge=1)
+    """Rollouts per task, G."""
+    seed: int = 0
+    checkpoint_every: int = Field(default=10, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
+    minutes: float | None = Field(default=None, gt=0)
+    """Stop after so many minutes of training, validation and checkpoint included; None = only `steps` counts."""
+
+
+class Recipe(_Frozen):
+    """One run: agent, tasks, policy, rewards, credit, loop, learner."""
+
+    name: str = "run"
+    agent: Reference
+    """The agent's entry point; called with a task's input."""
+    adapters: tuple[str, ...] = ()
+    tasks: TasksConfig
+    policy: PolicyConfig
+    rewards: dict[str, RewardConfig] = Field(min_length=1)
+    intermediate_rewards: dict[str, IntermediateConfig] = Field(default_factory=dict)
+    credit: CreditConfig = CreditConfig()
+    samples: SamplesConfig = SamplesConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    validation: ValidationConfig = ValidationConfig()
+    outcomes: OutcomesConfig = OutcomesConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    loop: LoopConfig = LoopConfig()
+    backend: str = "torch"
+    """Trainer backend, by its plugin name."""
+    learner: dict[str, Any] = Field(default_factory=dict)
+    """Optimiser and loss settings, for whichever backend runs; one that it does not know is an error."""
+    backends: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Settings for one backend alone, by its name; tables of backends that do not run are left unread."""
+    loggers: tuple[str, ...] = ()
+    """Beside metrics.jsonl: `tensorboard`, `wandb`, `trackio`."""
+    folder: Path = Field(default=Path(), exclude=True)
+    """Where relative references start; set by `load_recipe`."""
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Recipe:
+        """A recipe with dotted keys replaced: `{"loop.steps": 5}`."""
+        data = _values(self)
+        for key, value in settings.items():
+            _assign(data, key.split("."), value, key)
+        return _validate(data, "--set")
+
+    def frozen_text(self) -> str:
+        """The recipe as JSON text, as kept in the run folder."""
+        return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+
+
+def load_recipe(path: Path, settings: Mapping[str, Any] | None = None) -> Recipe:
+    """Read a `.toml` or `.py` recipe and apply `settings` (dotted keys). Raises ConfigError with file, key and remedy."""
+    if path.is_dir():
+        path = path / "recipe.toml"
+    if not path.is_file():
+        raise ConfigError(f"no recipe at {str(path)!r}; give a .toml or .py file, or a folder with a recipe.toml")
+    if path.suffix == ".py":
+        recipe = _run_python(path)
+    elif path.suffix == ".toml":
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"recipe {str(path)!r} is not valid TOML: {error}") from error
+        recipe = _validate(data, str(path))
+    else:
+        raise ConfigError(f"recipe {str(path)!r} ends in {path.suffix!r}; a recipe is a .toml or .py file")
+    recipe = recipe.model_copy(update={"folder": path.resolve().parent})
+    return recipe.with_settings(settings) if settings else recipe
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`"loop.steps=5"` → `("loop.steps", 5)`; the value is read as TOML, else as a plain string."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"setting {text!r} is not KEY=VALUE; write for example --set loop.steps=20")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value
+
+
+def check_options(factory: Callable[..., Any], options: Mapping[str, Any], *, what: str, reserved: Sequence[str] = ()) -> None:
+    """Raise ConfigError when `factory` does not take one of `options`: a setting that nobody consumes is an error."""
+    parameters = inspect.signature(factory).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    known = [
+        name
+        for name, parameter in parameters.items()
+        if name not in reserved and parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{what} has no setting {name!r}; {_hint(name, known)}")
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    guess = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {guess[0]!r}?" if guess else f"it takes: {', '.join(sorted(known)) or 'none'}"
+
+
+def _run_python(path: Path) -> Recipe:
+    try:
+        namespace = runpy.run_path(str(path), run_name="recipe")
+    except Exception as error:
+        raise ConfigError(f"recipe {str(path)!r} raised {type(error).__name__}: {error}") from error
+    recipe = namespace.get("recipe")
+    if not isinstance(recipe, Recipe):
+        raise ConfigError(f"recipe {str(path)!r} defines no `recipe = Recipe(...)`")
+    return recipe
+
+
+def _values(model: pydantic.BaseModel) -> dict[str, Any]:
+    """Only what was set, objects kept as they are, so that `with_settings` can validate again."""
+    values: dict[str, Any] = {}
+    for name in model.model_fields_set:
+        value = getattr(model, name)
+        if isinstance(value, pydantic.BaseModel):
+            value = _values(value)
+        elif isinstance(value, dict):
+            value = {key: _values(item) if isinstance(item, pydantic.BaseModel) else item for key, item in value.items()}
+        values[name] = value
+    return values
+
+
+def _assign(data: dict[str, Any], path: list[str], value: Any, key: str) -> None:
+    for part in path[:-1]:
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"setting {key!r}: {part!r} is a value, not a table; see `lightningrl train --help`")
+    data[path[-1]] = value
+
+
+def _validate(data: Mapping[str, Any], source: str) -> Recipe:
+    try:
+        return Recipe.model_validate(data)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(f"{source}: unknown key {key!r}; {_hint(str(first['loc'][-1]), _known_keys(first['loc'][:-1]))}") from None
+        raise ConfigError(f"{source}: {key!r}: {first['msg']}, got {first['input']!r}"[:400]) from None
+
+
+def _known_keys(location: Sequence[int | str]) -> list[str]:
+    """Field names of the table at `location`, for the hint."""
+    model: Any = Recipe
+    for part in location:
+        if not (inspect.isclass(model) and issubclass(model, pydantic.BaseModel)) or part not in model.model_fields:
+            break
+        annotation = model.model_fields[str(part)].annotation
+        arguments = getattr(annotation, "__args__", ())
+        model = arguments[-1] if arguments and inspect.isclass(arguments[-1]) else annotation
+    return list(model.model_fields) if inspect.isclass(model) and issubclass(model, pydantic.BaseModel) else []

@@ -1,0 +1,204 @@
+"""Who is installed: hook specifications, `Plugin` records, and a manager that is built once and passed on.
+
+    entry points (group "lightningrl")  ─►  PluginManager.load()  ─►  manager.adapters["langchain"].factory()
+    a user's own object or "file.py:name"  ─────────────────────────►  (needs no package: see lightningrl.loading)
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from lightningrl.errors import PluginError
+
+if TYPE_CHECKING:
+    from lightningrl.protocols import Capabilities, StepReport
+    from lightningrl.types import Advantages, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
+
+__all__ = ["HookSpecs", "Plugin", "PluginManager", "hookimpl", "load_plugins"]
+
+PROJECT = "lightningrl"
+PREFIX = "lightningrl_"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plugin:
+    """One installed part. Heavy imports belong inside `factory`."""
+
+    name: str
+    summary: str
+    factory: Callable[..., Any]
+    """Called with the recipe's options as keyword arguments."""
+    requires: frozenset[str] = frozenset()
+    """What a run must provide for this part (credit assigners)."""
+    capabilities: Capabilities | None = None
+    """What a trainer backend declares."""
+    distribution: str = field(default="", compare=False)
+    """Filled in by the manager: distribution and version that brought it."""
+
+
+class HookSpecs:
+    """Every extension point there is."""
+
+    @hookspec
+    def lightningrl_adapters(self) -> Iterable[Plugin]:
+        """Yield adapters; each factory returns an OpenTelemetry `BaseInstrumentor`."""
+        return ()
+
+    @hookspec
+    def lightningrl_trainers(self) -> Iterable[Plugin]:
+        """Yield trainer backends with their `capabilities`; each factory returns a `Backend`."""
+        return ()
+
+    @hookspec
+    def lightningrl_reward_functions(self) -> Iterable[Plugin]:
+        """Yield terminal rewards; each factory returns a `Reward`."""
+        return ()
+
+    @hookspec
+    def lightningrl_intermediate_rewards(self) -> Iterable[Plugin]:
+        """Yield automatic intermediate rewards; each factory returns an `IntermediateReward`."""
+        return ()
+
+    @hookspec
+    def lightningrl_credit_assigners(self) -> Iterable[Plugin]:
+        """Yield credit assigners with what they `requires`; each factory returns a `CreditAssigner`."""
+        return ()
+
+    @hookspec(firstresult=True)
+    def lightningrl_classify_tool_result(self, tool_call: ToolCall) -> ToolStatus | None:
+        """Say whether a tool's result is a failure; the first answer that is not None wins."""
+
+    @hookspec
+    def lightningrl_rollout_finished(self, trajectory: Trajectory) -> None:
+        """Watch a rollout that has ended and been rewarded."""
+
+    @hookspec
+    def lightningrl_group_credited(self, group: TrajectoryGroup, advantages: Advantages) -> None:
+        """Watch a group whose credit has been assigned."""
+
+    @hookspec
+    def lightningrl_step_finished(self, report: StepReport) -> None:
+        """Watch a training step that has ended."""
+
+
+YIELDING = {
+    "lightningrl_adapters": "adapter",
+    "lightningrl_trainers": "trainer backend",
+    "lightningrl_reward_functions": "reward",
+    "lightningrl_intermediate_rewards": "intermediate reward",
+    "lightningrl_credit_assigners": "credit assigner",
+}
+
+
+class PluginManager:
+    """The plugins of one run. Build it once (`load_plugins`) and pass it on."""
+
+    def __init__(self) -> None:
+        self._pluggy = pluggy.PluginManager(PROJECT)
+        self._pluggy.add_hookspecs(HookSpecs)
+        self._records: dict[str, Mapping[str, Plugin]] | None = None
+
+    @property
+    def hook(self) -> Any:
+        """Pluggy's relay: call a hook by name."""
+        return self._pluggy.hook
+
+    def register(self, module: object, *, distribution: str = "the recipe") -> None:
+        """Add a module or object with hook implementations. Raises PluginError on a misspelt hook."""
+        known = {name for name in vars(HookSpecs) if name.startswith(PREFIX)}
+        for name in dir(module):
+            if not name.startswith(PREFIX) or name in known or not callable(getattr(module, name)):
+                continue
+            guess = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {guess[0]!r}?" if guess else f"hooks are: {', '.join(sorted(known))}"
+            raise PluginError(f"plugin from {distribution}: no hook named {name!r}; {hint}")
+        try:
+            self._pluggy.register(module, name=f"{distribution}:{getattr(module, '__name__', id(module))}")
+            self._pluggy.check_pending()
+        except (pluggy.PluginValidationError, ValueError) as error:
+            raise PluginError(f"plugin from {distribution} cannot be registered: {error}; fix or uninstall it") from error
+        self._records = None
+
+    def records(self, hook: str) -> Mapping[str, Plugin]:
+        """Plugins that `hook` yields, by name. Raises PluginError on duplicates and records of another type."""
+        if self._records is None:
+            self._records = {name: self._collect(name) for name in YIELDING}
+        return self._records[hook]
+
+    @property
+    def adapters(self) -> Mapping[str, Plugin]:
+        return self.records("lightningrl_adapters")
+
+    @property
+    def trainers(self) -> Mapping[str, Plugin]:
+        return self.records("lightningrl_trainers")
+
+    @property
+    def rewards(self) -> Mapping[str, Plugin]:
+        return self.records("lightningrl_reward_functions")
+
+    @property
+    def intermediate_rewards(self) -> Mapping[str, Plugin]:
+        return self.records("lightningrl_intermediate_rewards")
+
+    @property
+    def credit_assigners(self) -> Mapping[str, Plugin]:
+        return self.records("lightningrl_credit_assigners")
+
+    def find(self, hook: str, name: str) -> Plugin:
+        """The plugin called `name`. Raises PluginError naming what is installed."""
+        records = self.records(hook)
+        if name in records:
+            return records[name]
+        guess = difflib.get_close_matches(name, records, n=1)
+        hint = f"; did you mean {guess[0]!r}?" if guess else ""
+        raise PluginError(f"no {YIELDING[hook]} named {name!r}; installed: {', '.join(sorted(records)) or 'none'}{hint}")
+
+    def _collect(self, hook: str) -> Mapping[str, Plugin]:
+        found: dict[str, Plugin] = {}
+        for implementation in getattr(self._pluggy.hook, hook).get_hookimpls():
+            distribution = implementation.plugin_name.partition(":")[0]
+            for record in implementation.function():
+                if not isinstance(record, Plugin):
+                    raise PluginError(
+                        f"plugin from {distribution}: {hook} yielded {type(record).__name__}, not Plugin; yield Plugin(name=…, summary=…, factory=…)"
+                    )
+                if record.name in found:
+                    raise PluginError(
+                        f"two {YIELDING[hook]}s are named {record.name!r}: from {found[record.name].distribution} and {distribution}; uninstall one"
+                    )
+                found[record.name] = Plugin(
+                    name=record.name,
+                    summary=record.summary,
+                    factory=record.factory,
+                    requires=record.requires,
+                    capabilities=record.capabilities,
+                    distribution=distribution,
+                )
+        return MappingProxyType(found)
+
+
+def load_plugins() -> PluginManager:
+    """A manager with everything installed. Raises PluginError naming the distribution of a broken entry point."""
+    manager = PluginManager()
+    for entry_point in sorted(importlib.metadata.entry_points(group=PROJECT), key=lambda found: found.name):
+        source = f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else entry_point.value
+        try:
+            module = entry_point.load()
+        except Exception as error:
+            raise PluginError(
+                f"plugin {entry_point.name!r} of {source} cannot be loaded: {type(error).__name__}: {error}; "
+                f"reinstall or uninstall {source.split(' ')[0]}"
+            ) from error
+        manager.register(module, distribution=source)
+    return manager

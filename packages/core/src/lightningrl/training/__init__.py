@@ -1,0 +1,1 @@
+"""The training loop and what it stands on: tasks, run folder, scoring, progress, session."""

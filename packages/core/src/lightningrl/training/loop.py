@@ -1,0 +1,193 @@
+"""The training loop: collect → reward → credit → learn → new weights, one on-policy step at a time.
+
+    Server ◄─ rollouts ─ Trainer ─ samples ─► Backend.learn ─ version ─► engine link ─► Server
+       └── trajectories ──►┘  └─ every step: ledger (mark_trained), metrics, now and then validation and a checkpoint
+
+Exactly once: a checkpoint holds the weights after step k. On resume the ledger is rolled back to k; rollouts of later steps are still in
+the store under the same ids, so they are replayed, not sampled again, and each counts once in the weights' history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from lightningrl.config import Recipe
+from lightningrl.errors import LightningError
+from lightningrl.plugins import PluginManager
+from lightningrl.protocols import Backend, LearnReport, StepReport
+from lightningrl.store.protocol import Score
+from lightningrl.training.run_folder import LoopState, RunFolder
+from lightningrl.training.scoring import Scored, Scorer, describe_rollouts
+from lightningrl.training.tasks import TaskSets, plan_step, plan_validation
+from lightningrl.types import Outcome, RolloutSpec, Trajectory
+
+__all__ = ["ControlPlane", "PolicyLink", "Progress", "Trainer"]
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 10.0
+FETCH = 64
+"""Trajectories per request."""
+
+
+class ControlPlane(Protocol):
+    """What the loop asks of the server; `lightningrl.server.client.ServerClient` is one."""
+
+    async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int: ...
+    async def wait(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> Sequence[str]: ...
+    async def trajectories(self, rollout_ids: Sequence[str]) -> Sequence[Trajectory]: ...
+    async def set_scores(self, scores: Sequence[Score]) -> None: ...
+    async def mark_trained(self, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None: ...
+    async def rollback_steps(self, after: int) -> int: ...
+
+
+class PolicyLink(Protocol):
+    """Holds the policy's requests while weights change; `lightningrl.gateway.engine_link.EngineLink` is one."""
+
+    async def hold(self) -> None: ...
+    async def release(self, version: int) -> None: ...
+
+
+class Progress(Protocol):
+    """Where a person looks on; `lightningrl.training.progress` has two."""
+
+    def phase(self, name: str, done: int, total: int) -> None: ...
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None: ...
+    def validated(self, step: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class Trainer:
+    """Owns the loop. Everything it touches is handed in."""
+
+    recipe: Recipe
+    tasks: TaskSets
+    folder: RunFolder
+    control: ControlPlane
+    backend: Backend
+    link: PolicyLink
+    scorer: Scorer
+    plugins: PluginManager
+    progress: Progress
+    log: Callable[[int, Mapping[str, float]], None]
+    state: LoopState = LoopState(step=0, seconds=0.0, rollouts=0)
+    _started: float = 0.0
+
+    async def run(self) -> LoopState:
+        """Train to the end of the recipe. Returns where the loop stands; the last state is in a checkpoint."""
+        self._started = time.monotonic() - self.state.seconds
+        await self.control.rollback_steps(self.state.step)
+        every = self.recipe.validation.every
+        if self.state.step == 0:
+            await self._validate()
+            self._checkpoint()
+        while self.state.step < self.recipe.loop.steps and not self._is_out_of_time():
+            await self._step()
+            if self.state.step < self.recipe.loop.steps and every and self.state.step % every == 0:
+                await self._validate()
+        await self._validate()
+        self._checkpoint()
+        return self.state
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def _is_out_of_time(self) -> bool:
+        minutes = self.recipe.loop.minutes
+        return minutes is not None and self._seconds() > minutes * 60
+
+    async def _step(self) -> None:
+        step = self.state.step
+        began = time.monotonic()
+        specs = plan_step(self.tasks.train, self.recipe, step)
+        trajectories = await self.scorer.reward(await self._collect("rollouts", specs))
+        collected = time.monotonic()
+        scored = self.scorer.credit(trajectories, skip_zero=not self.recipe.learner.get("kl_coef"))
+        self._refuse_all_failed(scored, trajectories)
+        report = await self._learn(scored)
+        ids = [spec.id for spec in specs]
+        seconds = {
+            "seconds": time.monotonic() - began,
+            "seconds_collect": collected - began,
+            "seconds_learn": report.seconds if report else 0.0,
+            "tokens_per_second": scored.metrics["completion_tokens"] / max(1e-9, collected - began),
+        }
+        learned = {f"learn/{name}": value for name, value in report.metrics.items()} if report else {}
+        version = {"policy_version": float(report.policy_version)} if report else {}
+        metrics = {**scored.metrics, **seconds, **learned, **version, "minutes": self._seconds() / 60}
+        await self.control.set_scores(scored.scores)
+        await self.control.mark_trained(step + 1, ids, metrics)
+        self.state = LoopState(step=step + 1, seconds=self._seconds(), rollouts=self.state.rollouts + len(ids))
+        if self.state.step % self.recipe.loop.checkpoint_every == 0:
+            self._checkpoint()
+        self.log(self.state.step, {**metrics, **{f"outcome/{name}": float(count) for name, count in scored.outcomes.items()}})
+        self.progress.step(self.state.step, self.recipe.loop.steps, metrics, scored.outcomes)
+        self.plugins.hook.lightningrl_step_finished(report=StepReport(step=self.state.step, metrics=metrics, outcomes=scored.outcomes))
+
+    async def _learn(self, scored: Scored) -> LearnReport | None:
+        """One optimisation step with requests held; None where no row carries a signal (counted as `rows` = 0)."""
+        if not scored.samples:
+            logger.warning("step %d: no row carries a signal; weights stay as they are", self.state.step + 1)
+            return None
+        await self.link.hold()
+        try:
+            report = await asyncio.to_thread(self.backend.learn, scored.samples)
+        finally:
+            await self.link.release(self.backend.engine.info.version)
+        return report
+
+    async def _validate(self) -> None:
+        if not self.tasks.validation:
+            return
+        specs = plan_validation(self.tasks.validation, self.recipe, self.state.step)
+        trajectories = await self.scorer.reward(await self._collect("validation", specs))
+        metrics = describe_rollouts(trajectories)
+        outcomes = Counter(trajectory.outcome.value for trajectory in trajectories)
+        await self.control.set_scores(
+            [Score(rollout_id=one.rollout_id, attempt=one.attempt, rewards=one.rewards, reward=one.reward) for one in trajectories]
+        )
+        names = {f"validation/{name}": value for name, value in metrics.items()}
+        self.log(self.state.step, {**names, "minutes": self._seconds() / 60})
+        self.progress.validated(self.state.step, metrics, outcomes)
+
+    async def _collect(self, phase: str, specs: Sequence[RolloutSpec]) -> list[Trajectory]:
+        """Order the rollouts and fetch them as they finish, in the order of `specs`."""
+        await self.control.create_rollouts(specs)
+        waiting = {spec.id for spec in specs}
+        found: dict[str, Trajectory] = {}
+        self.progress.phase(phase, 0, len(specs))
+        while waiting:
+            wanted = min(len(waiting), FETCH)
+            finished = list(await self.control.wait(sorted(waiting), POLL_S, wanted))
+            for start in range(0, len(finished), FETCH):
+                for trajectory in await self.control.trajectories(finished[start : start + FETCH]):
+                    found[trajectory.rollout_id] = trajectory
+            waiting.difference_update(finished)
+            self.progress.phase(phase, len(found), len(specs))
+        return [found[spec.id] for spec in specs]
+
+    def _checkpoint(self) -> None:
+        if any(path.name == f"step-{self.state.step:06d}" for path in self.folder.checkpoints()):
+            return
+        scratch = self.folder.new_checkpoint(self.state.step)
+        self.backend.save(scratch / "backend")
+        self.folder.commit_checkpoint(scratch, self.state, self.recipe.loop.keep_checkpoints)
+
+    def _refuse_all_failed(self, scored: Scored, trajectories: Sequence[Trajectory]) -> None:
+        """A step in which nothing succeeded is a defect to mend, not data to train on."""
+        if any(trajectory.reward is not None for trajectory in trajectories):
+            return
+        worst = next((one for one in trajectories if one.outcome is not Outcome.SUCCEEDED), None)
+        if worst is None:
+            raise LightningError(f"step {self.state.step + 1}: no rollout of {len(trajectories)} has a reward; check that the rewards return numbers")
+        outcomes = ", ".join(f"{count} {name}" for name, count in scored.outcomes.items())
+        raise LightningError(
+            f"step {self.state.step + 1}: every rollout failed ({outcomes}); first, {worst.rollout_id!r}: {(worst.error or 'no message').strip()[-400:]}; "
+            f"mend the agent and go on with `lightningrl train --resume --run {self.folder.path}`"
+        )

@@ -1,0 +1,191 @@
+"""The run folder: one directory that holds everything a run is and was.
+
+    runs/<name>-<time>/
+      recipe.json      the frozen recipe            run.json    where it came from, and the settings given
+      store.sqlite     rollouts, calls, rewards     metrics.jsonl, curve.png
+      checkpoints/step-000010/{backend/, loop.json} logs/       server and workers
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from lightningrl.config import Recipe, load_recipe
+from lightningrl.errors import RunFolderError
+
+__all__ = ["LoopState", "RunFolder", "newest_run"]
+
+FREE_ON_RESUME = ("loop.steps", "loop.minutes", "loop.checkpoint_every", "loop.keep_checkpoints", "runtime", "loggers", "validation.every")
+"""Settings that may change when a run goes on; all others make it another run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopState:
+    """Where the loop stands after a step; kept in each checkpoint."""
+
+    step: int
+    """Training steps done."""
+    seconds: float
+    """Time spent in the loop so far, over all its processes."""
+    rollouts: int
+    """Rollouts whose gradient the weights contain."""
+
+
+class RunFolder:
+    """An open run folder, locked against other processes until `close`."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: Path, recipe: Recipe, source: str, settings: Mapping[str, Any]) -> RunFolder:
+        """A new run. Raises RunFolderError where one exists already."""
+        if (path / "recipe.json").exists():
+            raise RunFolderError(f"run folder {str(path)!r} already holds a run; go on with it by --resume, or give another --run")
+        try:
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            (path / "logs").mkdir(exist_ok=True)
+            folder = cls(path, _take_lock(path))
+            _write_durably(path / "run.json", json.dumps({"source": source, "settings": dict(settings)}, indent=2, default=str) + "\n")
+            _write_durably(path / "recipe.json", recipe.frozen_text())
+        except OSError as error:
+            raise RunFolderError(f"run folder {str(path)!r} cannot be written: {error.strerror}; free space or give another --run") from error
+        return folder
+
+    @classmethod
+    def resume(cls, path: Path, settings: Mapping[str, Any]) -> tuple[RunFolder, Recipe, str]:
+        """An earlier run with its recipe, read again from its source. Raises RunFolderError when the recipe has changed."""
+        if not (path / "recipe.json").is_file() or not (path / "run.json").is_file():
+            raise RunFolderError(f"no run in {str(path)!r} to resume; `lightningrl train RECIPE` starts one")
+        folder = cls(path, _take_lock(path))
+        try:
+            origin = json.loads((path / "run.json").read_text(encoding="utf-8"))
+            merged = {**origin["settings"], **settings}
+            recipe = load_recipe(Path(origin["source"]), merged)
+            _check_same(json.loads((path / "recipe.json").read_text(encoding="utf-8")), json.loads(recipe.frozen_text()), path)
+        except BaseException:
+            folder.close()
+            raise
+        return folder, recipe, origin["source"]
+
+    @property
+    def store_url(self) -> str:
+        return f"sqlite:///{self.path.resolve() / 'store.sqlite'}"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def curve(self) -> Path:
+        return self.path / "curve.png"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def checkpoints(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return sorted(found.parent for found in (self.path / "checkpoints").glob("step-*/loop.json"))
+
+    def latest(self) -> tuple[Path, LoopState] | None:
+        """The newest complete checkpoint's backend folder and the loop's state in it."""
+        found = self.checkpoints()
+        if not found:
+            return None
+        return found[-1] / "backend", LoopState(**json.loads((found[-1] / "loop.json").read_text(encoding="utf-8")))
+
+    def new_checkpoint(self, step: int) -> Path:
+        """A scratch folder for a checkpoint; becomes one by `commit_checkpoint`."""
+        scratch = self.path / "checkpoints" / f".step-{step:06d}"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        return scratch
+
+    def commit_checkpoint(self, scratch: Path, state: LoopState, keep: int) -> None:
+        """Make a scratch folder the newest checkpoint, in one rename; older ones beyond `keep` go."""
+        _write_durably(scratch / "loop.json", json.dumps(asdict(state)) + "\n")
+        final = scratch.with_name(scratch.name.removeprefix("."))
+        shutil.rmtree(final, ignore_errors=True)
+        scratch.rename(final)
+        _sync_directory(final.parent)
+        for old in self.checkpoints()[:-keep]:
+            shutil.rmtree(old)
+
+    def close(self) -> None:
+        self._lock.close()
+
+
+def newest_run(root: Path, name: str | None = None) -> Path:
+    """The run folder last written to below `root`. Raises RunFolderError where there is none."""
+    runs = [found.parent for found in root.glob("*/run.json") if name is None or found.parent.name.startswith(f"{name}-")]
+    if not runs:
+        raise RunFolderError(f"no run below {str(root)!r}; give one with --run, or start one with `lightningrl train RECIPE`")
+    return max(runs, key=lambda run: (run / "run.json").stat().st_mtime)
+
+
+def default_run(root: Path, name: str) -> Path:
+    """A fresh folder name for a run that starts now."""
+    return root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _take_lock(path: Path) -> IO[str]:
+    lock = (path / ".lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise RunFolderError(f"run folder {str(path)!r} is in use by process {holder}; wait for it, stop it, or give another --run") from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def _check_same(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+    before, after = _flatten(old), _flatten(new)
+    changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key) and not key.startswith(FREE_ON_RESUME)]
+    if changed:
+        key = changed[0]
+        raise RunFolderError(
+            f"recipe of run {str(path)!r} has changed since it started: {key!r} was {before.get(key)!r}, is {after.get(key)!r}; "
+            "restore it, or start a new run"
+        )
+
+
+def _flatten(data: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(data, dict) or not data:
+        return {prefix: data}
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat.update(_flatten(value, f"{prefix}.{key}" if prefix else key))
+    return flat
+
+
+def _write_durably(path: Path, text: str) -> None:
+    scratch = path.with_name(f".{path.name}.new")
+    with scratch.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,197 @@
+"""From finished trajectories to rows: rewards → credit → samples, with everything that was left out counted.
+
+    trajectories ─► terminal rewards + AIR ─► groups ─► credit ─► advantages ─► samples ─► learner
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lightningrl.config import OutcomesConfig, SamplesConfig
+from lightningrl.errors import LightningError
+from lightningrl.plugins import PluginManager
+from lightningrl.protocols import CreditAssigner, IntermediateReward
+from lightningrl.rewards import RewardSet
+from lightningrl.samples import build_samples
+from lightningrl.store.protocol import Score
+from lightningrl.types import Advantages, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
+
+__all__ = ["Scored", "Scorer"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """A step's trajectories with all that was made of them."""
+
+    groups: tuple[TrajectoryGroup, ...]
+    advantages: tuple[Advantages, ...]
+    samples: tuple[Sample, ...]
+    metrics: Mapping[str, float]
+    outcomes: Mapping[str, int]
+
+    @property
+    def scores(self) -> list[Score]:
+        """What the store keeps for showing."""
+        return [
+            Score(
+                rollout_id=trajectory.rollout_id,
+                attempt=trajectory.attempt,
+                rewards=trajectory.rewards,
+                reward=trajectory.reward,
+                transition_rewards={call.id: call.rewards for call in trajectory.transitions if call.rewards},
+                advantages={call.id: credit for call, credit in zip(trajectory.transitions, credits, strict=True)},
+            )
+            for group, group_advantages in zip(self.groups, self.advantages, strict=True)
+            for trajectory, credits in zip(group.trajectories, group_advantages, strict=True)
+        ]
+
+
+class Scorer:
+    """Rewards trajectories and assigns credit; knows no algorithm of its own."""
+
+    def __init__(
+        self,
+        *,
+        rewards: RewardSet,
+        intermediate: Mapping[str, IntermediateReward],
+        credit: CreditAssigner,
+        samples: SamplesConfig,
+        outcomes: OutcomesConfig,
+        trained_agents: Iterable[str] | None,
+        plugins: PluginManager,
+    ) -> None:
+        self._rewards = rewards
+        self._intermediate = intermediate
+        self._credit = credit
+        self._samples = samples
+        self._outcomes = outcomes
+        self._trained_agents = None if trained_agents is None else frozenset(trained_agents)
+        self._plugins = plugins
+
+    async def reward(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The trajectories with their rewards; one whose outcome is dropped keeps `reward=None`. Raises RewardError."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._reward_one(trajectory)) for trajectory in trajectories]
+        except* LightningError as failures:
+            raise failures.exceptions[0] from None
+        rewarded = [task.result() for task in tasks]
+        for trajectory in rewarded:
+            self._plugins.hook.lightningrl_rollout_finished(trajectory=trajectory)
+        return rewarded
+
+    def credit(self, trajectories: Sequence[Trajectory], *, skip_zero: bool) -> Scored:
+        """Group, assign credit, build rows. Pure but for the watching hooks."""
+        by_group: dict[str, list[Trajectory]] = {}
+        for trajectory in trajectories:
+            by_group.setdefault(trajectory.group_id, []).append(self._select_agents(trajectory))
+        groups = tuple(TrajectoryGroup(id=group_id, trajectories=tuple(members)) for group_id, members in by_group.items())
+        advantages = tuple(self._credit.assign(group) for group in groups)
+        for group, group_advantages in zip(groups, advantages, strict=True):
+            self._plugins.hook.lightningrl_group_credited(group=group, advantages=group_advantages)
+        samples = build_samples(
+            groups,
+            advantages,
+            rows=self._samples.rows,
+            aggregation=self._samples.aggregation,
+            constant_length=self._samples.constant_length,
+            skip_zero=skip_zero,
+        )
+        members = [trajectory for group in groups for trajectory in group.trajectories]
+        return Scored(
+            groups=groups,
+            advantages=advantages,
+            samples=tuple(samples),
+            metrics=_describe(groups, samples) | describe_rollouts(members),
+            outcomes=Counter(trajectory.outcome.value for trajectory in members),
+        )
+
+    async def _reward_one(self, trajectory: Trajectory) -> Trajectory:
+        trajectory = self._classify_tools(trajectory)
+        trajectory = self._reward_calls(trajectory)
+        if not self._outcomes.is_trained(trajectory.outcome):
+            return replace(trajectory, reward=None)
+        if trajectory.reward is not None:  # rewarded before a restart
+            return trajectory
+        rewards, reward = await self._rewards.score(trajectory)
+        return replace(trajectory, rewards={**trajectory.rewards, **rewards}, reward=reward)
+
+    def _classify_tools(self, trajectory: Trajectory) -> Trajectory:
+        if not trajectory.tool_calls:
+            return trajectory
+        classified = []
+        for call in trajectory.tool_calls:
+            verdict: ToolStatus | None = self._plugins.hook.lightningrl_classify_tool_result(tool_call=call)
+            classified.append(call if verdict is None else replace(call, status=verdict))
+        return replace(trajectory, tool_calls=tuple(classified))
+
+    def _reward_calls(self, trajectory: Trajectory) -> Trajectory:
+        if not self._intermediate:
+            return trajectory
+        values = {name: list(reward(trajectory)) for name, reward in self._intermediate.items()}
+        for name, column in values.items():
+            if len(column) != len(trajectory.transitions):
+                raise LightningError(
+                    f"intermediate reward {name!r} returned {len(column)} values for rollout {trajectory.rollout_id!r} with "
+                    f"{len(trajectory.transitions)} calls; return one per call, None for no opinion"
+                )
+        calls = [
+            replace(call, rewards={**call.rewards, **{name: column[index] for name, column in values.items()}})
+            for index, call in enumerate(trajectory.transitions)
+        ]
+        return replace(trajectory, transitions=tuple(calls))
+
+    def _select_agents(self, trajectory: Trajectory) -> Trajectory:
+        """Selective training: calls of roles that are not trained stay in the trajectory and out of the gradient."""
+        if self._trained_agents is None:
+            return trajectory
+        return replace(trajectory, transitions=tuple(self._select(call) for call in trajectory.transitions))
+
+    def _select(self, call: Transition) -> Transition:
+        assert self._trained_agents is not None
+        trainable = call.trainable and call.agent is not None and role_matches(call.agent, self._trained_agents)
+        return call if trainable == call.trainable else replace(call, trainable=trainable)
+
+
+def role_matches(agent: str, roles: frozenset[str]) -> bool:
+    """Whether `agent` ("write", or nested "team/write") is one of `roles` or lies below one."""
+    parts = agent.split("/")
+    return any("/".join(parts[:length]) in roles for length in range(1, len(parts) + 1))
+
+
+def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Means over trajectories: `reward`, each named reward, calls, breaks. NaN-free: keys without a value are left out."""
+    metrics: dict[str, float] = {}
+    rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
+    if rewards:
+        metrics["reward"] = float(np.mean(rewards))
+    for name in sorted({name for trajectory in trajectories for name in trajectory.rewards}):
+        values = [value for trajectory in trajectories if (value := trajectory.rewards.get(name)) is not None]
+        if values:
+            metrics[f"reward/{name}"] = float(np.mean(values))
+    calls = [call for trajectory in trajectories for call in trajectory.transitions]
+    metrics["rollouts"] = len(trajectories)
+    metrics["rollouts_unrewarded"] = len(trajectories) - len(rewards)
+    metrics["calls_per_rollout"] = len(calls) / max(1, len(trajectories))
+    metrics["completion_tokens"] = float(sum(len(call.completion_ids) for call in calls))
+    metrics["prompt_tokens"] = float(sum(len(call.prompt_ids) for call in calls))
+    metrics["breaks"] = float(sum(call.is_break for call in calls))
+    return metrics
+
+
+def _describe(groups: Sequence[TrajectoryGroup], samples: Sequence[Sample]) -> dict[str, float]:
+    degenerate = 0
+    for group in groups:
+        rewards = {trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None}
+        degenerate += len(rewards) <= 1
+    return {
+        "groups": float(len(groups)),
+        "groups_without_signal": float(degenerate),
+        "rows": float(len(samples)),
+        "trained_tokens": float(sum(int(sample.mask.sum()) for sample in samples)),
+    }

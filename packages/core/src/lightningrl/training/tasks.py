@@ -1,0 +1,96 @@
+"""Tasks of a run: loaded once, drawn per step from the seed alone, so that a resumed run draws what it would have drawn."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lightningrl.config import Recipe, check_options
+from lightningrl.errors import ConfigError
+from lightningrl.types import RolloutMode, RolloutSpec, Task
+
+__all__ = ["TaskSets", "plan_step", "plan_validation"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSets:
+    """The data of a run."""
+
+    train: tuple[Task, ...]
+    validation: tuple[Task, ...]
+
+    @classmethod
+    def load(cls, recipe: Recipe, resolve: Callable[[Any], Callable[..., Any]]) -> TaskSets:
+        """Call the recipe's sources. Raises ConfigError for an empty source, a repeated id, or a task found in both sets."""
+        train = _read("train", recipe.tasks.train, recipe.tasks.options, resolve)
+        validation = _read("validation", recipe.tasks.validation, recipe.tasks.options, resolve) if recipe.tasks.validation else ()
+        shared = {task.id for task in train} & {task.id for task in validation}
+        if shared:
+            raise ConfigError(f"task {min(shared)!r} is in the training and the validation set; a held-out task must not be trained on")
+        if recipe.validation.tasks is not None:
+            validation = validation[: recipe.validation.tasks]
+        return cls(train=train, validation=validation)
+
+
+def plan_step(tasks: Sequence[Task], recipe: Recipe, step: int) -> list[RolloutSpec]:
+    """The rollouts of a training step: `tasks_per_step` tasks × `group_size`, a fresh shuffle per epoch."""
+    loop = recipe.loop
+    specs: list[RolloutSpec] = []
+    for position in range(step * loop.tasks_per_step, (step + 1) * loop.tasks_per_step):
+        epoch, offset = divmod(position, len(tasks))
+        order = np.random.default_rng((loop.seed, epoch)).permutation(len(tasks))
+        task = tasks[int(order[offset])]
+        group = f"s{step:06d}-{position - step * loop.tasks_per_step:04d}"
+        specs.extend(_spec(f"{group}-{member:03d}", task, group, RolloutMode.TRAIN, step, recipe) for member in range(loop.group_size))
+    return specs
+
+
+def plan_validation(tasks: Sequence[Task], recipe: Recipe, step: int) -> list[RolloutSpec]:
+    """One rollout per validation task, sampled as `[validation.sampling]` says."""
+    return [
+        _spec(f"v{step:06d}-{index:04d}", task, f"v{step:06d}-{index:04d}", RolloutMode.VALIDATION, step, recipe)
+        for index, task in enumerate(tasks)
+    ]
+
+
+def _spec(rollout_id: str, task: Task, group: str, mode: RolloutMode, step: int, recipe: Recipe) -> RolloutSpec:
+    return RolloutSpec(
+        id=rollout_id,
+        task=task,
+        group_id=group,
+        mode=mode,
+        step=step,
+        sampling=recipe.sampling.settings() if mode is RolloutMode.TRAIN else recipe.validation.sampling.settings(),
+        max_attempts=recipe.runtime.max_attempts,
+        timeout_s=recipe.runtime.timeout_s,
+    )
+
+
+def _read(which: str, reference: Any, options: Mapping[str, Any], resolve: Callable[[Any], Callable[..., Any]]) -> tuple[Task, ...]:
+    source = resolve(reference)
+    check_options(source, options, what=f"tasks.{which} {reference!r}")
+    loaded = source(**options)
+    if inspect.isawaitable(loaded) or not isinstance(loaded, Iterable):
+        raise ConfigError(f"tasks.{which} {reference!r} returned {type(loaded).__name__}; return an iterable of Task or of dicts with its fields")
+    tasks = tuple(_task(which, index, item) for index, item in enumerate(loaded))
+    if not tasks:
+        raise ConfigError(f"tasks.{which} {reference!r} returned no tasks; check its path and filters")
+    seen: set[str] = set()
+    for task in tasks:
+        if task.id in seen:
+            raise ConfigError(f"tasks.{which} {reference!r}: two tasks have the id {task.id!r}; ids must differ")
+        seen.add(task.id)
+    return tasks
+
+
+def _task(which: str, index: int, item: Any) -> Task:
+    if isinstance(item, Task):
+        return item
+    try:
+        return Task(**item)
+    except TypeError as error:
+        raise ConfigError(f"tasks.{which}: task {index} is not a Task: {error}; give id, input, and optionally answer, metadata") from error
