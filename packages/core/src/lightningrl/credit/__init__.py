@@ -1,0 +1,31 @@
+"""Credit assignment: how an episode's return becomes an advantage of each sampled token.
+
+    group ─► returns(trajectory): one per call ─► baseline over the group, or over each agent's calls ─► Advantages
+
+| plugin       | return of a call                    | advantage                                             |
+|--------------|-------------------------------------|-------------------------------------------------------|
+| `grpo`       | R, the episode's (identical assignment, arXiv 2508.03680) | (R - mean) / (std + ε), arXiv 2402.03300 |
+| `dr_grpo`    | R                                   | R - mean, arXiv 2503.20783                            |
+| `rloo`       | R                                   | R - mean of the others, arXiv 2402.14740              |
+| `reinforce`  | R                                   | R                                                     |
+| `discounted` | Σ γ^k · turn reward, R on the last  | any of the above                                      |
+
+`PerAgent` normalises any of them within each agent's calls (Dr. MAS, arXiv 2602.08847).
+"""
+
+from lightningrl.credit.baselines import Baseline, baseline_advantages
+from lightningrl.credit.degenerate import is_degenerate
+from lightningrl.credit.discounted import DiscountedReturns
+from lightningrl.credit.identical import IdenticalAssignment
+from lightningrl.credit.per_agent import PerAgent
+from lightningrl.credit.spread import ReturnBased
+
+__all__ = [
+    "Baseline",
+    "DiscountedReturns",
+    "IdenticalAssignment",
+    "PerAgent",
+    "ReturnBased",
+    "baseline_advantages",
+    "is_degenerate",
+]

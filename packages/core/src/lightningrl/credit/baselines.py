@@ -1,0 +1,46 @@
+"""Baselines: returns of several trajectories → advantages, each trajectory counting once however many calls it made."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightningrl.errors import ConfigError
+
+__all__ = ["Baseline", "FloatArray", "baseline_advantages", "check_baseline"]
+
+Baseline = Literal["grpo", "dr_grpo", "rloo", "none"]
+FloatArray = NDArray[np.float64]
+
+
+def check_baseline(baseline: str) -> None:
+    """Raise ConfigError when there is no such baseline."""
+    if baseline not in get_args(Baseline):
+        raise ConfigError(f"no baseline named {baseline!r}; there are: {', '.join(get_args(Baseline))}")
+
+
+def baseline_advantages(returns: FloatArray, owners: NDArray[np.intp], *, baseline: Baseline, epsilon: float = 1e-6) -> FloatArray:
+    """Advantages of `returns[n]`, where `owners[n]` is the trajectory (0…N-1, none empty) that return n belongs to.
+
+    Mean and standard deviation weigh each trajectory once, split evenly over its returns, so long episodes count no
+    more than short ones; with one return per trajectory these are the ordinary ones. The standard deviation is the
+    sample's (ddof = 1), as in verl and TRL; ε is verl's. One trajectory, or returns that are all equal, give 0.0
+    (except with `none`, which has no baseline).
+    """
+    if baseline == "none":
+        return returns.copy()
+    counts = np.bincount(owners).astype(np.float64)
+    n = len(counts)
+    if n < 2 or returns.max() == returns.min():
+        return np.zeros_like(returns)
+    means = np.bincount(owners, weights=returns) / counts
+    centred = returns - means.mean()
+    if baseline == "rloo":
+        # A_i = R_i - 1/(N-1) Σ_{j≠i} R_j  (RLOO, eq. 8)
+        return returns - (means.sum() - means[owners]) / (n - 1)
+    if baseline == "dr_grpo":
+        return centred  # A_i = R_i - μ  (Dr. GRPO, §3.2)
+    variance = float((centred**2 / counts[owners]).sum()) / (n - 1)
+    return centred / (np.sqrt(variance) + epsilon)  # type: ignore[no-any-return]  # A_i = (R_i - μ) / (σ + ε)  (GRPO, §4.1.2)

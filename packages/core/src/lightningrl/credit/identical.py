@@ -1,0 +1,35 @@
+"""Identical assignment, the Agent Lightning paper's: every call of an episode gets the episode's return.
+
+Source: arXiv 2508.03680, §3.3 (LightningRL); the token level is left to the baseline of the single-turn method below it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightningrl.credit.baselines import Baseline, FloatArray, check_baseline
+from lightningrl.credit.spread import spread
+from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
+
+__all__ = ["IdenticalAssignment"]
+
+
+class IdenticalAssignment:
+    """A_{i,t} = baseline(R_i) for each call t of episode i."""
+
+    requires: frozenset[str] = frozenset({"group"})
+
+    def __init__(self, *, baseline: Baseline = "grpo", epsilon: float = 1e-6) -> None:
+        """`baseline`: `grpo` (R - μ)/(σ + ε), `dr_grpo` R - μ, `rloo` R - mean of the others, `none` R."""
+        check_baseline(baseline)
+        self.baseline: Baseline = baseline
+        self.epsilon = epsilon
+        if baseline == "none":
+            self.requires = frozenset()
+
+    def returns(self, trajectory: Trajectory) -> FloatArray:
+        """The episode's reward, once for each call."""
+        return np.full(len(trajectory.transitions), trajectory.reward, dtype=np.float64)
+
+    def assign(self, group: TrajectoryGroup) -> Advantages:
+        return spread(group, self)

@@ -1,0 +1,100 @@
+"""A user's own agent, reward, tasks or credit assigner: `"my_file.py:score"` → the callable, with no package around it.
+
+"my_file.py:score"      a file, relative to the recipe's folder
+"my_file:score"         the same; else an importable module
+"package.module:score"  an importable module
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lightningrl.errors import ConfigError
+
+__all__ = ["is_reference", "load_callable"]
+
+
+def is_reference(text: str) -> bool:
+    """Whether `text` has the form `file_or_module:name`, and so is no plugin's name."""
+    return ":" in text
+
+
+def load_callable(reference: str, base_dir: Path | str = ".") -> Callable[..., Any]:
+    """What `reference` names. A file is run once per process; its folder joins `sys.path`, as when Python runs a script,
+    so it can import its neighbours.
+
+    Raises ConfigError: no such file or module, import failed, no such attribute, not callable.
+    """
+    source, _, attribute = reference.rpartition(":")
+    if not source or not attribute:
+        raise ConfigError(f"{reference!r} names no callable; write 'file.py:name' or 'package.module:name'")
+    module = _load_module(source, Path(base_dir), reference)
+    found: Any = module
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            offered = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+            raise ConfigError(f"{reference!r}: {source!r} has no {name!r}; it has: {', '.join(offered[:12]) or 'no callables'}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise ConfigError(f"{reference!r} is a {type(found).__name__}, not callable; name a function or a class")
+    return found  # type: ignore[no-any-return]
+
+
+def _load_module(source: str, base_dir: Path, reference: str) -> ModuleType:
+    is_file_name = source.endswith(".py") or "/" in source or "\\" in source
+    path = (
+        base_dir / (source if source.endswith(".py") else f"{source.replace('.', '/')}.py" if not is_file_name else f"{source}.py")
+    ).resolve()
+    if path.is_file():
+        return _run_file(path, reference)
+    if is_file_name:
+        raise ConfigError(f"{reference!r}: no file {str(path)!r}; paths are relative to {str(base_dir.resolve())!r}")
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (source == error.name or source.startswith(f"{error.name}.")):
+            raise _import_failed(reference, source, error) from error
+        raise ConfigError(f"{reference!r}: no file {str(path)!r} and no module {source!r}; check the spelling or install it") from error
+    except (Exception, SystemExit) as error:
+        raise _import_failed(reference, source, error) from error
+
+
+def _run_file(path: Path, reference: str) -> ModuleType:
+    name = _module_name(path)
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{reference!r}: {str(path)!r} cannot be read as Python; name a .py file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _import_failed(reference, str(path), error) from error
+    return module
+
+
+def _module_name(path: Path) -> str:
+    """The file's stem, so that neighbours that import it get the same module; a longer name where the stem is taken."""
+    stem = path.stem
+    taken = sys.modules.get(stem)
+    if taken is not None and getattr(taken, "__file__", None) and Path(str(taken.__file__)).resolve() == path:
+        return stem
+    if taken is None and stem.isidentifier() and stem not in sys.stdlib_module_names:
+        return stem
+    return f"_lightningrl_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{stem}"
+
+
+def _import_failed(reference: str, source: str, error: BaseException) -> ConfigError:
+    return ConfigError(f"{reference!r}: importing {source!r} raised {type(error).__name__}: {error}; fix it, then run again")

@@ -1,0 +1,194 @@
+"""From credited trajectories to rows for the learner. Rows are views: per call or merged by prefix, both give the same gradient.
+
+    call 0  [prompt]·completion                 call   [p0]·c0    [p0 c0 p1]·c1    [p0 c0 p1 c1 p2]·c2      three rows
+    call 1  [prompt completion more]·c1   ─►    merged [p0]·c0 [p1]·c1 [p2]·c2                              one row
+    call 2  …                                          · = trained (mask): each sampled token in exactly one row
+
+Weights are per token and sum up a rollout's share, so a rollout weighs the same however many rows it becomes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from lightningrl.errors import ConfigError, PluginError
+from lightningrl.types import Advantages, Array, RolloutMode, Sample, Trajectory, TrajectoryGroup, Transition
+
+__all__ = ["Aggregation", "Rows", "build_samples"]
+
+Rows = Literal["call", "merged"]
+Aggregation = Literal["rollout_mean", "token_mean", "constant"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trained:
+    """A call that carries credit."""
+
+    transition: Transition
+    advantages: Array
+
+
+def build_samples(
+    groups: Sequence[TrajectoryGroup],
+    advantages: Sequence[Advantages],
+    *,
+    rows: Rows = "call",
+    aggregation: Aggregation = "rollout_mean",
+    constant_length: int | None = None,
+    skip_zero: bool = False,
+) -> list[Sample]:
+    """Rows for all calls that are trainable and scored (advantage not None), in order of groups, trajectories and calls.
+
+    `rows`: `call`, one row per call; `merged`, calls whose prompt continues their parent's tokens share a row.
+    `aggregation`, the weight of a trained token, with N the rollouts that have at least one:
+        `rollout_mean`  1 / (N · trained tokens of its rollout)      every rollout counts the same
+        `token_mean`    1 / all trained tokens                       every token counts the same (DAPO)
+        `constant`      1 / (N · constant_length)                    no length bias (Dr. GRPO)
+    `skip_zero` leaves out rows whose advantages are all 0.0; the others weigh what they would otherwise. Only for losses that are
+    zero there: without a KL or entropy term.
+
+    Raises PluginError when advantages do not fit their tokens, ConfigError on unknown settings.
+    """
+    _check_settings(rows, aggregation, constant_length)
+    if len(groups) != len(advantages):
+        raise PluginError(f"{len(groups)} groups but advantages for {len(advantages)}; assign credit to each group once")
+    rollouts: list[tuple[Trajectory, list[_Trained | None], int]] = []
+    for group, group_advantages in zip(groups, advantages, strict=True):
+        if len(group.trajectories) != len(group_advantages):
+            raise PluginError(
+                f"group {group.id!r}: {len(group.trajectories)} trajectories but credit for {len(group_advantages)}; "
+                "a credit assigner returns one entry each"
+            )
+        for trajectory, credits in zip(group.trajectories, group_advantages, strict=True):
+            trained = _trained_calls(trajectory, credits)
+            tokens = sum(len(call.advantages) for call in trained if call is not None)
+            if tokens:
+                rollouts.append((trajectory, trained, tokens))
+    all_tokens = sum(tokens for _, _, tokens in rollouts)
+    samples: list[Sample] = []
+    for trajectory, trained, tokens in rollouts:
+        if aggregation == "rollout_mean":
+            weight = 1.0 / (len(rollouts) * tokens)
+        elif aggregation == "token_mean":
+            weight = 1.0 / all_tokens
+        else:
+            weight = 1.0 / (len(rollouts) * (constant_length or 1))
+        for calls in _merge(trajectory, trained) if rows == "merged" else [[call] for call in trained if call is not None]:
+            if not skip_zero or any(call.advantages.any() for call in calls):
+                samples.append(_row(trajectory, calls, weight))
+    return samples
+
+
+def _check_settings(rows: str, aggregation: str, constant_length: int | None) -> None:
+    if rows not in ("call", "merged"):
+        raise ConfigError(f"no rows named {rows!r}; choose 'call' or 'merged'")
+    if aggregation not in ("rollout_mean", "token_mean", "constant"):
+        raise ConfigError(f"no aggregation named {aggregation!r}; choose 'rollout_mean', 'token_mean' or 'constant'")
+    if aggregation == "constant" and (constant_length is None or constant_length < 1):
+        raise ConfigError(f"aggregation 'constant' divides by constant_length, which is {constant_length!r}; set it to a number of tokens")
+    if aggregation != "constant" and constant_length is not None:
+        raise ConfigError(f"constant_length is {constant_length!r} but aggregation {aggregation!r} does not use it; remove it")
+
+
+def _trained_calls(trajectory: Trajectory, credits: Sequence[Array | None]) -> list[_Trained | None]:
+    """For each call its credit, None where it is not trained."""
+    rollout = trajectory.rollout_id
+    if len(credits) != len(trajectory.transitions):
+        raise PluginError(
+            f"rollout {rollout!r}: {len(trajectory.transitions)} calls but credit for {len(credits)}; "
+            "a credit assigner returns one entry each, None for calls that it does not score"
+        )
+    trained: list[_Trained | None] = []
+    for transition, credit in zip(trajectory.transitions, credits, strict=True):
+        if credit is None or not transition.trainable:
+            trained.append(None)
+            continue
+        if trajectory.mode is not RolloutMode.TRAIN:
+            raise PluginError(f"rollout {rollout!r} is for {trajectory.mode.value}, not for training; leave it out of the groups")
+        if np.shape(credit) != (len(transition.completion_ids),):
+            raise PluginError(
+                f"transition {transition.id!r}: {len(transition.completion_ids)} completion tokens but advantages of shape "
+                f"{np.shape(credit)}; a credit assigner returns one number per token"
+            )
+        if not np.isfinite(credit).all():
+            raise PluginError(f"transition {transition.id!r}: advantages are not finite; check the credit assigner for a division by zero")
+        trained.append(_Trained(transition=transition, advantages=credit))
+    return trained
+
+
+def _merge(trajectory: Trajectory, trained: Sequence[_Trained | None]) -> list[list[_Trained]]:
+    """Chains of trained calls, each a prefix of the next; a call that several continue is trained with the first of them."""
+    transitions = trajectory.transitions
+    position = {transition.id: index for index, transition in enumerate(transitions)}
+    parents: list[int | None] = []
+    has_trained_child = [False] * len(transitions)
+    for index, transition in enumerate(transitions):
+        parent = position.get(transition.parent_id) if transition.parent_id is not None else None
+        parents.append(parent if parent is not None and parent < index and _continues(transition, transitions[parent]) else None)
+    for index in reversed(range(len(transitions))):
+        above = parents[index]
+        if above is not None and (trained[index] is not None or has_trained_child[index]):
+            has_trained_child[above] = True
+    chains: list[list[_Trained]] = []
+    taken = [False] * len(transitions)
+    for leaf, call in enumerate(trained):
+        if call is None or has_trained_child[leaf]:
+            continue
+        chain: list[_Trained] = []
+        index: int | None = leaf
+        while index is not None and not taken[index]:
+            taken[index] = True
+            member = trained[index]
+            if member is not None:
+                chain.append(member)
+            index = parents[index]
+        chains.append(chain[::-1])
+    return chains
+
+
+def _continues(child: Transition, parent: Transition) -> bool:
+    """Whether the child's prompt starts with all of the parent's tokens."""
+    n, m = len(parent.prompt_ids), len(parent.completion_ids)
+    return (
+        child.policy == parent.policy
+        and len(child.prompt_ids) >= n + m
+        and np.array_equal(child.prompt_ids[:n], parent.prompt_ids)
+        and np.array_equal(child.prompt_ids[n : n + m], parent.completion_ids)
+    )
+
+
+def _row(trajectory: Trajectory, calls: Sequence[_Trained], weight: float) -> Sample:
+    """One row: the tokens of the last call, with each of `calls` trained where its completion lies in them."""
+    last = calls[-1].transition
+    token_ids = np.concatenate((last.prompt_ids, last.completion_ids), dtype=np.int32)
+    length = len(token_ids)
+    mask = np.zeros(length, dtype=np.bool_)
+    logprobs, advantages, weights = (np.zeros(length, dtype=np.float32) for _ in range(3))
+    versions = np.full(length, -1, dtype=np.int32)
+    temperatures = np.ones(length, dtype=np.float32)
+    for call in calls:
+        transition = call.transition
+        start = len(transition.prompt_ids)
+        here = slice(start, start + len(transition.completion_ids))
+        mask[here] = True
+        logprobs[here] = transition.logprobs
+        advantages[here] = call.advantages
+        weights[here] = weight
+        versions[here] = transition.policy_version
+        # Greedy calls record their logprobs at temperature 1 (types.TokenChunk), so that is where they are trained.
+        temperatures[here] = transition.sampling.temperature or 1.0
+    return Sample(
+        rollout_id=trajectory.rollout_id,
+        policy=last.policy,
+        token_ids=token_ids,
+        mask=mask,
+        logprobs=logprobs,
+        advantages=advantages,
+        weights=weights,
+        versions=versions,
+        temperatures=temperatures,
+    )
