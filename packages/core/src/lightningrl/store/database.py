@@ -1,0 +1,149 @@
+"""Opens the database file: settings, lock, schema version; and says in a sentence what a database error means."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from sqlalchemy import Engine, create_engine, event, insert, inspect, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import NullPool, QueuePool
+
+from lightningrl.errors import StoreError
+from lightningrl.store.errors import StoreFull
+from lightningrl.store.schema import SCHEMA_VERSION, meta, metadata
+
+__all__ = ["Database", "explain", "open_database"]
+
+_READERS = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Database:
+    """An open database: one engine to write, one to read."""
+
+    name: str
+    """For messages: the file's path."""
+    writing: Engine
+    reading: Engine
+    lock: IO[bytes] | None = None
+
+    def close(self) -> None:
+        self.writing.dispose()
+        self.reading.dispose()
+        if self.lock is not None:
+            self.lock.close()
+
+
+def open_database(url: str, *, read_only: bool = False, pragmas: Mapping[str, int] | None = None) -> Database:
+    """Open or create it. Raises StoreError: unknown URL, in use by another process, corrupt, or written by a newer version."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise StoreError(f"store URL {url!r} cannot be read; write 'sqlite:///path/to/store.db'") from None
+    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
+        raise StoreError(f"store URL {url!r} names no SQLite file; write 'sqlite:///path/to/store.db'")
+    path = Path(parsed.database)
+    if read_only and not path.exists():
+        raise StoreError(f"there is no store at '{path}'; check the path of the run folder")
+    lock = None if read_only else _lock(path)
+    database = Database(
+        name=str(path),
+        writing=_engine(path, "BEGIN IMMEDIATE", {"synchronous": "FULL", **(pragmas or {})}, pool=NullPool),
+        reading=_engine(path, "BEGIN", {"query_only": 1}, pool=QueuePool),
+        lock=lock,
+    )
+    try:
+        _prepare(database, read_only=read_only)
+    except (SQLAlchemyError, OSError) as error:
+        database.close()
+        raise explain(error, database.name) from error
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def explain(error: Exception, name: str) -> Exception:
+    """What a person reads instead of a database error; anything else as it is."""
+    if isinstance(error, StoreError):
+        return error
+    original = error.orig if isinstance(error, DBAPIError) else error
+    code = getattr(original, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL or (isinstance(original, OSError) and original.errno in (errno.ENOSPC, errno.EDQUOT)):
+        return StoreFull(f"no room on the disk for the store {name!r}; nothing of this request was kept: free some space and repeat it")
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return StoreError(f"the store {name!r} is no readable SQLite database ({original}); restore a copy or start in a new folder")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreError(f"the store {name!r} is in use by another process; stop it first")
+    if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) or isinstance(original, OSError):
+        return StoreError(f"the store {name!r} cannot be written or read ({original}); check the folder, its rights and the disk")
+    return error
+
+
+def _engine(path: Path, begin: str, pragmas: Mapping[str, int | str], pool: type[NullPool] | type[QueuePool]) -> Engine:
+    options: dict[str, Any] = {"pool_size": _READERS, "max_overflow": 0} if pool is QueuePool else {}
+    engine = create_engine(
+        f"sqlite:///{path}",
+        poolclass=pool,
+        connect_args={"check_same_thread": False, "timeout": 30},
+        **options,
+    )
+
+    def connected(connection: sqlite3.Connection, _: object) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves
+        for name, value in {"busy_timeout": 30_000, "foreign_keys": 1, **pragmas}.items():
+            connection.execute(f"PRAGMA {name} = {value}")
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    return engine
+
+
+def _lock(path: Path) -> IO[bytes] | None:
+    """One process writes a store. The lock goes with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(path.name + "-lock").open("ab")
+    except OSError as error:
+        raise explain(error, str(path)) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise StoreError(f"the store '{path}' is in use by another process; stop it first") from None
+    os.set_inheritable(lock.fileno(), False)
+    return lock
+
+
+def _prepare(database: Database, *, read_only: bool) -> None:
+    if not read_only:
+        connection = database.writing.raw_connection()
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        finally:
+            connection.close()
+    engine = database.reading if read_only else database.writing
+    with engine.begin() as db:
+        tables = set(inspect(db).get_table_names())
+        version = db.execute(select(meta.c.value).where(meta.c.key == "schema")).scalar() if "meta" in tables else None
+        if version is not None and int(version) > SCHEMA_VERSION:
+            raise StoreError(
+                f"the store {database.name!r} has schema version {version}, newer than {SCHEMA_VERSION}; "
+                "update lightningrl or open it with the version that wrote it"
+            )
+        if version is None and (tables or read_only):
+            raise StoreError(f"{database.name!r} is a database of something else, no LightningRL store; choose another path")
+        if version is None:
+            metadata.create_all(db)
+            db.execute(insert(meta).values(key="schema", value=str(SCHEMA_VERSION)))

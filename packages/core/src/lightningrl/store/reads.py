@@ -1,0 +1,283 @@
+"""The queries. A Reader is a cache of interned words and nothing else; any thread may use it with a connection of its own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, func, select
+
+from lightningrl.store.codec import decode_advantages, decode_json, decode_sampling, decode_text
+from lightningrl.store.errors import UnknownRecord
+from lightningrl.store.protocol import AttemptInfo, AttemptRecord, RolloutFilter, RolloutRecord, Score, StepRecord, StoreCounts, StoredCall
+from lightningrl.store.schema import advantages, attempts, calls, rewards, rollouts, scores, steps, tasks, trained, words
+from lightningrl.store.tokens import build_transition, prompts_and_completions
+from lightningrl.types import Array, Outcome, RolloutMode, RolloutSpec, RolloutState, SamplingSettings, Task
+
+__all__ = ["Reader", "chunks"]
+
+_K = TypeVar("_K")
+_IN_MOST = 500
+_task = msgspec.json.Decoder(Task)
+
+
+def chunks(values: Sequence[_K]) -> Iterator[Sequence[_K]]:
+    """A few hundred at a time, for IN (…)."""
+    for start in range(0, len(values), _IN_MOST):
+        yield values[start : start + _IN_MOST]
+
+
+class Reader:
+    """Everything that only reads."""
+
+    def __init__(self) -> None:
+        self._words: dict[int, str] = {}
+        self._sampling: dict[int, SamplingSettings] = {}
+
+    def word(self, db: Connection, pk: int | None) -> str | None:
+        if pk is None:
+            return None
+        known = self._words.get(pk)
+        if known is None:
+            self._words.update({row.pk: row.text for row in db.execute(select(words))})
+            known = self._words[pk]
+        return known
+
+    def text(self, db: Connection, pk: int) -> str:
+        return self.word(db, pk) or ""
+
+    def sampling(self, db: Connection, pk: int) -> SamplingSettings:
+        known = self._sampling.get(pk)
+        if known is None:
+            known = self._sampling[pk] = decode_sampling(self.text(db, pk))
+        return known
+
+    def calls(self, db: Connection, attempt_pk: int) -> tuple[StoredCall, ...]:
+        """An attempt's calls as they were recorded, without rewards."""
+        rows = db.execute(select(calls).where(calls.c.attempt_pk == attempt_pk).order_by(calls.c.idx)).all()
+        tokens = prompts_and_completions(rows)
+        return tuple(
+            StoredCall(
+                call_key=row.call_key,
+                history_key=row.history_key,
+                transition=build_transition(
+                    row,
+                    *tokens[row.idx],
+                    policy=self.text(db, row.policy),
+                    sampling=self.sampling(db, row.sampling),
+                    agent=self.word(db, row.agent),
+                    parent_id=None if row.parent is None else rows[row.parent].id,
+                    rewards={},
+                ),
+            )
+            for row in rows
+        )
+
+    def attempt_pk(self, db: Connection, rollout_id: str, attempt: int) -> int:
+        row = db.execute(
+            select(attempts.c.pk)
+            .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
+            .where(rollouts.c.id == rollout_id, attempts.c.number == attempt)
+        ).one_or_none()
+        if row is None:
+            raise UnknownRecord(f"rollout {rollout_id!r} has no attempt {attempt}; attempts start with a lease")
+        return int(row.pk)
+
+    def attempt_calls(self, db: Connection, rollout_id: str, attempt: int) -> tuple[StoredCall, ...]:
+        return self.calls(db, self.attempt_pk(db, rollout_id, attempt))
+
+    def leased(self, db: Connection, rollout_id: str) -> Any:
+        """What a lease hands out."""
+        return db.execute(
+            select(rollouts.c.mode, rollouts.c.timeout_s, tasks.c.body)
+            .join(tasks, tasks.c.pk == rollouts.c.task_pk)
+            .where(rollouts.c.id == rollout_id)
+        ).one()
+
+    def attempt_key(self, db: Connection, rollout_id: str, attempt: int) -> tuple[bytes, Outcome | None, AttemptInfo] | None:
+        """Digest of the scoped key, how the attempt ended, what the key stands for."""
+        row = db.execute(
+            select(
+                attempts.c.key_digest,
+                attempts.c.outcome,
+                rollouts.c.mode,
+                rollouts.c.step,
+                rollouts.c.sampling,
+                rollouts.c.timeout_s,
+            )
+            .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
+            .where(rollouts.c.id == rollout_id, attempts.c.number == attempt)
+        ).one_or_none()
+        if row is None:
+            return None
+        info = AttemptInfo(
+            rollout_id=rollout_id,
+            attempt=attempt,
+            mode=RolloutMode(row.mode),
+            step=row.step,
+            sampling=None if row.sampling is None else decode_sampling(row.sampling),
+            timeout_s=row.timeout_s,
+        )
+        return row.key_digest, None if row.outcome is None else Outcome(row.outcome), info
+
+    def finished(self, db: Connection, rollout_ids: Sequence[str]) -> set[str]:
+        """Those that succeeded or failed. Raises UnknownRecord."""
+        states: dict[str, str] = {}
+        for ids in chunks(rollout_ids):
+            states |= {row.id: row.state for row in db.execute(select(rollouts.c.id, rollouts.c.state).where(rollouts.c.id.in_(ids)))}
+        for rollout_id in rollout_ids:
+            if rollout_id not in states:
+                raise UnknownRecord(f"no rollout {rollout_id!r} to wait for; create it first")
+        return {rollout_id for rollout_id, state in states.items() if state in (RolloutState.SUCCEEDED, RolloutState.FAILED)}
+
+    def scores(self, db: Connection, rollout_ids: Sequence[str]) -> tuple[Score, ...]:
+        found: dict[str, Score] = {}
+        for ids in chunks(rollout_ids):
+            rows = db.execute(
+                select(rollouts.c.id, attempts.c.pk, attempts.c.number, scores.c.reward)
+                .join(attempts, (attempts.c.rollout_pk == rollouts.c.pk) & (attempts.c.number == rollouts.c.deciding))
+                .outerjoin(scores, scores.c.attempt_pk == attempts.c.pk)
+                .where(rollouts.c.id.in_(ids))
+            ).all()
+            pks = [row.pk for row in rows]
+            terminal, turns = self.rewards(db, pks)
+            lengths: dict[tuple[int, int], tuple[str, int]] = {
+                (call.attempt_pk, call.idx): (call.id, call.bytes // 4)
+                for call in db.execute(
+                    select(calls.c.attempt_pk, calls.c.idx, calls.c.id, func.length(calls.c.logprobs).label("bytes")).where(
+                        calls.c.attempt_pk.in_(pks)
+                    )
+                )
+            }
+            credit: dict[int, dict[str, Array | None]] = defaultdict(dict)
+            for one in db.execute(select(advantages).where(advantages.c.attempt_pk.in_(pks)).order_by(advantages.c.idx)):
+                transition_id, length = lengths[one.attempt_pk, one.idx]
+                credit[one.attempt_pk][transition_id] = None if one.data is None else decode_advantages(one.data, length)
+            for row in rows:
+                found[row.id] = Score(
+                    rollout_id=row.id,
+                    attempt=row.number,
+                    rewards=terminal.get(row.pk, {}),
+                    reward=row.reward,
+                    transition_rewards={lengths[row.pk, idx][0]: values for idx, values in turns.get(row.pk, {}).items()},
+                    advantages=credit.get(row.pk, {}),
+                )
+        return tuple(found[rollout_id] for rollout_id in rollout_ids if rollout_id in found)
+
+    def rewards(
+        self, db: Connection, attempt_pks: Sequence[int]
+    ) -> tuple[dict[int, dict[str, float | None]], dict[int, dict[int, dict[str, float | None]]]]:
+        """Of each attempt, and of its calls by index."""
+        terminal: dict[int, dict[str, float | None]] = defaultdict(dict)
+        turns: dict[int, dict[int, dict[str, float | None]]] = defaultdict(lambda: defaultdict(dict))
+        for row in db.execute(select(rewards).where(rewards.c.attempt_pk.in_(attempt_pks))):
+            by_name = terminal[row.attempt_pk] if row.idx < 0 else turns[row.attempt_pk][row.idx]
+            by_name[self.text(db, row.name)] = row.value
+        return terminal, turns
+
+    def steps(self, db: Connection) -> tuple[StepRecord, ...]:
+        ids: dict[int, list[str]] = defaultdict(list)
+        for row in db.execute(
+            select(trained.c.step, rollouts.c.id).join(rollouts, rollouts.c.pk == trained.c.rollout_pk).order_by(rollouts.c.pk)
+        ):
+            ids[row.step].append(row.id)
+        return tuple(
+            StepRecord(step=row.step, rollout_ids=tuple(ids[row.step]), metrics=decode_json(row.metrics), at=row.at)
+            for row in db.execute(select(steps).order_by(steps.c.step))
+        )
+
+    def rollout(self, db: Connection, rollout_id: str) -> RolloutRecord:
+        found = self._rollouts(db, [rollouts.c.id == rollout_id], 1, 0)
+        if not found:
+            raise UnknownRecord(f"no rollout {rollout_id!r}; list them to see which there are")
+        return found[0]
+
+    def list_rollouts(self, db: Connection, where: RolloutFilter) -> tuple[RolloutRecord, ...]:
+        wanted = {
+            rollouts.c.state: where.state,
+            rollouts.c.outcome: where.outcome,
+            rollouts.c.mode: where.mode,
+            rollouts.c.step: where.step,
+            rollouts.c.group_id: where.group_id,
+            tasks.c.task_id: where.task_id,
+        }
+        return self._rollouts(db, [column == value for column, value in wanted.items() if value is not None], where.limit, where.offset)
+
+    def _rollouts(self, db: Connection, where: list[ColumnElement[bool]], limit: int, offset: int) -> tuple[RolloutRecord, ...]:
+        deciding = attempts.alias("deciding")
+        rows = db.execute(
+            select(rollouts, tasks.c.body, trained.c.step.label("trained_step"), scores.c.reward)
+            .join(tasks, tasks.c.pk == rollouts.c.task_pk)
+            .outerjoin(trained, trained.c.rollout_pk == rollouts.c.pk)
+            .outerjoin(deciding, (deciding.c.rollout_pk == rollouts.c.pk) & (deciding.c.number == rollouts.c.deciding))
+            .outerjoin(scores, scores.c.attempt_pk == deciding.c.pk)
+            .where(*where)
+            .order_by(rollouts.c.pk.desc())
+            .limit(limit)
+            .offset(offset)
+        ).all()
+        tries: dict[int, list[AttemptRecord]] = defaultdict(list)
+        count = select(func.count()).select_from(calls).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("calls")
+        for pks in chunks([row.pk for row in rows]):
+            for one in db.execute(select(attempts, count).where(attempts.c.rollout_pk.in_(pks)).order_by(attempts.c.number)):
+                tries[one.rollout_pk].append(_attempt_record(one))
+        return tuple(
+            RolloutRecord(
+                spec=_spec(row),
+                state=RolloutState(row.state),
+                outcome=None if row.outcome is None else Outcome(row.outcome),
+                attempts=tuple(tries[row.pk]),
+                reward=row.reward,
+                trained_step=row.trained_step,
+                created_at=row.created_at,
+            )
+            for row in rows
+        )
+
+    def counts(self, db: Connection, late: int) -> StoreCounts:
+        states = db.execute(select(rollouts.c.state, func.count()).group_by(rollouts.c.state)).all()
+        outcomes = db.execute(
+            select(rollouts.c.outcome, func.count()).where(rollouts.c.outcome.is_not(None)).group_by(rollouts.c.outcome)
+        ).all()
+        total, breaks = db.execute(select(func.count(), func.sum(calls.c.is_break)).select_from(calls)).one()
+        return StoreCounts(
+            states={RolloutState(state): count for state, count in states},
+            outcomes={Outcome(outcome): count for outcome, count in outcomes},
+            attempts=db.execute(select(func.count()).select_from(attempts)).scalar_one(),
+            calls=total,
+            breaks=breaks or 0,
+            late=late,
+        )
+
+
+def _spec(row: Any) -> RolloutSpec:
+    return RolloutSpec(
+        id=row.id,
+        task=decode_task(row.body),
+        group_id=row.group_id,
+        mode=RolloutMode(row.mode),
+        step=row.step,
+        sampling=None if row.sampling is None else decode_sampling(row.sampling),
+        max_attempts=row.max_attempts,
+        timeout_s=row.timeout_s,
+    )
+
+
+def _attempt_record(row: Any) -> AttemptRecord:
+    return AttemptRecord(
+        attempt=row.number,
+        worker_id=row.worker_id,
+        outcome=None if row.outcome is None else Outcome(row.outcome),
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        duration_s=row.duration_s,
+        output=None if row.output is None else decode_json(decode_text(row.output)),
+        error=decode_text(row.error) or None,
+        calls=row.calls,
+    )
+
+
+def decode_task(body: bytes) -> Task:
+    return _task.decode(decode_text(body))

@@ -1,0 +1,203 @@
+"""The tables.
+
+tasks ◄─ rollouts ◄─ attempts ◄─ calls            words: interned policy, agent and tool names and sampling settings
+            │            ├◄──── tool_calls, spans
+            ▼            ├◄──── rewards            idx = the call's position, -1 = the attempt itself
+         trained ─► steps└◄──── scores, advantages
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "advantages",
+    "attempts",
+    "calls",
+    "meta",
+    "metadata",
+    "rewards",
+    "rollouts",
+    "scores",
+    "spans",
+    "steps",
+    "tasks",
+    "tool_calls",
+    "trained",
+    "words",
+]
+
+SCHEMA_VERSION = 1
+
+metadata = MetaData()
+
+meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
+
+words = Table("words", metadata, Column("pk", Integer, primary_key=True), Column("text", Text, nullable=False, unique=True))
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("digest", LargeBinary, nullable=False, unique=True),
+    Column("task_id", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("task_pk", ForeignKey(tasks.c.pk), nullable=False),
+    Column("group_id", Text, nullable=False),
+    Column("mode", Text, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("sampling", Text),
+    Column("max_attempts", Integer, nullable=False),
+    Column("timeout_s", Float, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("outcome", Text),
+    Column("started", Integer, nullable=False, server_default="0"),
+    Column("forgiven", Integer, nullable=False, server_default="0"),
+    Column("deciding", Integer),
+    Column("created_at", Float, nullable=False),
+)
+Index("rollouts_queue", rollouts.c.pk, sqlite_where=text("state = 'queued'"), postgresql_where=text("state = 'queued'"))
+Index("rollouts_step", rollouts.c.step)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("rollout_pk", ForeignKey(rollouts.c.pk), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("worker_id", Text, nullable=False),
+    Column("key_digest", LargeBinary, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("outcome", Text),
+    Column("output", LargeBinary),
+    Column("error", LargeBinary),
+    Column("duration_s", Float, nullable=False, server_default="0"),
+    UniqueConstraint("rollout_pk", "number"),
+)
+Index("attempts_running", attempts.c.expires_at, sqlite_where=text("outcome IS NULL"), postgresql_where=text("outcome IS NULL"))
+
+calls = Table(
+    "calls",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("attempt_pk", ForeignKey(attempts.c.pk), nullable=False),
+    Column("idx", Integer, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("call_key", Text, nullable=False),
+    Column("parent", Integer),
+    Column("policy", Integer, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("suffix", LargeBinary, nullable=False),
+    Column("completion", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary, nullable=False),
+    Column("finish", Text, nullable=False),
+    Column("sampling", Integer, nullable=False),
+    Column("agent", Integer),
+    Column("span", LargeBinary),
+    Column("is_break", SmallInteger, nullable=False),
+    Column("tool_call_ids", Text),
+    Column("trainable", SmallInteger, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("duration_s", Float, nullable=False),
+    Column("history_key", Text),
+    UniqueConstraint("attempt_pk", "idx"),
+    UniqueConstraint("attempt_pk", "call_key"),
+    CheckConstraint("parent IS NULL OR parent < idx"),
+)
+
+tool_calls = Table(
+    "tool_calls",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("attempt_pk", ForeignKey(attempts.c.pk), nullable=False),
+    Column("id", Text, nullable=False),
+    Column("name", Integer, nullable=False),
+    Column("arguments", LargeBinary),
+    Column("result", LargeBinary),
+    Column("status", Text, nullable=False),
+    Column("duration_s", Float, nullable=False),
+    Column("transition_id", Text),
+    Column("agent", Integer),
+    Column("error_type", Text),
+    Column("span", LargeBinary),
+    Column("parent_span", LargeBinary),
+    Column("started_at", Float, nullable=False),
+    UniqueConstraint("attempt_pk", "span"),
+)
+Index("tool_calls_attempt", tool_calls.c.attempt_pk, sqlite_where=text("span IS NULL"), postgresql_where=text("span IS NULL"))
+
+spans = Table(
+    "spans",
+    metadata,
+    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
+    Column("span", LargeBinary, primary_key=True),
+    Column("parent", LargeBinary),
+    Column("agent", Integer),
+    sqlite_with_rowid=False,
+)
+
+rewards = Table(
+    "rewards",
+    metadata,
+    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
+    Column("idx", Integer, primary_key=True),
+    Column("name", Integer, primary_key=True),
+    Column("value", Float),
+    sqlite_with_rowid=False,
+)
+
+scores = Table(
+    "scores",
+    metadata,
+    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True, autoincrement=False),
+    Column("reward", Float),
+)
+
+advantages = Table(
+    "advantages",
+    metadata,
+    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
+    Column("idx", Integer, primary_key=True),
+    Column("data", LargeBinary),
+    sqlite_with_rowid=False,
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("metrics", Text, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
+trained = Table(
+    "trained",
+    metadata,
+    Column("rollout_pk", ForeignKey(rollouts.c.pk), primary_key=True, autoincrement=False),
+    Column("step", ForeignKey(steps.c.step), nullable=False),
+)
+Index("trained_step", trained.c.step)

@@ -1,0 +1,346 @@
+"""The store on a SQL database: an async face over one writing thread (group commit) and a few reading ones.
+
+store = await SqlStore.open("sqlite:///runs/1/store.db")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from lightningrl.errors import StoreError
+from lightningrl.store import writes
+from lightningrl.store.database import Database, explain, open_database
+from lightningrl.store.errors import AttemptOver, UnknownRecord
+from lightningrl.store.protocol import (
+    AttemptInfo,
+    CallRecord,
+    Lease,
+    RolloutFilter,
+    RolloutRecord,
+    Score,
+    SpanRecord,
+    StepRecord,
+    StoreCounts,
+    StoredCall,
+    ToolCallRecord,
+)
+from lightningrl.store.reads import Reader, decode_task
+from lightningrl.store.trajectories import read_trajectories
+from lightningrl.store.transaction import Ended, Event, Leased, Queued, Transaction, over
+from lightningrl.store.writer import Writer
+from lightningrl.types import Outcome, RolloutMode, RolloutSpec, RolloutState, Trajectory
+
+__all__ = ["SqlStore"]
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """Somebody in `wait_finished`."""
+
+    wanted: frozenset[str]
+    enough: int
+    finished: set[str] = field(default_factory=set[str])
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, rollout_ids: set[str]) -> None:
+        self.finished |= rollout_ids & self.wanted
+        if len(self.finished) >= self.enough:
+            self.ready.set()
+
+
+class SqlStore:
+    """A `lightningrl.store.protocol.Store`. Made by `open`; used on the event loop it was opened on."""
+
+    def __init__(self, database: Database, *, read_only: bool = False) -> None:
+        self._database = database
+        self._reader = Reader()
+        self._readers = ThreadPoolExecutor(2, "lightningrl-store-reader")
+        self._loop = asyncio.get_running_loop()
+        self._writer = None if read_only else Writer(database, self._loop, self._on_events)
+        self._keys: dict[tuple[str, int], tuple[bytes, AttemptInfo]] = {}
+        self._ended = 0
+        """Grows whenever an attempt ends, so that a key read before is not remembered after."""
+        self._queued = asyncio.Condition()
+        self._queued_count = 0
+        self._waiters: set[_Waiter] = set()
+        self._next_expiry: float | None = None
+        self._expiry_changed = asyncio.Event()
+        self._late = 0
+        self._closing = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        if not read_only:
+            self._spawn(self._sweep())
+
+    @classmethod
+    async def open(cls, url: str, *, read_only: bool = False, pragmas: Mapping[str, int] | None = None) -> Self:
+        """Open the store at `sqlite:///path`, made where there is none. `read_only` beside a running server.
+
+        Raises StoreError: in use by another process, corrupt, written by a newer version, no room.
+        """
+        return cls(await asyncio.to_thread(open_database, url, read_only=read_only, pragmas=pragmas), read_only=read_only)
+
+    async def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        self._expiry_changed.set()
+        for waiter in self._waiters:
+            waiter.ready.set()
+        async with self._queued:
+            self._queued.notify_all()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._writer is not None:
+            await self._writer.close()
+            await asyncio.sleep(0)  # the last results
+        self._readers.shutdown()
+        self._database.close()
+
+    # ------------------------------------------------------------------ plumbing
+
+    async def _write(self, op: Callable[[Transaction], T], orphaned: Callable[[T], None] | None = None) -> T:
+        if self._writer is None:
+            raise StoreError(f"the store {self._database.name!r} is open for reading only; open it without read_only")
+        try:
+            return await self._writer.submit(op, orphaned)
+        except AttemptOver:
+            self._late += 1
+            raise
+
+    async def _read(self, query: Callable[[Connection], T]) -> T:
+        def run() -> T:
+            try:
+                with self._database.reading.connect() as db, db.begin():
+                    return query(db)
+            except SQLAlchemyError as error:
+                raise explain(error, self._database.name) from error
+
+        if self._closing:
+            raise StoreError(f"the store {self._database.name!r} is closed; open it again")
+        return await self._loop.run_in_executor(self._readers, run)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _on_events(self, events: list[Event]) -> None:
+        """What happened in a commit, before its results are handed out."""
+        finished: set[str] = set()
+        for event in events:
+            match event:
+                case Ended():
+                    self._ended += 1
+                    self._keys.pop((event.rollout_id, event.attempt), None)
+                    if event.state in (RolloutState.SUCCEEDED, RolloutState.FAILED):
+                        finished.add(event.rollout_id)
+                case Leased():
+                    if self._next_expiry is None or event.expires_at < self._next_expiry:
+                        self._next_expiry = event.expires_at
+                        self._expiry_changed.set()
+                case Queued():
+                    self._queued_count += 1
+        if finished:
+            for waiter in self._waiters:
+                waiter.add(finished)
+        if any(isinstance(event, Queued) for event in events):
+            self._spawn(self._notify_queued())
+
+    async def _notify_queued(self) -> None:
+        async with self._queued:
+            self._queued.notify_all()
+
+    async def _sweep(self) -> None:
+        """End attempts whose lease is over, as soon as it is."""
+        while not self._closing:
+            try:
+                self._next_expiry = await self._write(lambda tx: writes.expire(tx, time.time()))
+            except StoreError:
+                self._next_expiry = time.time() + 1.0  # no room, perhaps: the next lease tries again too
+            self._expiry_changed.clear()
+            if self._closing:
+                return
+            left = None if self._next_expiry is None else max(0.005, self._next_expiry - time.time())
+            try:
+                await asyncio.wait_for(self._expiry_changed.wait(), left)
+            except TimeoutError:
+                continue
+
+    # ------------------------------------------------------------------ rollouts and attempts
+
+    async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int:
+        return await self._write(lambda tx: writes.create_rollouts(tx, specs, time.time())) if specs else 0
+
+    async def lease(self, worker_id: str, lease_s: float, wait_s: float = 0.0) -> Lease | None:
+        until = self._loop.time() + wait_s
+        while not self._closing:
+            seen = self._queued_count
+            lease = await self._lease_now(worker_id, lease_s)
+            left = until - self._loop.time()
+            if lease is not None or left <= 0:
+                return lease
+            try:
+                async with asyncio.timeout(left), self._queued:
+                    await self._queued.wait_for(lambda seen=seen: self._closing or self._queued_count != seen)  # type: ignore[misc]
+            except TimeoutError:
+                return None
+        return None
+
+    async def _lease_now(self, worker_id: str, lease_s: float) -> Lease | None:
+        key = secrets.token_urlsafe(24)
+        expires_at = time.time() + lease_s
+
+        def op(tx: Transaction) -> Lease | None:
+            taken = writes.lease(tx, worker_id, _digest(key), lease_s, expires_at - lease_s)
+            if taken is None:
+                return None
+            row = self._reader.leased(tx.db, taken[0])
+            return Lease(
+                rollout_id=taken[0],
+                attempt=taken[1],
+                task=replace(decode_task(row.body), answer=None),
+                mode=RolloutMode(row.mode),
+                timeout_s=row.timeout_s,
+                key=key,
+                expires_at=expires_at,
+            )
+
+        def orphaned(lease: Lease | None) -> None:
+            if lease is not None and not self._closing:
+                self._spawn(self.release(lease.rollout_id, lease.attempt))
+
+        return await self._write(op, orphaned)
+
+    async def release(self, rollout_id: str, attempt: int) -> None:
+        await self._write(lambda tx: writes.release(tx, rollout_id, attempt))
+        self._ended += 1
+        self._keys.pop((rollout_id, attempt), None)
+
+    async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
+        return await self._write(lambda tx: writes.heartbeat(tx, rollout_id, attempt, lease_s, time.time()))
+
+    async def finish_attempt(
+        self,
+        rollout_id: str,
+        attempt: int,
+        outcome: Outcome,
+        output: Any = None,
+        error: str | None = None,
+        duration_s: float = 0.0,
+    ) -> RolloutState:
+        return await self._write(lambda tx: writes.finish(tx, rollout_id, attempt, outcome, output, error, duration_s, time.time()))
+
+    async def interrupt(self, reason: str) -> int:
+        return await self._write(lambda tx: writes.interrupt(tx, reason, time.time()))
+
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        return await self._write(lambda tx: writes.cancel(tx, rollout_ids, time.time()))
+
+    async def wait_finished(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> tuple[str, ...]:
+        wanted = frozenset(rollout_ids)
+        waiter = _Waiter(wanted, len(wanted) if min_finished is None else min(min_finished, len(wanted)))
+        self._waiters.add(waiter)
+        try:
+            waiter.add(await self._read(lambda db: self._reader.finished(db, tuple(wanted))))
+            if not self._closing:
+                async with asyncio.timeout(wait_s):
+                    await waiter.ready.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._waiters.discard(waiter)
+        return tuple(rollout_id for rollout_id in dict.fromkeys(rollout_ids) if rollout_id in waiter.finished)
+
+    # ------------------------------------------------------------------ calls
+
+    async def append_call(self, record: CallRecord) -> StoredCall | None:
+        return (await self.append_calls((record,)))[0]
+
+    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[StoredCall | None, ...]:
+        if not records:
+            return ()
+        if len({(record.rollout_id, record.attempt) for record in records}) > 1:
+            raise StoreError("append_calls got calls of several attempts; append them one attempt at a time")
+        return await self._write(lambda tx: writes.append_calls(tx, self._reader, records))
+
+    async def calls(self, rollout_id: str, attempt: int) -> tuple[StoredCall, ...]:
+        return await self._read(lambda db: self._reader.attempt_calls(db, rollout_id, attempt))
+
+    async def append_tool_calls(self, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
+        return await self._write(lambda tx: writes.append_tool_calls(tx, rollout_id, attempt, tool_calls))
+
+    async def append_spans(self, rollout_id: str, attempt: int, spans: Sequence[SpanRecord]) -> None:
+        await self._write(lambda tx: writes.append_spans(tx, rollout_id, attempt, spans))
+
+    # ------------------------------------------------------------------ rewards, scores, steps
+
+    async def add_rewards(
+        self, rollout_id: str, attempt: int, rewards: Mapping[str, float | None], transition_id: str | None = None
+    ) -> None:
+        await self._write(lambda tx: writes.add_rewards(tx, rollout_id, attempt, rewards, transition_id))
+
+    async def set_scores(self, scores: Sequence[Score]) -> None:
+        await self._write(lambda tx: writes.set_scores(tx, scores))
+
+    async def scores(self, rollout_ids: Sequence[str]) -> tuple[Score, ...]:
+        return await self._read(lambda db: self._reader.scores(db, rollout_ids))
+
+    async def trajectories(self, rollout_ids: Sequence[str]) -> tuple[Trajectory, ...]:
+        return await self._read(lambda db: read_trajectories(self._reader, db, rollout_ids))
+
+    async def mark_trained(self, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None:
+        await self._write(lambda tx: writes.mark_trained(tx, step, rollout_ids, metrics, time.time()))
+
+    async def rollback_steps(self, after: int) -> int:
+        return await self._write(lambda tx: writes.rollback_steps(tx, after))
+
+    async def steps(self) -> tuple[StepRecord, ...]:
+        return await self._read(self._reader.steps)
+
+    # ------------------------------------------------------------------ looking
+
+    async def rollout(self, rollout_id: str) -> RolloutRecord:
+        return await self._read(lambda db: self._reader.rollout(db, rollout_id))
+
+    async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> tuple[RolloutRecord, ...]:  # noqa: B008
+        return await self._read(lambda db: self._reader.list_rollouts(db, where))
+
+    async def counts(self) -> StoreCounts:
+        return await self._read(lambda db: self._reader.counts(db, self._late))
+
+    async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo | None:
+        known = self._keys.get((rollout_id, attempt))
+        if known is None:
+            ended = self._ended
+            found = await self._read(lambda db: self._reader.attempt_key(db, rollout_id, attempt))
+            if found is None or found[1] is not None:
+                return None
+            known = found[0], found[2]
+            if ended == self._ended:
+                self._keys[rollout_id, attempt] = known
+        return known[1] if hmac.compare_digest(known[0], _digest(key)) else None
+
+    async def refusal(self, rollout_id: str, attempt: int, key: str) -> StoreError:
+        found = await self._read(lambda db: self._reader.attempt_key(db, rollout_id, attempt))
+        if found is None:
+            return UnknownRecord(f"there is no attempt {attempt} of rollout {rollout_id!r}; lease one first")
+        if not hmac.compare_digest(found[0], _digest(key)):
+            return StoreError(f"wrong key for attempt {attempt} of rollout {rollout_id!r}; use the key of its lease")
+        self._late += 1
+        return over(rollout_id, attempt, found[1] or "ended", "this request")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -1,0 +1,153 @@
+"""Rows to trajectories: the calls of the deciding attempt with their rewards, its tool calls tied to the calls that asked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from lightningrl.store.codec import decode_json, decode_span, decode_text
+from lightningrl.store.errors import Conflict, UnknownRecord
+from lightningrl.store.reads import Reader, chunks, decode_task
+from lightningrl.store.schema import attempts, calls, rollouts, scores, spans, tasks, tool_calls
+from lightningrl.store.tokens import build_transition, prompts_and_completions
+from lightningrl.types import Outcome, RolloutMode, ToolCall, ToolStatus, Trajectory, Transition
+
+__all__ = ["read_trajectories"]
+
+_LONGEST_PATH = 64
+"""Spans walked up at most in search of an agent's name."""
+
+
+def read_trajectories(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> tuple[Trajectory, ...]:
+    """In the order asked. Raises UnknownRecord, or Conflict where no attempt has ended."""
+    found: dict[str, Trajectory] = {}
+    for ids in chunks(list(dict.fromkeys(rollout_ids))):
+        found |= _some(reader, db, ids)
+    return tuple(found[rollout_id] for rollout_id in rollout_ids)
+
+
+def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[str, Trajectory]:
+    heads = {
+        row.id: row
+        for row in db.execute(
+            select(
+                rollouts.c.id,
+                rollouts.c.group_id,
+                rollouts.c.mode,
+                rollouts.c.step,
+                tasks.c.body,
+                attempts.c.pk,
+                attempts.c.number,
+                attempts.c.outcome,
+                attempts.c.output,
+                attempts.c.error,
+                attempts.c.duration_s,
+                scores.c.reward,
+            )
+            .join(tasks, tasks.c.pk == rollouts.c.task_pk)
+            .outerjoin(attempts, (attempts.c.rollout_pk == rollouts.c.pk) & (attempts.c.number == rollouts.c.deciding))
+            .outerjoin(scores, scores.c.attempt_pk == attempts.c.pk)
+            .where(rollouts.c.id.in_(rollout_ids))
+        )
+    }
+    for rollout_id in rollout_ids:
+        if rollout_id not in heads:
+            raise UnknownRecord(f"no rollout {rollout_id!r}; create it first")
+        if heads[rollout_id].pk is None:
+            raise Conflict(f"rollout {rollout_id!r} has no finished attempt yet; wait for it first")
+    pks = [heads[rollout_id].pk for rollout_id in rollout_ids]
+    call_rows = _by_attempt(db.execute(select(calls).where(calls.c.attempt_pk.in_(pks)).order_by(calls.c.attempt_pk, calls.c.idx)))
+    tool_rows = _by_attempt(
+        db.execute(select(tool_calls).where(tool_calls.c.attempt_pk.in_(pks)).order_by(tool_calls.c.started_at, tool_calls.c.pk))
+    )
+    span_rows = _by_attempt(db.execute(select(spans).where(spans.c.attempt_pk.in_(pks))))
+    terminal, turns = reader.rewards(db, pks)
+    trajectories = {}
+    for rollout_id in rollout_ids:
+        head = heads[rollout_id]
+        tree = {row.span: row for row in span_rows.get(head.pk, ())}
+        transitions = _transitions(reader, db, call_rows.get(head.pk, ()), tree, turns.get(head.pk, {}))
+        trajectories[rollout_id] = Trajectory(
+            rollout_id=rollout_id,
+            attempt=head.number,
+            task=decode_task(head.body),
+            group_id=head.group_id,
+            outcome=Outcome(head.outcome),
+            transitions=transitions,
+            tool_calls=_tool_calls(reader, db, tool_rows.get(head.pk, ()), tree, transitions),
+            output=None if head.output is None else decode_json(decode_text(head.output)),
+            error=decode_text(head.error) or None,
+            rewards=terminal.get(head.pk, {}),
+            reward=head.reward,
+            mode=RolloutMode(head.mode),
+            step=head.step,
+            duration_s=head.duration_s,
+        )
+    return trajectories
+
+
+def _by_attempt(rows: Any) -> dict[int, list[Row[Any]]]:
+    grouped: dict[int, list[Row[Any]]] = defaultdict(list)
+    for row in rows:
+        grouped[row.attempt_pk].append(row)
+    return grouped
+
+
+def _transitions(
+    reader: Reader,
+    db: Connection,
+    rows: Sequence[Row[Any]],
+    tree: Mapping[bytes, Row[Any]],
+    rewards: Mapping[int, Mapping[str, float | None]],
+) -> tuple[Transition, ...]:
+    tokens = prompts_and_completions(rows)
+    return tuple(
+        build_transition(
+            row,
+            *tokens[position],
+            policy=reader.text(db, row.policy),
+            sampling=reader.sampling(db, row.sampling),
+            agent=reader.word(db, row.agent if row.agent is not None or not tree else _agent(tree, row.span)),
+            parent_id=None if row.parent is None else rows[row.parent].id,
+            rewards=rewards.get(row.idx, {}),
+        )
+        for position, row in enumerate(rows)
+    )
+
+
+def _agent(tree: Mapping[bytes, Row[Any]], span: bytes | None) -> int | None:
+    """The nearest agent named on the way up from `span`."""
+    for _ in range(_LONGEST_PATH):
+        row = tree.get(span) if span is not None else None
+        if row is None:
+            return None
+        if row.agent is not None:
+            return int(row.agent)
+        span = row.parent
+    return None
+
+
+def _tool_calls(
+    reader: Reader, db: Connection, rows: Sequence[Row[Any]], tree: Mapping[bytes, Row[Any]], transitions: Sequence[Transition]
+) -> tuple[ToolCall, ...]:
+    if not rows:
+        return ()
+    by_call = {tool_call_id: transition.id for transition in transitions for tool_call_id in transition.tool_call_ids}
+    by_span = {transition.span_id: transition.id for transition in transitions if transition.span_id is not None}
+    return tuple(
+        ToolCall(
+            id=row.id,
+            name=reader.text(db, row.name),
+            arguments=decode_text(row.arguments),
+            result=decode_text(row.result),
+            status=ToolStatus(row.status),
+            duration_s=row.duration_s,
+            transition_id=row.transition_id or by_call.get(row.id) or by_span.get(decode_span(row.parent_span) or ""),
+            agent=reader.word(db, row.agent if row.agent is not None else _agent(tree, row.parent_span)),
+            error_type=row.error_type,
+        )
+        for row in rows
+    )

@@ -1,0 +1,216 @@
+"""What an operation writes with: the connection, calls collected for one insert, interned words, the running attempts in memory.
+
+The memory is only ever a copy of what is committed or about to be: a rollback empties it, and it fills again from the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, Table, bindparam, insert, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from lightningrl.store.database import Database
+from lightningrl.store.errors import AttemptOver, UnknownRecord
+from lightningrl.store.schema import attempts, calls, rollouts, words
+from lightningrl.types import Outcome, RolloutState
+
+__all__ = ["ATTEMPT_COLUMNS", "Ended", "Event", "Leased", "LiveAttempt", "Queued", "Transaction", "over"]
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A rollout waits for a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A lease now ends at `expires_at`."""
+
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt is over."""
+
+    rollout_id: str
+    attempt: int
+    state: RolloutState
+    """Of the rollout afterwards."""
+
+
+Event = Queued | Leased | Ended
+
+
+@dataclass(slots=True)
+class LiveAttempt:
+    """A running attempt as the writer knows it."""
+
+    pk: int
+    rollout_pk: int
+    ids: dict[str, int] = field(default_factory=dict[str, int])
+    """Transition id → index."""
+    keys: dict[str, int] = field(default_factory=dict[str, int])
+    """Call key → index."""
+
+
+class Transaction:
+    """The writer's view of the database. One at a time, in one thread."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: Connection | None = None
+        self._calls: list[dict[str, Any]] = []
+        self._events: list[Event] = []
+        self._live: dict[tuple[str, int], LiveAttempt] = {}
+        self._words: dict[str, int] = {}
+
+    @contextmanager
+    def begin(self) -> Iterator[None]:
+        """Commit what is done inside, or undo all of it."""
+        try:
+            if self._connection is None:
+                self._connection = self._database.writing.connect()
+            with self._connection.begin():
+                yield
+                self.flush()
+        except BaseException:
+            self._calls.clear()
+            self._events.clear()
+            self._live.clear()
+            self._words.clear()
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the connection up; the next `begin` makes a new one."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.close()
+
+    @property
+    def db(self) -> Connection:
+        """The connection, with everything done so far visible in it."""
+        self.flush()
+        assert self._connection is not None
+        return self._connection
+
+    def flush(self) -> None:
+        if self._calls and self._connection is not None:
+            rows, self._calls = self._calls, []
+            self._connection.execute(insert(calls), rows)
+
+    def take_events(self) -> list[Event]:
+        taken, self._events = self._events, []
+        return taken
+
+    def add_event(self, event: Event) -> None:
+        self._events.append(event)
+
+    def add_call(self, row: dict[str, Any]) -> None:
+        self._calls.append(row)
+
+    def replace(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert rows; where the primary key is taken, the new values stand."""
+        if not rows:
+            return
+        statement = upsert(table)
+        keys = [column.name for column in table.primary_key]
+        others = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+        self.db.execute(statement.on_conflict_do_update(index_elements=keys, set_=others), rows)
+
+    def word(self, text: str) -> int:
+        """The number a text is interned under."""
+        known = self._words.get(text)
+        if known is None:
+            known = self.db.execute(select(words.c.pk).where(words.c.text == text)).scalar()
+            if known is None:
+                known = self.db.execute(insert(words).values(text=text).returning(words.c.pk)).scalar_one()
+            self._words[text] = known
+        return known
+
+    def word_or_none(self, text: str | None) -> int | None:
+        return None if text is None else self.word(text)
+
+    def attempt(self, rollout_id: str, attempt: int) -> Any:
+        """The attempt's row and its rollout's. Raises UnknownRecord."""
+        row = self.db.execute(_attempt, {"id": rollout_id, "number": attempt}).one_or_none()
+        if row is None:
+            raise UnknownRecord(f"rollout {rollout_id!r} has no attempt {attempt}; attempts start with a lease")
+        return row
+
+    def live(self, rollout_id: str, attempt: int, what: str) -> LiveAttempt:
+        """The running attempt. Raises UnknownRecord, or AttemptOver naming `what` comes too late."""
+        known = self._live.get((rollout_id, attempt))
+        if known is not None:
+            return known
+        row = self.attempt(rollout_id, attempt)
+        if row.outcome is not None:
+            raise over(rollout_id, attempt, row.outcome, what)
+        known = LiveAttempt(row.pk, row.rollout_pk)
+        for call in self.db.execute(select(calls.c.id, calls.c.call_key, calls.c.idx).where(calls.c.attempt_pk == row.pk)):
+            known.ids[call.id] = known.keys[call.call_key] = call.idx
+        self._live[rollout_id, attempt] = known
+        return known
+
+    def end(
+        self,
+        row: Any,
+        outcome: Outcome,
+        *,
+        now: float,
+        again: bool,
+        forgive: bool = False,
+        **values: Any,
+    ) -> RolloutState:
+        """End the running attempt of `row`; its rollout succeeds, fails, or is queued `again`."""
+        self.db.execute(update(attempts).where(attempts.c.pk == row.pk).values(outcome=outcome, ended_at=now, **values))
+        state = RolloutState.QUEUED if again else RolloutState.SUCCEEDED if outcome is Outcome.SUCCEEDED else RolloutState.FAILED
+        self.db.execute(
+            update(rollouts)
+            .where(rollouts.c.pk == row.rollout_pk)
+            .values(
+                state=state,
+                outcome=None if again else outcome,
+                deciding=row.number,
+                forgiven=rollouts.c.forgiven + (1 if forgive else 0),
+            )
+        )
+        self._live.pop((row.rollout_id, row.number), None)
+        self.add_event(Ended(row.rollout_id, row.number, state))
+        if again:
+            self.add_event(Queued())
+        return state
+
+    def forget(self, rollout_id: str, attempt: int) -> None:
+        self._live.pop((rollout_id, attempt), None)
+
+
+def over(rollout_id: str, attempt: int, outcome: str, what: str) -> AttemptOver:
+    return AttemptOver(f"attempt {attempt} of rollout {rollout_id!r} is over ({outcome}); {what} came too late and is not kept")
+
+
+ATTEMPT_COLUMNS = (
+    attempts.c.pk,
+    attempts.c.rollout_pk,
+    attempts.c.number,
+    attempts.c.worker_id,
+    attempts.c.outcome,
+    attempts.c.expires_at,
+    rollouts.c.id.label("rollout_id"),
+    rollouts.c.state,
+    rollouts.c.started,
+    rollouts.c.forgiven,
+    rollouts.c.max_attempts,
+)
+
+
+_attempt = (
+    select(*ATTEMPT_COLUMNS)
+    .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
+    .where(rollouts.c.id == bindparam("id"), attempts.c.number == bindparam("number"))
+)

@@ -1,0 +1,131 @@
+"""Group commit: one thread writes, and everything that arrived while the disk was busy shares the next commit.
+
+    await submit(op) ─► queue ─► [BEGIN · op op op … · COMMIT] ─► events, then results, on the caller's loop
+
+An operation that raises undoes the whole group; its members then run again one by one, each in a transaction of its own,
+so that it fails alone. Operations are therefore functions of the database and their arguments only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from lightningrl.errors import StoreError
+from lightningrl.store.database import Database, explain
+from lightningrl.store.transaction import Event, Transaction
+
+__all__ = ["Writer"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MOST_PER_GROUP = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Job(Generic[T]):
+    op: Callable[[Transaction], T]
+    future: asyncio.Future[T]
+    orphaned: Callable[[T], None] | None
+    """Called on the loop with the result where the caller was cancelled after it had been kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    job: _Job[Any]
+    result: Any = None
+    error: BaseException | None = None
+
+
+class Writer:
+    """Runs operations in a thread; made and used on one event loop."""
+
+    def __init__(self, database: Database, loop: asyncio.AbstractEventLoop, on_events: Callable[[list[Event]], None]) -> None:
+        self._database = database
+        self._loop = loop
+        self._on_events = on_events
+        self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="lightningrl-store-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, op: Callable[[Transaction], T], orphaned: Callable[[T], None] | None = None) -> asyncio.Future[T]:
+        """The future resolves once the operation's commit is on disk, or raises what the operation raised."""
+        if self._closed:
+            raise StoreError(f"the store {self._database.name!r} is closed; open it again")
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._jobs.put(_Job(op, future, orphaned))
+        return future
+
+    async def close(self) -> None:
+        """Finish what was submitted and end the thread."""
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        transaction = Transaction(self._database)
+        open_ = True
+        while open_:
+            group, open_ = self._next_group()
+            if group:
+                done, events = self._commit(transaction, group)
+                try:
+                    self._loop.call_soon_threadsafe(self._resolve, done, events)
+                except RuntimeError:  # the loop closed before the store: nobody is left to tell
+                    logger.warning("store %s: the event loop closed before %d results", self._database.name, len(done))
+        transaction.close()
+
+    def _next_group(self) -> tuple[list[_Job[Any]], bool]:
+        group: list[_Job[Any]] = []
+        job = self._jobs.get()
+        while job is not None:
+            if not job.future.cancelled():
+                group.append(job)
+            if len(group) >= _MOST_PER_GROUP:
+                return group, True
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return group, True
+        return group, False
+
+    def _commit(self, transaction: Transaction, group: list[_Job[Any]]) -> tuple[list[_Done], list[Event]]:
+        try:
+            with transaction.begin():
+                done = [_Done(job, job.op(transaction)) for job in group]
+            return done, transaction.take_events()
+        except Exception as error:  # noqa: BLE001  (whatever an operation raises is its caller's, not the thread's)
+            if len(group) == 1:
+                return [_Done(group[0], error=self._explained(error))], []
+        done, events = [], []
+        for job in group:
+            some_done, some_events = self._commit(transaction, [job])
+            done += some_done
+            events += some_events
+        return done, events
+
+    def _explained(self, error: Exception) -> Exception:
+        explained = explain(error, self._database.name)
+        if not isinstance(explained, StoreError):
+            logger.error("store %s: an operation failed", self._database.name, exc_info=error)
+        return explained
+
+    def _resolve(self, done: list[_Done], events: list[Event]) -> None:
+        self._on_events(events)
+        for one in done:
+            if one.job.future.cancelled():
+                if one.error is None and one.job.orphaned is not None:
+                    one.job.orphaned(one.result)
+            elif one.error is not None:
+                one.job.future.set_exception(one.error)
+            else:
+                one.job.future.set_result(one.result)

@@ -1,0 +1,370 @@
+"""The operations that write. Each is a plain function of a transaction and its arguments, so that it can run again alone."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import delete, func, insert, select, update
+
+from lightningrl.errors import StoreError
+from lightningrl.store.codec import encode_advantages, encode_floats, encode_json, encode_span, encode_text, encode_tokens
+from lightningrl.store.errors import Conflict, UnknownRecord
+from lightningrl.store.protocol import RETRYABLE, CallRecord, Score, SpanRecord, StoredCall, ToolCallRecord
+from lightningrl.store.reads import Reader, chunks
+from lightningrl.store.schema import advantages, attempts, calls, rewards, rollouts, scores, spans, steps, tasks, tool_calls, trained
+from lightningrl.store.transaction import ATTEMPT_COLUMNS, Leased, LiveAttempt, Queued, Transaction, over
+from lightningrl.types import Outcome, RolloutSpec, RolloutState
+
+__all__ = [
+    "add_rewards",
+    "append_calls",
+    "append_spans",
+    "append_tool_calls",
+    "cancel",
+    "create_rollouts",
+    "expire",
+    "finish",
+    "heartbeat",
+    "interrupt",
+    "lease",
+    "mark_trained",
+    "release",
+    "rollback_steps",
+    "set_scores",
+]
+
+OUTPUT_LIMIT = 16 * 2**20
+"""Bytes of JSON that an agent may return."""
+
+
+def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec], now: float) -> int:
+    known: dict[str, Any] = {}
+    for ids in chunks([spec.id for spec in specs]):
+        known |= {one.id: one for one in tx.db.execute(select(rollouts).where(rollouts.c.id.in_(ids)))}
+    created = 0
+    for spec in specs:
+        row: dict[str, Any] = {
+            "id": spec.id,
+            "task_pk": _task(tx, spec),
+            "group_id": spec.group_id,
+            "mode": spec.mode.value,
+            "step": spec.step,
+            "sampling": None if spec.sampling is None else encode_json(spec.sampling, f"sampling of rollout {spec.id!r}"),
+        }
+        before = known.get(spec.id)
+        if before is not None:
+            _same(before, row, spec.id)
+            continue
+        more = {"max_attempts": spec.max_attempts, "timeout_s": spec.timeout_s, "state": RolloutState.QUEUED.value, "created_at": now}
+        known[spec.id] = tx.db.execute(insert(rollouts).values(row | more).returning(rollouts)).one()
+        created += 1
+    if created:
+        tx.add_event(Queued())
+    return created
+
+
+def _same(before: Any, row: Mapping[str, Any], rollout_id: str) -> None:
+    for name, value in row.items():
+        if getattr(before, name) != value:
+            what = "task" if name == "task_pk" else name
+            raise Conflict(f"rollout id {rollout_id!r} is already used with another {what}; choose a new id for another rollout")
+
+
+def _task(tx: Transaction, spec: RolloutSpec) -> int:
+    body = encode_json(spec.task, f"task {spec.task.id!r} of rollout {spec.id!r}")
+    digest = hashlib.blake2b(body.encode(), digest_size=16).digest()
+    known = tx.db.execute(select(tasks.c.pk).where(tasks.c.digest == digest)).scalar()
+    if known is not None:
+        return int(known)
+    row = {"digest": digest, "task_id": spec.task.id, "body": encode_text(body)}
+    return int(tx.db.execute(insert(tasks).values(row).returning(tasks.c.pk)).scalar_one())
+
+
+def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, now: float) -> tuple[str, int] | None:
+    """Rollout id and attempt number."""
+    expire(tx, now)
+    row = tx.db.execute(
+        select(rollouts.c.pk, rollouts.c.id, rollouts.c.started).where(rollouts.c.state == "queued").order_by(rollouts.c.pk).limit(1)
+    ).one_or_none()
+    if row is None:
+        return None
+    number = row.started + 1
+    tx.db.execute(
+        insert(attempts).values(
+            rollout_pk=row.pk, number=number, worker_id=worker_id, key_digest=digest, expires_at=now + lease_s, started_at=now
+        )
+    )
+    tx.db.execute(update(rollouts).where(rollouts.c.pk == row.pk).values(state=RolloutState.RUNNING.value, started=number))
+    tx.add_event(Leased(now + lease_s))
+    return row.id, number
+
+
+def release(tx: Transaction, rollout_id: str, attempt: int) -> None:
+    row = tx.attempt(rollout_id, attempt)
+    used = tx.db.execute(select(func.count()).select_from(calls).where(calls.c.attempt_pk == row.pk)).scalar_one()
+    if row.outcome is not None or used:
+        return
+    for table in (tool_calls, spans, rewards):
+        tx.db.execute(delete(table).where(table.c.attempt_pk == row.pk))
+    tx.db.execute(delete(attempts).where(attempts.c.pk == row.pk))
+    tx.db.execute(update(rollouts).where(rollouts.c.pk == row.rollout_pk).values(state=RolloutState.QUEUED.value, started=attempt - 1))
+    tx.forget(rollout_id, attempt)
+    tx.add_event(Queued())
+
+
+def heartbeat(tx: Transaction, rollout_id: str, attempt: int, lease_s: float, now: float) -> bool:
+    row = tx.attempt(rollout_id, attempt)
+    if row.outcome is not None:
+        return False
+    tx.db.execute(update(attempts).where(attempts.c.pk == row.pk).values(expires_at=now + lease_s))
+    tx.add_event(Leased(now + lease_s))
+    return True
+
+
+def expire(tx: Transaction, now: float) -> float | None:
+    """End attempts whose lease is over; returns when the next one will be."""
+    running = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.outcome.is_(None))
+    for row in tx.db.execute(running.where(attempts.c.expires_at <= now)).all():
+        error = f"lease expired: worker {row.worker_id!r} sent no heartbeat in time"
+        again = row.number < row.max_attempts + row.forgiven
+        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, now=now, again=again, error=encode_text(error))
+    soonest = tx.db.execute(select(func.min(attempts.c.expires_at)).where(attempts.c.outcome.is_(None))).scalar()
+    return None if soonest is None else float(soonest)
+
+
+def interrupt(tx: Transaction, reason: str, now: float) -> int:
+    running = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.outcome.is_(None))
+    rows = tx.db.execute(running).all()
+    for row in rows:
+        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, now=now, again=True, forgive=True, error=encode_text(reason))
+    return len(rows)
+
+
+def finish(
+    tx: Transaction, rollout_id: str, attempt: int, outcome: Outcome, output: Any, error: str | None, duration_s: float, now: float
+) -> RolloutState:
+    row = tx.attempt(rollout_id, attempt)
+    if row.outcome is not None:
+        if row.outcome == outcome:
+            return RolloutState(row.state)
+        raise over(rollout_id, attempt, row.outcome, f"the result {outcome.value!r}")
+    body = encode_json(output, f"the output of rollout {rollout_id!r}")
+    if len(body) > OUTPUT_LIMIT:
+        raise StoreError(f"the output of rollout {rollout_id!r} has {len(body)} bytes of JSON, more than {OUTPUT_LIMIT}; return less")
+    again = outcome in RETRYABLE and attempt < row.max_attempts + row.forgiven
+    return tx.end(
+        row,
+        outcome,
+        now=now,
+        again=again,
+        output=None if output is None else encode_text(body),
+        error=encode_text(error),
+        duration_s=duration_s,
+    )
+
+
+def cancel(tx: Transaction, rollout_ids: Sequence[str], now: float) -> int:
+    cancelled = 0
+    for rollout_id in rollout_ids:
+        row = tx.db.execute(select(rollouts.c.pk, rollouts.c.state, rollouts.c.started).where(rollouts.c.id == rollout_id)).one_or_none()
+        if row is None:
+            raise UnknownRecord(f"no rollout {rollout_id!r} to cancel; create it first")
+        if row.state in (RolloutState.SUCCEEDED, RolloutState.FAILED):
+            continue
+        if row.state == RolloutState.QUEUED:  # an attempt of no worker, so that every finished rollout has a deciding attempt
+            number = row.started + 1
+            tx.db.execute(
+                insert(attempts).values(rollout_pk=row.pk, number=number, worker_id="", key_digest=b"", expires_at=now, started_at=now)
+            )
+            tx.db.execute(update(rollouts).where(rollouts.c.pk == row.pk).values(started=number))
+        else:
+            number = row.started
+        tx.end(tx.attempt(rollout_id, number), Outcome.CANCELLED, now=now, again=False, error=encode_text("cancelled"))
+        cancelled += 1
+    return cancelled
+
+
+def append_calls(tx: Transaction, reader: Reader, records: Sequence[CallRecord]) -> tuple[StoredCall | None, ...]:
+    first = records[0]
+    live = tx.live(first.rollout_id, first.attempt, f"call {first.id!r}")
+    replays = [record.call_key for record in records if record.call_key in live.keys]
+    kept = {call.call_key: call for call in reader.calls(tx.db, live.pk)} if replays else {}
+    for record in records:
+        if record.call_key not in kept:
+            tx.add_call(_call_row(tx, live, record))
+    return tuple(kept.get(record.call_key) for record in records)
+
+
+def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[str, Any]:
+    if record.id in live.ids:
+        raise Conflict(f"transition id {record.id!r} is already used in rollout {record.rollout_id!r}; choose a new one per call")
+    parent = None
+    if record.parent_id is not None:
+        parent = live.ids.get(record.parent_id)
+        if parent is None:
+            raise UnknownRecord(
+                f"call {record.id!r} names parent {record.parent_id!r}, no call of attempt {record.attempt} of rollout "
+                f"{record.rollout_id!r}; append the parent first"
+            )
+    index = len(live.ids)
+    row = {
+        "attempt_pk": live.pk,
+        "idx": index,
+        "id": record.id,
+        "call_key": record.call_key,
+        "parent": parent,
+        "policy": tx.word(record.policy),
+        "version": record.policy_version,
+        "suffix": encode_tokens(record.suffix_ids),
+        "completion": encode_tokens(record.completion_ids),
+        "logprobs": encode_floats(record.logprobs),
+        "finish": record.finish_reason.value,
+        "sampling": tx.word(encode_json(record.sampling, f"sampling of call {record.id!r}")),
+        "agent": tx.word_or_none(record.agent),
+        "span": encode_span(record.span_id),
+        "is_break": int(record.is_break),
+        "tool_call_ids": encode_json(record.tool_call_ids, "tool call ids") if record.tool_call_ids else None,
+        "trainable": int(record.trainable),
+        "started_at": record.started_at,
+        "duration_s": record.duration_s,
+        "history_key": record.history_key,
+    }
+    live.ids[record.id] = live.keys[record.call_key] = index
+    return row
+
+
+def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, records: Sequence[ToolCallRecord]) -> int:
+    live = tx.live(rollout_id, attempt, "a tool call")
+    known = set(tx.db.execute(select(tool_calls.c.span).where(tool_calls.c.attempt_pk == live.pk)).scalars())
+    rows = []
+    for record in records:
+        span, call = encode_span(record.span_id), record.tool_call
+        if span is not None and span in known:
+            continue
+        known.add(span)
+        rows.append(
+            {
+                "attempt_pk": live.pk,
+                "id": call.id,
+                "name": tx.word(call.name),
+                "arguments": encode_text(call.arguments),
+                "result": encode_text(call.result),
+                "status": call.status.value,
+                "duration_s": call.duration_s,
+                "transition_id": call.transition_id,
+                "agent": tx.word_or_none(call.agent),
+                "error_type": call.error_type,
+                "span": span,
+                "parent_span": encode_span(record.parent_span_id),
+                "started_at": record.started_at,
+            }
+        )
+    if rows:
+        tx.db.execute(insert(tool_calls), rows)
+    return len(rows)
+
+
+def append_spans(tx: Transaction, rollout_id: str, attempt: int, records: Sequence[SpanRecord]) -> None:
+    live = tx.live(rollout_id, attempt, "a span")
+    rows = [
+        {
+            "attempt_pk": live.pk,
+            "span": encode_span(record.span_id),
+            "parent": encode_span(record.parent_span_id),
+            "agent": tx.word_or_none(record.agent),
+        }
+        for record in records
+    ]
+    tx.replace(spans, rows)
+
+
+def add_rewards(tx: Transaction, rollout_id: str, attempt: int, values: Mapping[str, float | None], transition_id: str | None) -> None:
+    row = tx.attempt(rollout_id, attempt)
+    indices = {} if transition_id is None else _indices(tx, row.pk)
+    tx.replace(rewards, _reward_rows(tx, row.pk, rollout_id, indices, {transition_id: values}))
+
+
+def set_scores(tx: Transaction, given: Sequence[Score]) -> None:
+    for score in given:
+        row = tx.attempt(score.rollout_id, score.attempt)
+        if row.outcome is None:
+            raise Conflict(f"attempt {score.attempt} of rollout {score.rollout_id!r} still runs; score it when it has ended")
+        indices = _indices(tx, row.pk)
+        values: dict[str | None, Mapping[str, float | None]] = {None: score.rewards}
+        values.update(score.transition_rewards)
+        tx.replace(rewards, _reward_rows(tx, row.pk, score.rollout_id, indices, values))
+        tx.replace(scores, [{"attempt_pk": row.pk, "reward": _finite(score.reward, "reward", score.rollout_id)}])
+        rows = [
+            {
+                "attempt_pk": row.pk,
+                "idx": _index(indices, transition_id, score.rollout_id),
+                "data": None if values_ is None else encode_advantages(values_),
+            }
+            for transition_id, values_ in score.advantages.items()
+        ]
+        tx.replace(advantages, rows)
+
+
+def _indices(tx: Transaction, attempt_pk: int) -> dict[str, int]:
+    return {row.id: row.idx for row in tx.db.execute(select(calls.c.id, calls.c.idx).where(calls.c.attempt_pk == attempt_pk))}
+
+
+def _index(indices: Mapping[str, int], transition_id: str, rollout_id: str) -> int:
+    try:
+        return indices[transition_id]
+    except KeyError:
+        raise UnknownRecord(f"rollout {rollout_id!r} has no transition {transition_id!r}; use the ids of its trajectory") from None
+
+
+def _reward_rows(
+    tx: Transaction, attempt_pk: int, rollout_id: str, indices: Mapping[str, int], values: Mapping[str | None, Mapping[str, float | None]]
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "attempt_pk": attempt_pk,
+            "idx": -1 if transition_id is None else _index(indices, transition_id, rollout_id),
+            "name": tx.word(name),
+            "value": _finite(value, name, rollout_id),
+        }
+        for transition_id, by_name in values.items()
+        for name, value in by_name.items()
+    ]
+
+
+def _finite(value: float | None, name: str, rollout_id: str) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise StoreError(f"{name!r} of rollout {rollout_id!r} is {value!r}, no finite number; return a number or None")
+    return value
+
+
+def mark_trained(tx: Transaction, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float], now: float) -> None:
+    wanted = tuple(dict.fromkeys(rollout_ids))
+    if len(wanted) != len(rollout_ids):
+        raise Conflict(f"step {step} names a rollout twice; a rollout is trained once")
+    pks: dict[str, int] = {}
+    for ids in chunks(wanted):
+        pks |= {row.id: row.pk for row in tx.db.execute(select(rollouts.c.id, rollouts.c.pk).where(rollouts.c.id.in_(ids)))}
+    for rollout_id in wanted:
+        if rollout_id not in pks:
+            raise UnknownRecord(f"step {step} trains rollout {rollout_id!r}, which does not exist; create it first")
+    if tx.db.execute(select(steps.c.step).where(steps.c.step == step)).scalar() is not None:
+        before = set(tx.db.execute(select(trained.c.rollout_pk).where(trained.c.step == step)).scalars())
+        if before == set(pks.values()):
+            return
+        raise Conflict(f"step {step} is already recorded with other rollouts; roll back to step {step - 1} to train it again")
+    names = {pk: rollout_id for rollout_id, pk in pks.items()}
+    for some in chunks(tuple(names)):
+        taken = tx.db.execute(select(trained).where(trained.c.rollout_pk.in_(some)).limit(1)).one_or_none()
+        if taken is not None:
+            raise Conflict(f"rollout {names[taken.rollout_pk]!r} was trained in step {taken.step}; a rollout is trained once")
+    tx.db.execute(insert(steps).values(step=step, metrics=encode_json(dict(metrics), f"metrics of step {step}"), at=now))
+    if pks:
+        tx.db.execute(insert(trained), [{"rollout_pk": pks[rollout_id], "step": step} for rollout_id in wanted])
+
+
+def rollback_steps(tx: Transaction, after: int) -> int:
+    tx.db.execute(delete(trained).where(trained.c.step > after))
+    return tx.db.execute(delete(steps).where(steps.c.step > after)).rowcount
