@@ -1,0 +1,5 @@
+"""`python -m lightningrl.cli`."""
+
+from lightningrl.cli import main
+
+main()

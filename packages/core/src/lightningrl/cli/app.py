@@ -1,0 +1,164 @@
+"""The commands and their options; each one's work sits in a module of its own, imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="lightningrl",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Train the language model inside any agent with reinforcement learning; the agent's code does not change.",
+)
+rollouts = typer.Typer(no_args_is_help=True, help="Look at the rollouts of a run: what was asked, called, answered, earned.")
+new = typer.Typer(no_args_is_help=True, help="Start something of your own from a tested template.")
+app.add_typer(rollouts, name="rollouts")
+app.add_typer(new, name="new")
+
+RecipeArgument = Annotated[
+    Path | None, typer.Argument(help="A recipe (.toml or .py), or a folder with a recipe.toml.", metavar="RECIPE", show_default=False)
+]
+RunOption = Annotated[Path | None, typer.Option("--run", help="The run folder; by default the newest below --runs.", show_default=False)]
+RunsOption = Annotated[Path, typer.Option("--runs", help="Where run folders lie.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Override one key of the recipe, e.g. --set loop.steps=20. May be repeated.", metavar="KEY=VALUE")
+]
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier run: nothing is lost, nothing is trained twice.")] = False,
+    run: Annotated[Path | None, typer.Option("--run", help="The run folder; by default a new one below --runs.", show_default=False)] = None,
+    runs: RunsOption = Path("runs"),
+    policy: Annotated[str | None, typer.Option(help="Hub name or folder of the model to train (policy.model).", show_default=False)] = None,
+    backend: Annotated[str | None, typer.Option(help="Trainer backend, by name (see `lightningrl plugins`).", show_default=False)] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps (loop.steps).", show_default=False)] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop training after so many minutes (loop.minutes).", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of tasks, sampling and weights (loop.seed).", show_default=False)] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes that run the agent (runtime.workers).", show_default=False)] = None,
+    settings: SetOption = None,
+) -> None:
+    """Train the policy of RECIPE: run the agent in parallel, record every call, reward, assign credit, learn, serve the new weights.
+
+    Examples:
+      [bold]lightningrl train examples/text_to_sql[/]
+      [bold]lightningrl train my_recipe.toml --steps 50 --set learner.learning_rate=1e-5[/]
+      [bold]lightningrl train --resume[/]
+    """
+    from lightningrl.cli.train import train_command
+
+    shortcuts: dict[str, Any] = {
+        "policy.model": policy,
+        "backend": backend,
+        "loop.steps": steps,
+        "loop.minutes": minutes,
+        "loop.seed": seed,
+        "runtime.workers": workers,
+    }
+    train_command(recipe, resume=resume, run=run, runs=runs, settings=_settings(settings, shortcuts))
+
+
+@app.command()
+def serve(
+    recipe: RecipeArgument = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Serve the newest checkpoint of this run folder.", show_default=False)] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 = any free one.")] = 8600,
+    settings: SetOption = None,
+) -> None:
+    """Serve the policy behind an OpenAI-compatible endpoint without training it, and print a base URL and key to try it with.
+
+    Workers on this or other machines join with `lightningrl work`.
+    """
+    from lightningrl.cli.serve import serve_command
+
+    serve_command(recipe, run=run, host=host, port=port, settings=_settings(settings, {}))
+
+
+@app.command()
+def work(
+    recipe: Annotated[Path, typer.Argument(help="The recipe whose agent these workers run.", metavar="RECIPE")],
+    server: Annotated[str, typer.Option(help="URL of the Lightning Server.")],
+    key: Annotated[str, typer.Option(help="The run's key.", envvar="LIGHTNINGRL_KEY")],
+    workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
+    settings: SetOption = None,
+) -> None:
+    """Run agents for a Lightning Server that runs elsewhere, until it is stopped."""
+    from lightningrl.cli.work import work_command
+
+    work_command(recipe, server=server, key=key, workers=workers, settings=_settings(settings, {}))
+
+
+@app.command()
+def plugins() -> None:
+    """List what is installed: adapters, trainer backends, rewards, credit assigners."""
+    from lightningrl.cli.plugins import plugins_command
+
+    plugins_command()
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Where to write the transformers folder.", metavar="FOLDER")],
+    run: RunOption = None,
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Write a run's newest weights as an ordinary transformers folder (LoRA merged)."""
+    from lightningrl.cli.export import export_command
+
+    export_command(folder, run=run, runs=runs)
+
+
+@rollouts.command("list")
+def list_rollouts(
+    run: RunOption = None,
+    runs: RunsOption = Path("runs"),
+    step: Annotated[int | None, typer.Option(help="Only of this step.", show_default=False)] = None,
+    mode: Annotated[str | None, typer.Option(help="train or validation.", show_default=False)] = None,
+    outcome: Annotated[str | None, typer.Option(help="Only with this outcome, e.g. agent_error.", show_default=False)] = None,
+    limit: Annotated[int, typer.Option(help="Show at most so many, newest first.")] = 20,
+) -> None:
+    """List rollouts with their outcome, reward and calls, newest first."""
+    from lightningrl.cli.rollouts import list_command
+
+    list_command(run=run, runs=runs, step=step, mode=mode, outcome=outcome, limit=limit)
+
+
+@rollouts.command("show")
+def show_rollout(
+    rollout_id: Annotated[str, typer.Argument(help="A rollout's id, from `rollouts list`.", metavar="ROLLOUT")],
+    run: RunOption = None,
+    runs: RunsOption = Path("runs"),
+    full: Annotated[bool, typer.Option("--full", help="Whole prompts, special tokens included.")] = False,
+) -> None:
+    """Show one rollout: each call's prompt, completion and advantage, tool calls, rewards, outcome."""
+    from lightningrl.cli.rollouts import show_command
+
+    show_command(rollout_id, run=run, runs=runs, full=full)
+
+
+@new.command("adapter")
+def new_adapter(
+    name: Annotated[str, typer.Argument(help="Name of the framework, e.g. haystack.")],
+    folder: Annotated[Path, typer.Option(help="Where to put the package.")] = Path(),
+) -> None:
+    """Copy the adapter template: a package that passes the conformance suite once its hooks are filled in."""
+    from lightningrl.cli.new import new_adapter_command
+
+    new_adapter_command(name, folder)
+
+
+def _settings(given: list[str] | None, shortcuts: dict[str, Any]) -> dict[str, Any]:
+    from lightningrl.config import parse_setting
+
+    settings = dict(parse_setting(text) for text in given or [])
+    settings.update({key: value for key, value in shortcuts.items() if value is not None})
+    return settings

@@ -1,0 +1,26 @@
+"""`lightningrl plugins`: what is installed, from which distribution."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from lightningrl.plugins import load_plugins
+
+__all__ = ["plugins_command"]
+
+
+def plugins_command() -> None:
+    manager = load_plugins()
+    table = Table("kind", "name", "summary", "from", title="Installed plugins", title_justify="left")
+    kinds = {
+        "adapter": manager.adapters,
+        "trainer backend": manager.trainers,
+        "reward": manager.rewards,
+        "intermediate reward": manager.intermediate_rewards,
+        "credit assigner": manager.credit_assigners,
+    }
+    for kind, records in kinds.items():
+        for record in records.values():
+            table.add_row(kind, record.name, record.summary, record.distribution)
+    Console().print(table)

@@ -1,0 +1,181 @@
+"""`lightningrl rollouts`: a run's rollouts as a person reads them, straight from its store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.store import SqlStore
+from lightningrl.store.protocol import RolloutFilter, RolloutRecord, Score
+from lightningrl.training.run_folder import newest_run
+from lightningrl.types import Outcome, RolloutMode, Trajectory, Transition
+
+__all__ = ["list_command", "show_command"]
+
+Answer = TypeVar("Answer")
+
+
+def list_command(*, run: Path | None, runs: Path, step: int | None, mode: str | None, outcome: str | None, limit: int) -> None:
+    folder = run or newest_run(runs)
+    where = RolloutFilter(
+        step=step,
+        mode=_choice("mode", mode, RolloutMode),
+        outcome=_choice("outcome", outcome, Outcome),
+        limit=limit,
+    )
+    records = _ask(folder, lambda store: store.list_rollouts(where))
+    table = Table("rollout", "task", "mode", "state", "outcome", "reward", "calls", "attempts", "trained in step", title=f"Rollouts of {folder}", title_justify="left")
+    for record in records:
+        table.add_row(*_row(record))
+    Console().print(table if records else f"no rollouts in {folder} match; leave out a filter", highlight=False)
+
+
+def show_command(rollout_id: str, *, run: Path | None, runs: Path, full: bool) -> None:
+    folder = run or newest_run(runs)
+    record, trajectory, score = _ask(folder, lambda store: _load(store, rollout_id))
+    console = Console()
+    console.print(_heading(record, trajectory))
+    decode = _decoder(folder)
+    for call in trajectory.transitions:
+        advantages = score.advantages.get(call.id) if score else None
+        rewards = score.transition_rewards.get(call.id, {}) if score else {}
+        console.print(_call_panel(call, decode, advantages, rewards, full=full))
+        for tool in trajectory.tool_calls:
+            if tool.transition_id == call.id:
+                console.print(Text(f"  tool {tool.name}({tool.arguments}) → [{tool.status.value}] {tool.result}"[:400], style="magenta"))
+    for tool in trajectory.tool_calls:
+        if tool.transition_id is None:
+            console.print(Text(f"tool {tool.name}({tool.arguments}) → [{tool.status.value}] {tool.result}"[:400], style="magenta"))
+    console.print(_ending(trajectory, score))
+
+
+async def _load(store: SqlStore, rollout_id: str) -> tuple[RolloutRecord, Trajectory, Score | None]:
+    record = await store.rollout(rollout_id)
+    (trajectory,) = await store.trajectories([rollout_id])
+    scores = await store.scores([rollout_id])
+    return record, trajectory, scores[0] if scores else None
+
+
+def _ask(folder: Path, question: Callable[[SqlStore], Awaitable[Answer]]) -> Answer:
+    path = folder / "store.sqlite"
+    if not path.is_file():
+        raise RunFolderError(f"no store in {str(folder)!r}; name a run folder with --run")
+
+    async def ask() -> Answer:
+        store = await SqlStore.open(f"sqlite:///{path.resolve()}", read_only=True)
+        try:
+            return await question(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(ask())
+
+
+def _choice(what: str, text: str | None, kind: Any) -> Any:
+    if text is None:
+        return None
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"no {what} {text!r}; choose of: {', '.join(member.value for member in kind)}") from None
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _row(record: RolloutRecord) -> tuple[str, ...]:
+    return (
+        escape(record.spec.id),
+        escape(record.spec.task.id),
+        record.spec.mode.value,
+        record.state.value,
+        record.outcome.value if record.outcome else "-",
+        _number(record.reward),
+        str(record.attempts[-1].calls if record.attempts else 0),
+        str(len(record.attempts)),
+        "-" if record.trained_step is None else str(record.trained_step),
+    )
+
+
+def _heading(record: RolloutRecord, trajectory: Trajectory) -> Panel:
+    lines = [
+        f"task      {record.spec.task.id}",
+        f"input     {_short(record.spec.task.input)}",
+        f"answer    {_short(record.spec.task.answer)}",
+        f"group     {record.spec.group_id}   mode {record.spec.mode.value}   attempt {trajectory.attempt} of {len(record.attempts)}",
+    ]
+    return Panel(Text("\n".join(lines)), title=Text(f"rollout {record.spec.id}"), title_align="left", border_style="blue")
+
+
+def _call_panel(
+    call: Transition, decode: Callable[[Sequence[int]], str], advantages: Any, rewards: Any, *, full: bool
+) -> Panel:
+    prompt = decode(call.prompt_ids.tolist())
+    if not full and len(prompt) > 900:
+        prompt = f"{prompt[:300]} … {prompt[-600:]}"
+    body = Text(prompt, style="dim")
+    body.append("\n")
+    body.append(decode(call.completion_ids.tolist()), style="bold green")
+    credit = "not scored" if advantages is None else f"advantage {float(np.mean(advantages)):+.3f}"
+    parts = [
+        f"{len(call.prompt_ids)} → {len(call.completion_ids)} tokens",
+        f"logprob {float(np.sum(call.logprobs)):.2f}",
+        f"version {call.policy_version}",
+        call.finish_reason.value,
+        credit,
+        *(f"{name} {_number(value)}" for name, value in rewards.items()),
+    ]
+    if call.parent_id:
+        parts.append("extends an earlier call")
+    if call.is_break:
+        parts.append("BREAK: history re-rendered")
+    return Panel(
+        body,
+        title=Text(f"call {call.index} · {call.agent or 'no role'}"),
+        title_align="left",
+        subtitle=Text(" · ".join(parts)),
+        subtitle_align="left",
+        border_style="green" if advantages is not None else "white",
+    )
+
+
+def _ending(trajectory: Trajectory, score: Score | None) -> Panel:
+    rewards = score.rewards if score else trajectory.rewards
+    total = score.reward if score else trajectory.reward
+    lines = [f"outcome   {trajectory.outcome.value}", f"output    {_short(trajectory.output)}"]
+    if trajectory.error:
+        lines.append(f"error     {trajectory.error.strip()[-600:]}")
+    lines.append(f"reward    {_number(total)}   ({', '.join(f'{name} {_number(value)}' for name, value in rewards.items()) or 'none'})")
+    return Panel(Text("\n".join(lines)), title="ending", title_align="left", border_style="blue")
+
+
+def _short(value: Any, limit: int = 600) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= limit else f"{text[:limit]} …"
+
+
+def _decoder(folder: Path) -> Callable[[Sequence[int]], str]:
+    """Token ids → text by the run's own tokenizer; the bare ids where it cannot be loaded."""
+    from lightningrl.gateway.rendering import load_tokenizer
+
+    model = json.loads((folder / "run.json").read_text(encoding="utf-8")).get("model")
+    if not model:
+        return lambda ids: " ".join(map(str, ids))
+    tokenizer = load_tokenizer(model)
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    return decode

@@ -1,0 +1,96 @@
+"""The recipe: read once, frozen, and refused with a sentence that says what, which and what next."""
+
+from pathlib import Path
+
+import pytest
+
+from lightningrl.config import Recipe, RewardConfig, TasksConfig, check_options, load_recipe, parse_setting
+from lightningrl.errors import ConfigError
+
+MINIMAL = """
+agent = "agent.py:answer"
+[tasks]
+train = "data.py:train"
+[policy]
+model = "starter"
+[rewards.exact]
+use = "reward.py:exact"
+"""
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def test_a_minimal_recipe_has_defaults(recipe_file: Path) -> None:
+    recipe = load_recipe(recipe_file)
+    assert recipe.loop.group_size == 8
+    assert recipe.folder == recipe_file.parent
+    assert recipe.validation.sampling.temperature == 0.0
+
+
+def test_settings_override_keys_and_keep_the_rest(recipe_file: Path) -> None:
+    recipe = load_recipe(recipe_file, dict([parse_setting("loop.steps=3"), parse_setting("policy.model=Qwen/Qwen2.5-0.5B")]))
+    assert (recipe.loop.steps, recipe.policy.model, recipe.agent) == (3, "Qwen/Qwen2.5-0.5B", "agent.py:answer")
+    assert recipe.folder == recipe_file.parent
+
+
+def test_a_python_recipe_may_hold_objects(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.py"
+    path.write_text(
+        "from lightningrl.config import *\n"
+        "def exact(task, output, trajectory): return 1.0\n"
+        "recipe = Recipe(agent='agent.py:answer', tasks=TasksConfig(train='data.py:train'), policy=PolicyConfig(model='m'),\n"
+        "                rewards={'exact': RewardConfig(use=exact)})\n"
+    )
+    recipe = load_recipe(path, {"loop.steps": 2})
+    assert recipe.rewards["exact"].use("task", None, None) == 1.0
+    assert "exact" in recipe.frozen_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (MINIMAL + "[loop]\nstps = 4\n", "unknown key 'loop.stps'; did you mean 'steps'?"),
+        (MINIMAL + "wieght = 2\n", "unknown key 'rewards.exact.wieght'; did you mean 'weight'?"),
+        (MINIMAL + "[loop]\nsteps = -1\n", "'loop.steps'"),
+        (MINIMAL.replace("[rewards.exact]\nuse = \"reward.py:exact\"", ""), "'rewards'"),
+        ("agent = ", "not valid TOML"),
+    ],
+)
+def test_a_bad_recipe_is_refused_with_file_key_and_remedy(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="bad.toml") as refused:
+        load_recipe(path)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_recipe_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no recipe at"):
+        load_recipe(tmp_path / "none.toml")
+
+
+def test_an_option_nobody_consumes_is_an_error() -> None:
+    def factory(*, policy: str, learning_rate: float = 1e-5) -> None: ...
+
+    check_options(factory, {"learning_rate": 1.0}, what="backend 'x'", reserved=("policy",))
+    with pytest.raises(ConfigError, match="backend 'x' has no setting 'learning_rte'; did you mean 'learning_rate'"):
+        check_options(factory, {"learning_rte": 1.0}, what="backend 'x'", reserved=("policy",))
+    with pytest.raises(ConfigError, match="no setting 'policy'"):
+        check_options(factory, {"policy": "x"}, what="backend 'x'", reserved=("policy",))
+
+
+def test_a_setting_without_a_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match="KEY=VALUE"):
+        parse_setting("loop.steps")
+
+
+def test_a_recipe_is_frozen() -> None:
+    recipe = Recipe(agent="a:b", tasks=TasksConfig(train="d:t"), policy={"model": "m"}, rewards={"r": RewardConfig(use="r:r")})  # type: ignore[arg-type]
+    with pytest.raises(Exception, match="frozen"):
+        recipe.name = "other"  # type: ignore[misc]

@@ -1,0 +1,81 @@
+"""The run folder: one owner at a time, the same recipe on resume, checkpoints that are whole or absent."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightningrl.config import load_recipe
+from lightningrl.errors import RunFolderError
+from lightningrl.training.run_folder import LoopState, RunFolder, newest_run
+
+RECIPE = """
+agent = "agent.py:answer"
+[tasks]
+train = "data.py:train"
+[policy]
+model = "starter"
+[rewards.exact]
+use = "reward.py:exact"
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def start(source: Path, where: Path) -> RunFolder:
+    return RunFolder.create(where, load_recipe(source), str(source), {})
+
+
+def test_a_folder_in_use_is_refused_naming_the_process(source: Path, tmp_path: Path) -> None:
+    folder = start(source, tmp_path / "run")
+    code = f"from lightningrl.training.run_folder import *; from pathlib import Path; RunFolder.resume(Path({str(tmp_path / 'run')!r}), {{}})"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert other.returncode != 0
+    assert "is in use by process" in other.stderr
+    folder.close()
+    RunFolder.resume(tmp_path / "run", {})[0].close()
+
+
+def test_a_second_run_in_the_same_folder_is_refused(source: Path, tmp_path: Path) -> None:
+    start(source, tmp_path / "run").close()
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        start(source, tmp_path / "run")
+
+
+def test_a_changed_recipe_is_refused_on_resume(source: Path, tmp_path: Path) -> None:
+    start(source, tmp_path / "run").close()
+    source.write_text(RECIPE + "[loop]\ngroup_size = 4\n")
+    with pytest.raises(RunFolderError, match=r"'loop.group_size' was 8, is 4"):
+        RunFolder.resume(tmp_path / "run", {})
+    source.write_text(RECIPE + "[loop]\nsteps = 4\n")
+    folder, recipe, _ = RunFolder.resume(tmp_path / "run", {})
+    assert recipe.loop.steps == 4
+    folder.close()
+
+
+def test_only_whole_checkpoints_count_and_old_ones_go(source: Path, tmp_path: Path) -> None:
+    folder = start(source, tmp_path / "run")
+    assert folder.latest() is None
+    for step in (1, 2, 3):
+        scratch = folder.new_checkpoint(step)
+        (scratch / "backend").mkdir()
+        folder.commit_checkpoint(scratch, LoopState(step=step, seconds=1.0, rollouts=step * 4), keep=2)
+    folder.new_checkpoint(4)
+    latest = folder.latest()
+    assert latest is not None
+    assert latest[1].step == 3
+    assert [path.name for path in folder.checkpoints()] == ["step-000002", "step-000003"]
+    folder.close()
+
+
+def test_the_newest_run_is_found_and_none_is_an_error(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no run below"):
+        newest_run(tmp_path)
+    start(source, tmp_path / "runs" / "run-1").close()
+    assert newest_run(tmp_path / "runs").name == "run-1"
