@@ -1,0 +1,53 @@
+"""Finds the user's agent, by `"agent.py:answer"`, `"package.module:function"` or the object itself, and sees how to call it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightningrl.errors import ConfigError
+from lightningrl.loading import load_callable
+
+__all__ = ["LoadedAgent", "agent_reference", "load_agent"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedAgent:
+    """An agent, ready to be called with a task's input."""
+
+    name: str
+    function: Callable[[Any], Any]
+    is_async: bool
+
+
+def load_agent(agent: str | Callable[..., Any], base_dir: Path | str = ".") -> LoadedAgent:
+    """Import what `agent` names. Raises ConfigError, with one sentence, if it is not there, cannot be imported, or is no agent."""
+    found = load_callable(agent, base_dir) if isinstance(agent, str) else agent
+    name = agent if isinstance(agent, str) else getattr(agent, "__qualname__", type(agent).__name__)
+    if inspect.isclass(found):
+        raise ConfigError(f"agent {name!r} is a class; name a function that takes a task's input")
+    call = found if inspect.isroutine(found) else type(found).__call__
+    if inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call):
+        raise ConfigError(f"agent {name!r} is a generator; return one answer instead of yielding (consume the stream inside the agent)")
+    return LoadedAgent(name=name, function=found, is_async=inspect.iscoroutinefunction(call))
+
+
+def agent_reference(agent: str | Callable[..., Any]) -> str:
+    """The text by which another process finds the same agent. Raises ConfigError for lambdas, closures, instances."""
+    if isinstance(agent, str):
+        return agent
+    module_name, name = getattr(agent, "__module__", None), getattr(agent, "__qualname__", None)
+    if not module_name or not name or "<" in name:
+        raise ConfigError(
+            f"agent {agent!r} cannot be found by a worker process; define it at the top of a module, or name it: 'agent.py:answer'"
+        )
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    if module_name != "__main__" and "." in module_name:
+        return f"{module_name}:{name}"
+    if file is None:
+        raise ConfigError(f"agent {name!r} lives in an interactive session; put it into a file and name it: 'agent.py:{name}'")
+    return f"{Path(file).resolve()}:{name}"

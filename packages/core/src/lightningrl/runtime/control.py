@@ -1,0 +1,116 @@
+"""A worker's line to the server: one kept-alive connection, blocking, standard library only, patient while the server restarts."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import threading
+import time
+from dataclasses import asdict
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from lightningrl.errors import ServerError
+from lightningrl.runtime.lease import Lease
+from lightningrl.runtime.report import AttemptReport
+
+__all__ = ["ControlClient"]
+
+JSON: Final = "application/json"
+TROUBLE: Final = (OSError, http.client.HTTPException)
+
+logger = logging.getLogger(__name__)
+
+
+class ControlClient:
+    """The control API as a worker uses it. Belongs to one thread; `interrupt` may come from another."""
+
+    def __init__(self, server_url: str, run_key: str, *, patience_s: float = 60.0, timeout_s: float = 30.0) -> None:
+        parts = urlsplit(server_url.rstrip("/"))
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ServerError(f"server url {server_url!r} is no http(s) url; give something like 'http://127.0.0.1:8000'")
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+        self._url = server_url
+        self._prefix = f"{parts.path}/api/v1"
+        self._run_key = run_key
+        self._patience_s = patience_s
+        self._timeout_s = timeout_s
+        self._interrupted = threading.Event()
+
+    def lease(self, *, worker_id: str, wait_s: float, lease_s: float) -> Lease | None:
+        """The next attempt to run; None = there was none for `wait_s`."""
+        body = {"worker_id": worker_id, "wait_s": wait_s, "lease_s": lease_s}
+        status, answer = self._post("/leases", body, key=self._run_key, wait_s=wait_s)
+        if status == 204:
+            return None
+        try:
+            return msgspec.json.decode(answer, type=Lease)
+        except msgspec.MsgspecError as error:
+            raise ServerError(f"server {self._url!r} answered no lease: {error}; is it of the same version?") from error
+
+    def heartbeat(self, lease: Lease, *, lease_s: float) -> bool:
+        """Keep the attempt; False = it was taken away (cancelled or expired)."""
+        _, answer = self._post(attempt_path(lease, "heartbeat"), {"lease_s": lease_s}, key=self._run_key)
+        return bool(json.loads(answer).get("continue", True))
+
+    def report(self, lease: Lease, report: AttemptReport) -> None:
+        """Hand in the attempt's result. The first report of an attempt counts."""
+        self._post(attempt_path(lease, "result"), asdict(report), key=self._run_key)
+
+    def export_spans(self, lease: Lease, payload: bytes, content_type: str) -> None:
+        """Hand in the attempt's spans (OTLP)."""
+        self._send(attempt_path(lease, "v1/traces"), payload, content_type, key=lease.key)
+
+    def interrupt(self) -> None:
+        """Make a waiting request fail now, and every later one."""
+        self._interrupted.set()
+        sock = self._connection.sock
+        if sock is not None:
+            try:
+                sock.shutdown(2)
+            except OSError as error:
+                logger.debug("control connection was closed before: %s", error)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _post(self, path: str, body: object, *, key: str, wait_s: float = 0.0) -> tuple[int, bytes]:
+        return self._send(path, json.dumps(body).encode(), JSON, key=key, wait_s=wait_s)
+
+    def _send(self, path: str, body: bytes, content_type: str, *, key: str, wait_s: float = 0.0) -> tuple[int, bytes]:
+        """Send until the server answers, at most `patience_s`. Every request of this class may be repeated."""
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": content_type}
+        deadline = time.monotonic() + self._patience_s
+        pause = 0.0
+        while True:
+            try:
+                status, answer = self._exchange(path, body, headers, timeout_s=self._timeout_s + wait_s)
+            except TROUBLE as error:
+                self._connection.close()
+                if self._interrupted.is_set() or time.monotonic() + pause > deadline:
+                    raise ServerError(f"server {self._url!r} does not answer: {type(error).__name__}: {error}") from error
+            else:
+                if status < 400:
+                    return status, answer
+                if status not in {429, 502, 503, 504} or time.monotonic() + pause > deadline:
+                    raise ServerError(f"server {self._url!r} refused {path!r} with {status}: {answer[:500].decode(errors='replace')}")
+            self._interrupted.wait(pause)
+            pause = min(2.0, pause * 2 or 0.05)  # at once first: a kept-alive connection may just have been closed
+
+    def _exchange(self, path: str, body: bytes, headers: dict[str, str], *, timeout_s: float) -> tuple[int, bytes]:
+        if self._connection.sock is None:
+            self._connection.timeout = timeout_s
+            self._connection.connect()
+        elif self._connection.sock.gettimeout() != timeout_s:
+            self._connection.sock.settimeout(timeout_s)
+        self._connection.request("POST", self._prefix + path, body, headers)
+        response = self._connection.getresponse()
+        return response.status, response.read()
+
+
+def attempt_path(lease: Lease, tail: str) -> str:
+    return f"/rollouts/{quote(lease.rollout_id, safe=':')}/attempts/{lease.attempt}/{tail}"

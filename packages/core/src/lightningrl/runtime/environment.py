@@ -1,0 +1,45 @@
+"""Environment variables of a worker: where clients that read them, and the agent's subprocesses, find the gateway."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+from urllib.parse import urlsplit
+
+from lightningrl.tracing.redirect import UNATTRIBUTED_KEY
+from lightningrl.tracing.scope import ActiveRollout
+
+__all__ = ["gateway_environment", "rollout_environment", "worker_environment"]
+
+SINGLE_THREADED: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def gateway_environment(server_url: str, base_path: str = "/v1", key: str = UNATTRIBUTED_KEY) -> dict[str, str]:
+    """The variables by which the SDKs choose where to call; by default a place that refuses calls (fails closed)."""
+    base = server_url.rstrip("/") + base_path
+    return {
+        "OPENAI_BASE_URL": base,
+        "OPENAI_API_BASE": base,  # LangChain reads it before OPENAI_BASE_URL
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": base.removesuffix("/v1"),  # its SDK adds /v1
+        "ANTHROPIC_API_KEY": key,
+    }
+
+
+def worker_environment(server_url: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """What a worker starts with: `environment`, one thread per numeric library, no proxy before our server, the gateway's variables."""
+    host = urlsplit(server_url).hostname or ""
+    no_proxy = ",".join(dict.fromkeys([*filter(None, environment.get("NO_PROXY", "").split(",")), host]))
+    return {**SINGLE_THREADED, **environment, "NO_PROXY": no_proxy, "no_proxy": no_proxy, **gateway_environment(server_url)}
+
+
+@contextmanager
+def rollout_environment(server_url: str, rollout: ActiveRollout) -> Iterator[None]:
+    """Point the variables at the rollout while it runs: for subprocesses and clients that no patch reaches. Exclusive processes only."""
+    os.environ.update(gateway_environment(server_url, rollout.base_path, rollout.key))
+    try:
+        yield
+    finally:
+        os.environ.update(gateway_environment(server_url))

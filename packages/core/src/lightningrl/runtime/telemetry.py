@@ -1,0 +1,74 @@
+"""A worker's adapters and its tracer: instrument once, one root span per attempt, one export at its end."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind
+
+from lightningrl.errors import PluginError
+from lightningrl.tracing import semconv
+from lightningrl.tracing.origin import Adapter, OriginResolver
+from lightningrl.tracing.scope import ActiveRollout, RolloutScope
+from lightningrl.tracing.spans import RolloutSpanProcessor, build_tracer_provider, encode_otlp, watch_global_provider
+
+__all__ = ["Telemetry", "load_adapter"]
+
+
+class Telemetry:
+    """The instrumented side of a worker."""
+
+    def __init__(self, scope: RolloutScope, adapters: Sequence[Adapter]) -> None:
+        self._processor = RolloutSpanProcessor(scope)
+        self._provider = build_tracer_provider(self._processor)
+        self._tracer = self._provider.get_tracer("lightningrl")
+        self._adapters = tuple(adapters)
+        for adapter in self._adapters:
+            adapter.instrument(tracer_provider=self._provider)
+
+    @property
+    def resolvers(self) -> tuple[OriginResolver, ...]:
+        return tuple(adapter.call_origin for adapter in self._adapters)
+
+    def watch_agent(self) -> None:
+        """After the agent's import: see its own spans as well."""
+        watch_global_provider(self._provider, self._processor)
+
+    @contextmanager
+    def attempt_span(self, agent: str) -> Iterator[None]:
+        """The attempt's root span, so that all of it is one trace."""
+        attributes = {semconv.OPERATION_NAME: semconv.INVOKE_WORKFLOW, semconv.WORKFLOW_NAME: agent}
+        span = self._tracer.start_span(f"{semconv.INVOKE_WORKFLOW} {agent}", otel_context.Context(), SpanKind.INTERNAL, attributes)
+        with trace.use_span(span, end_on_exit=True):
+            yield
+
+    def collect(self, rollout: ActiveRollout) -> bytes | None:
+        """The attempt's spans as OTLP; None where nothing but its root span was seen."""
+        self._processor.forget(rollout)
+        return encode_otlp(rollout.spans) if len(rollout.spans) > 1 else None
+
+    def close(self) -> None:
+        for adapter in self._adapters:
+            adapter.uninstrument()
+
+
+def load_adapter(name: str) -> Adapter:
+    """An installed adapter by its plugin name, or any by `"module:factory"`. Raises PluginError."""
+    if ":" in name:
+        module, _, factory = name.partition(":")
+        try:
+            adapter = getattr(importlib.import_module(module), factory)()
+        except (ImportError, AttributeError) as error:
+            raise PluginError(f"adapter {name!r} cannot be loaded: {error}; write 'module:factory'") from error
+    else:
+        from lightningrl.plugins import load_plugins
+
+        adapter = load_plugins().find("lightningrl_adapters", name).factory()
+    missing = [method for method in ("instrument", "uninstrument", "call_origin") if not callable(getattr(adapter, method, None))]
+    if missing:
+        raise PluginError(f"adapter {name!r} has no {', '.join(missing)}; see lightningrl.tracing.origin.Adapter")
+    return adapter  # type: ignore[no-any-return]

@@ -1,0 +1,225 @@
+"""A warm worker process: imports the agent once, then leases, runs and reports one attempt after the other.
+
+    stdin   settings, one JSON line; then open: `stop`, or its end, ends the worker       stdout  events, JSON lines
+    stderr  the log, with everything the agent prints
+
+Exclusive (concurrency 1): the agent runs in the main thread, async agents on one long-lived loop there. Otherwise each slot is a
+thread; async agents share a loop in the main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Iterator
+from typing import Any, BinaryIO, Final
+
+from lightningrl.errors import LightningError, ServerError
+from lightningrl.runtime.agent_loader import LoadedAgent, load_agent
+from lightningrl.runtime.attempt import Attempt
+from lightningrl.runtime.control import ControlClient
+from lightningrl.runtime.environment import rollout_environment
+from lightningrl.runtime.heartbeat import Heart
+from lightningrl.runtime.lifeline import die_with_parent, take_standard_streams
+from lightningrl.runtime.settings import WorkerEvent, WorkerSettings, decode_settings, encode_line
+from lightningrl.tracing.redirect import Redirection
+from lightningrl.tracing.scope import ActiveRollout, RolloutScope
+
+__all__ = ["Worker", "main"]
+
+ASYNC_GRACE_S: Final = 5.0
+"""How long an async agent may take to react to its cancellation at the time limit, before the process is killed."""
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """Everything of one worker process. `run` returns when it was told to stop or lost the server."""
+
+    def __init__(self, settings: WorkerSettings, events: BinaryIO) -> None:
+        self._settings = settings
+        self._events = events
+        self._events_lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._waiting: set[ControlClient] = set()
+        self._scope = RolloutScope(exclusive=settings.concurrency == 1)
+        self._redirection = Redirection(server_url=settings.server_url, scope=self._scope, base_urls=settings.base_urls)
+        self._redirection.install()
+        self._runner = asyncio.Runner()
+        self._shared_loop: asyncio.AbstractEventLoop | None = None
+        self._heart = Heart(self._client(), lease_s=settings.lease_s, on_revoked=self._revoke)
+        self._agent, self._telemetry = self._load()
+
+    def run(self) -> int:
+        """Work until `stop`."""
+        self._heart.start()
+        if self._agent.is_async:
+            self._redirection.home_loop = self._runner.get_loop()
+        self.emit(WorkerEvent(kind="ready"))
+        if self._settings.concurrency == 1:
+            self._serve(0)
+        else:
+            self._runner.run(self._serve_slots())
+        self._heart.stop()
+        with contextlib.suppress(RuntimeError):  # the agent may have closed the loop
+            self._runner.close()
+        return 0
+
+    def stop(self) -> None:
+        """Finish the attempts that run, take no more. From any thread."""
+        self._stopping.set()
+        for client in tuple(self._waiting):
+            client.interrupt()
+
+    def emit(self, event: WorkerEvent) -> None:
+        with self._events_lock:
+            self._events.write(encode_line(event))
+            self._events.flush()
+
+    def _load(self) -> tuple[LoadedAgent, Any]:
+        if not self._settings.adapters:
+            return load_agent(self._settings.agent, self._settings.base_dir), None
+        from lightningrl.runtime.telemetry import Telemetry, load_adapter
+
+        telemetry = Telemetry(self._scope, [load_adapter(name) for name in self._settings.adapters])
+        self._redirection.resolvers.extend(telemetry.resolvers)
+        agent = load_agent(self._settings.agent, self._settings.base_dir)
+        telemetry.watch_agent()
+        return agent, telemetry
+
+    def _client(self) -> ControlClient:
+        return ControlClient(self._settings.server_url, self._settings.run_key, patience_s=self._settings.patience_s)
+
+    async def _serve_slots(self) -> None:
+        """Serve in as many threads as attempts may run at a time, with this loop for the async agents in them."""
+        loop = self._shared_loop = asyncio.get_running_loop()
+        ended = asyncio.Semaphore(0)
+
+        def serve(slot: int) -> None:
+            try:
+                self._serve(slot)
+            finally:
+                loop.call_soon_threadsafe(ended.release)
+
+        for slot in range(self._settings.concurrency):
+            threading.Thread(target=serve, args=(slot,), name=f"lightningrl-slot-{slot}").start()
+        for _ in range(self._settings.concurrency):
+            await ended.acquire()
+
+    def _serve(self, slot: int) -> None:
+        """One slot: lease, run, report, until told to stop."""
+        client = self._client()
+        worker_id = f"{self._settings.worker_id}/{slot}" if self._settings.concurrency > 1 else self._settings.worker_id
+        while not self._stopping.is_set():
+            self._waiting.add(client)
+            try:
+                lease = client.lease(worker_id=worker_id, wait_s=self._settings.lease_wait_s, lease_s=self._settings.lease_s)
+            except ServerError as error:
+                if not self._stopping.is_set():
+                    self.emit(WorkerEvent(kind="lost", error=str(error)))
+                return
+            finally:
+                self._waiting.discard(client)
+            if lease is None:
+                continue
+            rollout = ActiveRollout(rollout_id=lease.rollout_id, attempt=lease.attempt, base_path=lease.base_path, key=lease.key)
+            try:
+                self._run_attempt(Attempt(lease, rollout), client)
+            except ServerError as error:
+                logger.error("rollout %s: its result is lost, the lease will expire: %s", lease.rollout_id, error)
+            self.emit(WorkerEvent(kind="finished", rollout_id=lease.rollout_id, attempt=lease.attempt))
+        client.close()
+
+    def _run_attempt(self, attempt: Attempt, client: ControlClient) -> None:
+        lease, rollout = attempt.lease, attempt.rollout
+        limit_s = lease.timeout_s + (ASYNC_GRACE_S if self._agent.is_async else 0.0)
+        self.emit(WorkerEvent(kind="started", rollout_id=lease.rollout_id, attempt=lease.attempt, limit_s=limit_s))
+        self._heart.add(attempt)
+        try:
+            with self._scope.entered(rollout), self._surroundings(rollout):
+                report = attempt.run(self._agent, self._run_on_loop)
+            if self._telemetry is not None:
+                self._export(attempt, client)
+            client.report(lease, report)
+        finally:
+            self._heart.remove(attempt)
+
+    def _export(self, attempt: Attempt, client: ControlClient) -> None:
+        """Spans are a view on the rollout, not the rollout: without them it still counts."""
+        from lightningrl.tracing.spans import OTLP_CONTENT_TYPE
+
+        payload = self._telemetry.collect(attempt.rollout)
+        if payload is None:
+            return
+        try:
+            client.export_spans(attempt.lease, payload, OTLP_CONTENT_TYPE)
+        except ServerError as error:
+            logger.warning("rollout %s: its spans are lost: %s", attempt.lease.rollout_id, error)
+
+    @contextlib.contextmanager
+    def _surroundings(self, rollout: ActiveRollout) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if self._scope.exclusive:
+                stack.enter_context(rollout_environment(self._settings.server_url, rollout))
+            if self._telemetry is not None:
+                stack.enter_context(self._telemetry.attempt_span(self._agent.name))
+            yield
+
+    def _run_on_loop(self, awaitable: Awaitable[Any]) -> Any:
+        async def run() -> Any:
+            return await awaitable
+
+        if self._shared_loop is None:
+            return self._runner.run(run(), context=contextvars.copy_context())
+        return asyncio.run_coroutine_threadsafe(run(), self._shared_loop).result()  # carries this thread's context along
+
+    def _revoke(self, attempt: Attempt) -> None:
+        if not attempt.revoke():
+            self.emit(WorkerEvent(kind="revoked", rollout_id=attempt.lease.rollout_id, attempt=attempt.lease.attempt))
+
+
+def watch_stdin(commands: BinaryIO, worker: Worker) -> None:
+    """`stop` ends the worker after its attempt; the end of the pipe (the pool is gone) ends it now."""
+    for line in commands:
+        if line.strip() == b"stop":
+            worker.stop()
+    os._exit(1)
+
+
+def log_to_stderr() -> None:
+    """Our own log; the root logger is the agent's."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
+    ours = logging.getLogger("lightningrl")
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    ours.propagate = False
+
+
+def main() -> int:
+    """Process main: settings from stdin, then work."""
+    commands, events = take_standard_streams()
+    log_to_stderr()
+    settings = decode_settings(commands.readline())
+    die_with_parent(settings.parent_pid)
+    try:
+        worker = Worker(settings, events)
+    except LightningError as error:
+        logger.error("%s", error, exc_info=True)
+        events.write(encode_line(WorkerEvent(kind="failed", error=str(error))))
+        events.flush()
+        return 3
+    threading.Thread(target=watch_stdin, args=(commands, worker), name="lightningrl-stdin", daemon=True).start()
+    return worker.run()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads that the agent left behind must not keep the process

@@ -1,0 +1,61 @@
+"""Who makes a model call: the agent's name and the span of the call, as an adapter knows it before the request leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import quote
+
+__all__ = ["Adapter", "CallOrigin", "OriginResolver", "resolve_origin"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallOrigin:
+    """The role that makes a call, and the call's span."""
+
+    agent: str | None = None
+    """Name of the agent or graph node; None = nobody said."""
+    trace_id: int = 0
+    span_id: int = 0
+    """0 = no span."""
+
+    def headers(self) -> dict[str, str]:
+        """The request headers that carry the origin to the gateway."""
+        headers: dict[str, str] = {}
+        if self.agent:
+            headers["x-lightningrl-agent"] = self.agent if self.agent.isascii() and self.agent.isprintable() else quote(self.agent)
+        if self.span_id:
+            headers["traceparent"] = f"00-{self.trace_id:032x}-{self.span_id:016x}-01"
+        return headers
+
+
+OriginResolver = Callable[[], CallOrigin | None]
+"""Asked in the context of the HTTP request; None = this adapter knows nothing of the call."""
+
+
+class Adapter(Protocol):
+    """An agent framework's hook: an OpenTelemetry `BaseInstrumentor` that can also say who makes the current call."""
+
+    def instrument(self, **kwargs: Any) -> None:
+        """Hook the framework; spans go to `tracer_provider=`."""
+        ...
+
+    def uninstrument(self, **kwargs: Any) -> None:
+        """Become inert."""
+        ...
+
+    def call_origin(self) -> CallOrigin | None: ...
+
+
+def resolve_origin(resolvers: Iterable[OriginResolver]) -> CallOrigin | None:
+    """The first origin that has a span, else the first that has a name: a framework inside another one knows better."""
+    named: CallOrigin | None = None
+    for resolve in resolvers:
+        origin = resolve()
+        if origin is None:
+            continue
+        if origin.span_id:
+            return origin
+        named = named or origin
+    return named

@@ -1,0 +1,289 @@
+"""Sends the agent's model calls to the gateway, each under the rollout that makes it.
+
+    POST https://api.openai.com/v1/chat/completions        the agent's client, made whenever, with whatever key
+      └─► POST {server}/rollouts/{id}/attempts/{n}/v1/chat/completions   scoped key, call id, agent name, span id
+      └─► POST {server}/v1/chat/completions                              outside of any rollout: the gateway refuses (fails closed)
+
+`send` is patched on the client *classes* (httpx, httpx2, requests, aiohttp), when the agent imports them; so clients made at import
+time, SDKs, LangChain's cached clients and wrapped transports are all covered. `ThreadPoolExecutor.submit` carries the context along.
+`Thread.start` does not: a long-lived thread would carry its first rollout into later ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import re
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+import wrapt
+
+from lightningrl.tracing.calls import ClaimedCall
+from lightningrl.tracing.origin import OriginResolver, resolve_origin
+from lightningrl.tracing.scope import ActiveRollout, RolloutScope
+
+__all__ = ["PROVIDER_HOSTS", "UNATTRIBUTED_KEY", "Redirection"]
+
+PROVIDER_HOSTS: Final = ("api.openai.com", "api.anthropic.com")
+UNATTRIBUTED_KEY: Final = "unattributed"
+"""What a call without a rollout carries in place of a key."""
+
+CALL_ID: Final = "x-lightningrl-call-id"
+OUR_PATH: Final = re.compile(r"(?:/rollouts/[^/]+/attempts/\d+)?/v1(?=/)")
+ENDPOINT: Final = re.compile(r"/(?:chat/completions|completions|responses|messages|embeddings|models)(?:/[^?]*)?$")
+OUR_HEADERS: Final = (CALL_ID, "x-lightningrl-agent", "traceparent")
+KEY_HEADERS: Final = ("x-api-key", "api-key")
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A base URL whose calls are ours: host, port if it matters, path prefix."""
+
+    host: str
+    port: int | None
+    prefix: str
+
+    @classmethod
+    def parse(cls, base_url: str) -> Destination:
+        """From a base URL, or from a bare host."""
+        parts = urlsplit(base_url if "//" in base_url else f"//{base_url}")
+        if not parts.hostname:
+            raise ValueError(f"no host in base url {base_url!r}; give something like 'https://llm.example.com/v1'")
+        return cls(parts.hostname, parts.port, parts.path.rstrip("/"))
+
+    def matches(self, host: str, port: int | None, path: str) -> bool:
+        return host == self.host and self.port in (None, port) and path.startswith(self.prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class RedirectedCall:
+    """Where a matching request goes instead, and what becomes of its call id."""
+
+    url: str
+    host: str
+    headers: Mapping[str, str]
+    rollout: ActiveRollout | None
+    claimed: ClaimedCall | None
+
+    def failed(self, error: BaseException) -> None:
+        """No answer came."""
+        if self.rollout is None:
+            return
+        if isinstance(error, Exception):
+            self.rollout.connection_errors.append(error)
+        if self.claimed is not None:
+            self.rollout.calls.give_back(self.claimed)
+
+    def answered(self, status: int) -> None:
+        if status >= 400 and self.rollout is not None and self.claimed is not None:
+            self.rollout.calls.give_back(self.claimed)
+
+    def rewrite(self, headers: MutableMapping[str, str], *, closes: bool) -> None:
+        """Replace whatever identity the request carried by this call's."""
+        for name in (*OUR_HEADERS, *KEY_HEADERS):
+            headers.pop(name, None)
+        headers.update(self.headers)
+        headers["Host"] = self.host
+        if closes:
+            headers["Connection"] = "close"
+
+
+class Redirection:
+    """Patches of this process's HTTP clients. `install` once, `uninstall` to restore them."""
+
+    def __init__(
+        self, *, server_url: str, scope: RolloutScope, base_urls: Sequence[str] = (), resolvers: Sequence[OriginResolver] = ()
+    ) -> None:
+        server = urlsplit(server_url.rstrip("/"))
+        if server.scheme not in {"http", "https"} or not server.hostname:
+            raise ValueError(f"server url {server_url!r} is no http(s) url; give something like 'http://127.0.0.1:8000'")
+        self.scope = scope
+        self.resolvers = list(resolvers)
+        self.home_loop: asyncio.AbstractEventLoop | None = None
+        """The worker's one event loop, if the agent runs on it: there pooled connections are kept. A pooled connection of another
+        loop would outlive it and break the next rollout, so requests from other loops close theirs."""
+        self._server = f"{server.scheme}://{server.netloc}{server.path}"
+        self._netloc = server.netloc
+        self._path = server.path
+        self._own = Destination(server.hostname, server.port, server.path)
+        self._destinations = tuple(Destination.parse(url) for url in (*PROVIDER_HOSTS, *base_urls))
+        self._active = False
+        self._restores: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Patch the client classes that are imported, and the others when they get imported."""
+        if self._active:
+            raise RuntimeError("this redirection is installed; install it once")
+        self._active = True
+        self._patch(ThreadPoolExecutor, "submit", self._submit)
+        for module in ("httpx", "httpx2"):
+            self._when_imported(module, "Client", "send", self._send_httpx)
+            self._when_imported(module, "AsyncClient", "send", self._send_httpx_async)
+        self._when_imported("requests", "Session", "send", self._send_requests)
+        self._when_imported("aiohttp", "ClientSession", "_request", self._send_aiohttp)
+
+    def uninstall(self) -> None:
+        """Restore what `install` patched."""
+        self._active = False
+        while self._restores:
+            self._restores.pop()()
+
+    def redirect(self, url: str, body: bytes | None, *, is_retry: bool = False) -> RedirectedCall | None:
+        """Where a request to `url` goes; None = it is no model call and goes where it wants. `body` None: it cannot be read."""
+        parts = urlsplit(url)
+        tail = self._tail(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80), parts.path)
+        if tail is None:
+            return None
+        rollout = self.scope.current()
+        key = UNATTRIBUTED_KEY if rollout is None else rollout.key
+        base = "/v1" if rollout is None else rollout.base_path
+        headers = {"Authorization": f"Bearer {key}"}
+        claimed: ClaimedCall | None = None
+        if rollout is not None and body is not None and body != b"":
+            claimed = rollout.calls.claim(tail.encode() + b"\n" + body, is_retry=is_retry)
+            headers[CALL_ID] = claimed.id
+        origin = None if rollout is None else resolve_origin(self.resolvers)
+        if origin is not None:
+            headers.update(origin.headers())
+        target = urlunsplit(urlsplit(self._server + base + tail)._replace(query=parts.query))
+        return RedirectedCall(target, self._netloc, headers, rollout, claimed)
+
+    def _tail(self, host: str, port: int, path: str) -> str | None:
+        """The endpoint and what follows it (`/chat/completions`), if the URL is a model call of ours."""
+        if self._own.host == host and (self._own.port or port) == port:
+            ours = OUR_PATH.match(path.removeprefix(self._path))
+            return None if ours is None else path.removeprefix(self._path)[ours.end() :]
+        if not any(destination.matches(host, port, path) for destination in self._destinations):
+            return None
+        endpoint = ENDPOINT.search(path)
+        return None if endpoint is None else endpoint.group()
+
+    def _closes(self) -> bool:
+        return asyncio.get_running_loop() is not self.home_loop
+
+    # --- httpx and httpx2 ---
+
+    def _send_httpx(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = self._rewrite_httpx(args[0] if args else kwargs["request"], closes=False)
+        if call is None:
+            return wrapped(*args, **kwargs)
+        kwargs["auth"] = None  # the client's own scheme would replace our key
+        try:
+            response = wrapped(*args, **kwargs)
+        except BaseException as error:
+            call.failed(error)
+            raise
+        call.answered(response.status_code)
+        return response
+
+    async def _send_httpx_async(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = self._rewrite_httpx(args[0] if args else kwargs["request"], closes=self._closes())
+        if call is None:
+            return await wrapped(*args, **kwargs)
+        kwargs["auth"] = None
+        try:
+            response = await wrapped(*args, **kwargs)
+        except BaseException as error:
+            call.failed(error)
+            raise
+        call.answered(response.status_code)
+        return response
+
+    def _rewrite_httpx(self, request: Any, *, closes: bool) -> RedirectedCall | None:
+        call = self.redirect(str(request.url), httpx_body(request), is_retry=is_sdk_retry(request.headers))
+        if call is not None:
+            request.url = type(request.url)(call.url)
+            call.rewrite(request.headers, closes=closes)
+        return call
+
+    # --- requests ---
+
+    def _send_requests(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        request = args[0] if args else kwargs["request"]
+        body = request.body.encode() if isinstance(request.body, str) else request.body
+        call = self.redirect(request.url, body if isinstance(body, bytes) else None, is_retry=is_sdk_retry(request.headers))
+        if call is None:
+            return wrapped(*args, **kwargs)
+        request.url = call.url
+        call.rewrite(request.headers, closes=False)
+        kwargs["proxies"] = {}  # they were chosen for the host that the agent named
+        try:
+            response = wrapped(*args, **kwargs)
+        except BaseException as error:
+            call.failed(error)
+            raise
+        call.answered(response.status_code)
+        return response
+
+    # --- aiohttp ---
+
+    async def _send_aiohttp(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) < 2 or CALL_ID in {name.lower() for name in kwargs.get("headers") or ()}:
+            return await wrapped(*args, **kwargs)  # the transport of an httpx client that has been redirected above
+        method, url, *rest = args
+        call = self.redirect(str(instance._build_url(url)), aiohttp_body(kwargs))
+        if call is None:
+            return await wrapped(*args, **kwargs)
+        headers: dict[str, str] = dict(kwargs.get("headers") or ())
+        for name in [name for name in headers if name.lower() in {"authorization", "host", "connection", *OUR_HEADERS, *KEY_HEADERS}]:
+            del headers[name]
+        call.rewrite(headers, closes=self._closes())
+        # The session's own default headers cannot be taken away, only overridden.
+        headers.update({name: headers["Authorization"].removeprefix("Bearer ") for name in KEY_HEADERS if name in instance.headers})
+        kwargs |= {"headers": headers, "auth": None, "proxy": None}
+        try:
+            response = await wrapped(method, type(instance._build_url(url))(call.url), *rest, **kwargs)
+        except BaseException as error:
+            call.failed(error)
+            raise
+        call.answered(response.status)
+        return response
+
+    # --- threads ---
+
+    def _submit(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return wrapped(contextvars.copy_context().run, *args, **kwargs)
+
+    # --- patching ---
+
+    def _when_imported(self, module: str, owner: str, method: str, wrapper: Callable[..., Any]) -> None:
+        def patch(imported: Any) -> None:
+            if self._active:
+                self._patch(getattr(imported, owner), method, wrapper)
+
+        wrapt.register_post_import_hook(patch, module)
+
+    def _patch(self, owner: type, method: str, wrapper: Callable[..., Any]) -> None:
+        original = getattr(owner, method)
+        setattr(owner, method, wrapt.FunctionWrapper(original, wrapper))
+        self._restores.append(lambda: setattr(owner, method, original))
+
+
+def is_sdk_retry(headers: Mapping[str, str]) -> bool:
+    """The OpenAI and Anthropic SDKs count the retries of a call."""
+    return headers.get("x-stainless-retry-count", "0") != "0"
+
+
+def httpx_body(request: Any) -> bytes | None:
+    """The body's bytes; None while they have not been read."""
+    try:
+        return bytes(request.content)
+    except RuntimeError:  # RequestNotRead of httpx or httpx2
+        return None
+
+
+def aiohttp_body(kwargs: Mapping[str, Any]) -> bytes | None:
+    """The body's bytes; None where they cannot be known before it is sent."""
+    if kwargs.get("json") is not None:
+        return json.dumps(kwargs["json"], default=repr).encode()
+    data = kwargs.get("data")
+    if data is None:
+        return b""
+    if isinstance(data, str):
+        return data.encode()
+    return bytes(data) if isinstance(data, bytes | bytearray | memoryview) else None
