@@ -48,14 +48,14 @@ def load_callable(reference: str, base_dir: Path | str = ".") -> Callable[..., A
 
 
 def _load_module(source: str, base_dir: Path, reference: str) -> ModuleType:
-    is_file_name = source.endswith(".py") or "/" in source or "\\" in source
-    path = (
-        base_dir / (source if source.endswith(".py") else f"{source.replace('.', '/')}.py" if not is_file_name else f"{source}.py")
-    ).resolve()
+    is_file = source.endswith(".py") or "/" in source or "\\" in source
+    path = (base_dir / (source if source.endswith(".py") else f"{source}.py")).resolve()
     if path.is_file():
         return _run_file(path, reference)
-    if is_file_name:
+    if is_file:
         raise ConfigError(f"{reference!r}: no file {str(path)!r}; paths are relative to {str(base_dir.resolve())!r}")
+    if (base_dir / source.partition(".")[0]).is_dir():
+        _add_folder(base_dir.resolve())
     try:
         return importlib.import_module(source)
     except ModuleNotFoundError as error:
@@ -70,8 +70,7 @@ def _run_file(path: Path, reference: str) -> ModuleType:
     name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+    _add_folder(path.parent)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{reference!r}: {str(path)!r} cannot be read as Python; name a .py file")
@@ -83,6 +82,11 @@ def _run_file(path: Path, reference: str) -> ModuleType:
         del sys.modules[name]
         raise _import_failed(reference, str(path), error) from error
     return module
+
+
+def _add_folder(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 
 def _module_name(path: Path) -> str:

@@ -63,8 +63,8 @@ def build_samples(
                 f"group {group.id!r}: {len(group.trajectories)} trajectories but credit for {len(group_advantages)}; "
                 "a credit assigner returns one entry each"
             )
-        for trajectory, credits in zip(group.trajectories, group_advantages, strict=True):
-            trained = _trained_calls(trajectory, credits)
+        for trajectory, credit in zip(group.trajectories, group_advantages, strict=True):
+            trained = _trained_calls(trajectory, credit)
             tokens = sum(len(call.advantages) for call in trained if call is not None)
             if tokens:
                 rollouts.append((trajectory, trained, tokens))
@@ -77,9 +77,8 @@ def build_samples(
             weight = 1.0 / all_tokens
         else:
             weight = 1.0 / (len(rollouts) * (constant_length or 1))
-        for calls in _merge(trajectory, trained) if rows == "merged" else [[call] for call in trained if call is not None]:
-            if not skip_zero or any(call.advantages.any() for call in calls):
-                samples.append(_row(trajectory, calls, weight))
+        chains = _merge(trajectory, trained) if rows == "merged" else [[call] for call in trained if call is not None]
+        samples.extend(_row(trajectory, chain, weight) for chain in chains if not skip_zero or any(call.advantages.any() for call in chain))
     return samples
 
 
@@ -94,16 +93,16 @@ def _check_settings(rows: str, aggregation: str, constant_length: int | None) ->
         raise ConfigError(f"constant_length is {constant_length!r} but aggregation {aggregation!r} does not use it; remove it")
 
 
-def _trained_calls(trajectory: Trajectory, credits: Sequence[Array | None]) -> list[_Trained | None]:
+def _trained_calls(trajectory: Trajectory, by_call: Sequence[Array | None]) -> list[_Trained | None]:
     """For each call its credit, None where it is not trained."""
     rollout = trajectory.rollout_id
-    if len(credits) != len(trajectory.transitions):
+    if len(by_call) != len(trajectory.transitions):
         raise PluginError(
-            f"rollout {rollout!r}: {len(trajectory.transitions)} calls but credit for {len(credits)}; "
+            f"rollout {rollout!r}: {len(trajectory.transitions)} calls but credit for {len(by_call)}; "
             "a credit assigner returns one entry each, None for calls that it does not score"
         )
     trained: list[_Trained | None] = []
-    for transition, credit in zip(trajectory.transitions, credits, strict=True):
+    for transition, credit in zip(trajectory.transitions, by_call, strict=True):
         if credit is None or not transition.trainable:
             trained.append(None)
             continue
@@ -139,13 +138,13 @@ def _merge(trajectory: Trajectory, trained: Sequence[_Trained | None]) -> list[l
         if call is None or has_trained_child[leaf]:
             continue
         chain: list[_Trained] = []
-        index: int | None = leaf
-        while index is not None and not taken[index]:
-            taken[index] = True
-            member = trained[index]
+        at: int | None = leaf
+        while at is not None and not taken[at]:
+            taken[at] = True
+            member = trained[at]
             if member is not None:
                 chain.append(member)
-            index = parents[index]
+            at = parents[at]
         chains.append(chain[::-1])
     return chains
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import numpy as np
@@ -35,12 +36,12 @@ def baseline_advantages(returns: FloatArray, owners: NDArray[np.intp], *, baseli
     n = len(counts)
     if n < 2 or returns.max() == returns.min():
         return np.zeros_like(returns)
-    means = np.bincount(owners, weights=returns) / counts
-    centred = returns - means.mean()
+    means: FloatArray = np.bincount(owners, weights=returns) / counts
     if baseline == "rloo":
-        # A_i = R_i - 1/(N-1) Σ_{j≠i} R_j  (RLOO, eq. 8)
-        return returns - (means.sum() - means[owners]) / (n - 1)
+        others: FloatArray = (means.sum() - means[owners]) / (n - 1)
+        return returns - others  # A_i = R_i - 1/(N-1) Σ_{j≠i} R_j  (RLOO)
+    centred: FloatArray = returns - means.mean()
     if baseline == "dr_grpo":
-        return centred  # A_i = R_i - μ  (Dr. GRPO, §3.2)
+        return centred  # A_i = R_i - μ  (Dr. GRPO)
     variance = float((centred**2 / counts[owners]).sum()) / (n - 1)
-    return centred / (np.sqrt(variance) + epsilon)  # type: ignore[no-any-return]  # A_i = (R_i - μ) / (σ + ε)  (GRPO, §4.1.2)
+    return centred / (math.sqrt(variance) + epsilon)  # A_i = (R_i - μ) / (σ + ε)  (GRPO, outcome supervision)

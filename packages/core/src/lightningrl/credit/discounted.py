@@ -1,6 +1,6 @@
 """Discounted turn returns: each call is credited with its own reward and with what came after it.
 
-    G_t = Σ_{k ≥ t} γ^{k-t} r_k,   r_last += R        A = baseline({G})     (arXiv 2507.11948, eq. 2; AReaL)
+    G_t = Σ_{k ≥ t} γ^{k-t} r_k,   r_last += R        A = baseline({G})     (arXiv 2507.11948; AReaL)
 
 With γ = 1 and no turn rewards this is identical assignment.
 """

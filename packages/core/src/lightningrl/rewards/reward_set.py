@@ -89,7 +89,8 @@ class RewardSet:
             if not limit.expired():
                 raise _raised(reward, where, error) from error
             raise RewardError(
-                f"reward {reward.name!r} took longer than {reward.timeout_s:g} s {where}; make it faster or raise rewards.{reward.name}.timeout_s"
+                f"reward {reward.name!r} took longer than {reward.timeout_s:g} s {where}; "
+                f"make it faster or raise rewards.{reward.name}.timeout_s"
             ) from None
         except (Exception, SystemExit) as error:
             raise _raised(reward, where, error) from error

@@ -1,4 +1,4 @@
-"""Automatic intermediate reward (AIR) from what became of a call's tool invocations (Agent Lightning, arXiv 2508.03680, §3.3).
+"""Automatic intermediate reward (AIR) from what became of a call's tool invocations (Agent Lightning, arXiv 2508.03680).
 
 ToolStatusReward    r_t = mean over the call's tools of (+ok | error)            pays for tools that work
 ToolStatusShaping   r_t = γ·Φ(s_{t+1}) - Φ(s_t), Φ = scale · status seen last    keeps the optimal policy
@@ -7,6 +7,7 @@ ToolStatusShaping   r_t = γ·Φ(s_{t+1}) - Φ(s_t), Φ = scale · status seen l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -47,8 +48,8 @@ class ToolStatusShaping:
         for seen in _known_statuses(trajectory):
             potentials.append(self.scale * float(np.mean([1.0 if is_ok else -1.0 for is_ok in seen])) if seen else potentials[-1])
         potentials[-1] = 0.0  # terminal
-        # F(s_t, s_{t+1}) = γ·Φ(s_{t+1}) - Φ(s_t)  (Ng et al., eq. 2)
-        return [self.gamma * after - before for before, after in zip(potentials, potentials[1:], strict=False)]
+        # F(s_t, s_{t+1}) = γ·Φ(s_{t+1}) - Φ(s_t)  (Ng et al., theorem 1)
+        return [self.gamma * after - before for before, after in pairwise(potentials)]
 
 
 def _known_statuses(trajectory: Trajectory) -> Sequence[Sequence[bool]]:

@@ -1,0 +1,172 @@
+"""What every credit assigner must do. Subclass it in a test file, give it the assigner, and pytest runs the suite:
+
+    class TestMine(CreditConformance):
+        def make_assigner(self) -> CreditAssigner:
+            return Mine()
+
+A deviation is an override marked `xfail(reason="…")`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from lightningrl.protocols import CreditAssigner
+from lightningrl.samples import Rows, build_samples
+from lightningrl.testing.groups import make_group
+from lightningrl.types import Advantages, TrajectoryGroup, Transition
+
+__all__ = ["CreditConformance"]
+
+KNOWN_REQUIREMENTS = frozenset({"group", "turn_rewards", "agents"})
+
+
+class CreditConformance:
+    """The specification of a credit assigner, as tests."""
+
+    is_group_relative: bool = True
+    """Whether advantages compare with the group, so that one trajectory alone, or equal rewards, give 0.0."""
+
+    def make_assigner(self) -> CreditAssigner:
+        """A fresh assigner."""
+        raise NotImplementedError
+
+    def expected(self, rewards: Sequence[float]) -> list[float]:
+        """Advantages of a group without turn rewards, one per trajectory. GRPO's, unless overridden."""
+        mean, std = statistics.fmean(rewards), statistics.stdev(rewards)
+        return [(reward - mean) / (std + 1e-6) for reward in rewards]
+
+    def scored_group(self) -> TrajectoryGroup:
+        """A group with different lengths, turn rewards and returns."""
+        return make_group((0.1, None, -0.2), (0.0, 0.3), (None,), (0.5, 0.5, 0.1, 0.0), rewards=(0.0, 1.0, 0.25, 1.0))
+
+    def test_requirements_are_known(self) -> None:
+        requires = self.make_assigner().requires
+        assert isinstance(requires, frozenset)
+        assert requires <= KNOWN_REQUIREMENTS, f"unknown requirement: {sorted(requires - KNOWN_REQUIREMENTS)}"
+
+    def test_one_float32_number_per_completion_token(self) -> None:
+        group = self.scored_group()
+        for trajectory, credit in zip(group.trajectories, self.make_assigner().assign(group), strict=True):
+            for transition, advantages in zip(trajectory.transitions, credit, strict=True):
+                assert advantages is not None
+                assert advantages.dtype == np.float32
+                assert advantages.shape == transition.completion_ids.shape
+                assert np.isfinite(advantages).all()
+
+    def test_order_of_trajectories_does_not_matter(self) -> None:
+        group = self.scored_group()
+        order = [2, 0, 3, 1]
+        shuffled = replace(group, trajectories=tuple(group.trajectories[i] for i in order))
+        straight = self.make_assigner().assign(group)
+        _assert_equal(self.make_assigner().assign(shuffled), tuple(straight[i] for i in order))
+
+    def test_same_group_gives_same_credit(self) -> None:
+        group = self.scored_group()
+        assigner = self.make_assigner()
+        _assert_equal(assigner.assign(group), assigner.assign(group), tolerance=0.0)
+
+    def test_group_stays_as_it_was(self) -> None:
+        group = self.scored_group()
+        before = _snapshot(group)
+        self.make_assigner().assign(group)
+        assert _snapshot(group) == before
+
+    def test_credit_is_identical_under_any_merging_of_rows(self) -> None:
+        group = self.scored_group()
+        advantages = self.make_assigner().assign(group)
+        per_call, merged = (_trained_tokens(group, advantages, rows) for rows in ("call", "merged"))
+        assert per_call == merged
+
+    def test_group_of_one_is_finite(self) -> None:
+        group = self.scored_group()
+        alone = replace(group, trajectories=group.trajectories[:1])
+        values = _values(self.make_assigner().assign(alone))
+        assert all(math.isfinite(value) for value in values)
+        if self.is_group_relative:
+            assert set(values) == {0.0}
+
+    def test_equal_rewards_are_scored_without_gradient(self) -> None:
+        for reward in (0.0, 1.0, 0.1, -3.7e5):
+            values = _values(self.make_assigner().assign(make_group((reward,) * 3, (reward,), (reward,) * 2)))
+            assert len(values) > 0
+            assert all(math.isfinite(value) for value in values)
+            if self.is_group_relative:
+                assert set(values) == {0.0}
+
+    def test_trajectory_without_reward_gets_none_and_changes_nobody(self) -> None:
+        group = self.scored_group()
+        failed = make_group((9.0, -9.0), rewards=(None,), id="failed").trajectories
+        with_failed = replace(group, trajectories=failed + group.trajectories)
+        credit = self.make_assigner().assign(with_failed)
+        assert credit[0] == (None, None)
+        _assert_equal(credit[1:], self.make_assigner().assign(group))
+
+    def test_group_without_any_reward_gets_none(self) -> None:
+        group = make_group((0.0, 0.0), (0.0,), rewards=(None, None))
+        assert self.make_assigner().assign(group) == ((None, None), (None,))
+
+    def test_call_that_is_not_trainable_gets_none(self) -> None:
+        group = self.scored_group()
+        first = group.trajectories[0]
+        frozen = (replace(first.transitions[0], trainable=False), *first.transitions[1:])
+        changed = replace(group, trajectories=(replace(first, transitions=frozen), *group.trajectories[1:]))
+        credit = self.make_assigner().assign(changed)
+        assert credit[0][0] is None
+        assert all(advantages is not None for advantages in credit[0][1:])
+
+    def test_trajectory_without_calls_gets_no_entries(self) -> None:
+        group = self.scored_group()
+        silent = replace(group.trajectories[0], rollout_id="silent", transitions=())
+        credit = self.make_assigner().assign(replace(group, trajectories=(*group.trajectories, silent)))
+        assert credit[-1] == ()
+        assert all(math.isfinite(value) for value in _values(credit))
+
+    def test_empty_group_gets_no_entries(self) -> None:
+        assert self.make_assigner().assign(TrajectoryGroup(id="empty", trajectories=())) == ()
+
+    def test_without_turn_rewards_it_is_the_outcome_method(self) -> None:
+        rewards = (0.0, 1.0, 0.25, 1.0, -0.5)
+        group = make_group(*((reward,) * (1 + i % 3) for i, reward in enumerate(rewards)))
+        for credit, expected in zip(self.make_assigner().assign(group), self.expected(rewards), strict=True):
+            for advantages in credit:
+                assert advantages is not None
+                np.testing.assert_allclose(advantages, expected, atol=1e-6, rtol=1e-6)
+
+
+def _values(advantages: Advantages) -> list[float]:
+    return [float(value) for credit in advantages for tokens in credit if tokens is not None for value in tokens]
+
+
+def _assert_equal(left: Advantages, right: Advantages, *, tolerance: float = 1e-6) -> None:
+    assert len(left) == len(right)
+    for left_credit, right_credit in zip(left, right, strict=True):
+        for a, b in zip(left_credit, right_credit, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None and b is not None:
+                np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance)
+
+
+def _snapshot(group: TrajectoryGroup) -> list[object]:
+    def call(transition: Transition) -> object:
+        arrays = (transition.prompt_ids, transition.completion_ids, transition.logprobs)
+        return transition.id, dict(transition.rewards), transition.trainable, *(array.tobytes() for array in arrays)
+
+    return [
+        (trajectory.rollout_id, trajectory.reward, dict(trajectory.rewards), [call(transition) for transition in trajectory.transitions])
+        for trajectory in group.trajectories
+    ]
+
+
+def _trained_tokens(group: TrajectoryGroup, advantages: Advantages, rows: Rows) -> list[tuple[str, bytes, float, float]]:
+    """Every trained token with all that came before it, its advantage and its weight."""
+    return sorted(
+        (sample.rollout_id, sample.token_ids[: position + 1].tobytes(), float(sample.advantages[position]), float(sample.weights[position]))
+        for sample in build_samples([group], [advantages], rows=rows)
+        for position in np.flatnonzero(sample.mask)
+    )

@@ -1,0 +1,96 @@
+"""Advantages agree with verl's `core_algos`, an independent implementation, on random groups."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightningrl.credit import IdenticalAssignment
+from lightningrl.testing.groups import make_trajectory, make_transition
+from lightningrl.types import TrajectoryGroup
+
+
+@pytest.fixture(scope="module")
+def core_algos() -> Iterator[Any]:
+    """verl's own algorithm module. The package around it imports Ray and the workers' configuration, which the algorithms do not use."""
+    torch = pytest.importorskip("torch")
+    found = importlib.util.find_spec("verl")
+    if found is None or found.submodule_search_locations is None:
+        pytest.skip("verl is not installed")
+    before = set(sys.modules)
+    verl, workers, config = (types.ModuleType(name) for name in ("verl", "verl.workers", "verl.workers.config"))
+    verl.__path__ = list(found.submodule_search_locations)
+    workers.__path__ = []
+    config.ActorConfig = type("ActorConfig", (), {})  # type: ignore[attr-defined]
+    sys.modules.update({module.__name__: module for module in (verl, workers, config)})
+    try:
+        yield importlib.import_module("verl.trainer.ppo.core_algos")
+    finally:
+        for name in [name for name in sys.modules if name not in before and name.partition(".")[0] == "verl"]:
+            del sys.modules[name]
+        assert torch is not None
+
+
+def random_groups(seed: int) -> list[TrajectoryGroup]:
+    """Five tasks, groups of 1 to 9 single-call episodes; binary, graded or equal rewards."""
+    random = np.random.default_rng(seed)
+    groups = []
+    for g in range(5):
+        size = int(random.integers(1, 10))
+        rewards = (
+            np.full(size, random.normal()),
+            random.integers(0, 2, size).astype(float),
+            random.normal(size=size) * 10,
+        )[int(random.integers(0, 3))]
+        groups.append(
+            TrajectoryGroup(
+                id=f"g{g}",
+                trajectories=tuple(
+                    make_trajectory(
+                        f"g{g}/{i}", [make_transition(f"g{g}/{i}/0", completion=range(1, 2 + int(random.integers(0, 6))))], reward=float(r)
+                    )
+                    for i, r in enumerate(rewards)
+                ),
+            )
+        )
+    return groups
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("baseline", ["grpo", "dr_grpo", "rloo"])
+def test_advantages_agree_with_verl(core_algos: Any, baseline: Any, seed: int) -> None:
+    import torch
+
+    groups = [group for group in random_groups(seed) if len(group.trajectories) > 1]
+    members = [(g, trajectory) for g, group in enumerate(groups) for trajectory in group.trajectories]
+    lengths = [len(trajectory.transitions[0].completion_ids) for _, trajectory in members]
+    mask = torch.tensor([[float(t < length) for t in range(max(lengths))] for length in lengths], dtype=torch.float64)
+    rewards = torch.zeros_like(mask)
+    for row, ((_, trajectory), length) in enumerate(zip(members, lengths, strict=True)):
+        rewards[row, length - 1] = trajectory.reward
+    index = np.array([g for g, _ in members])
+    if baseline == "rloo":
+        theirs, _ = core_algos.compute_rloo_outcome_advantage(rewards, mask, index)
+    else:
+        theirs, _ = core_algos.compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=baseline == "grpo")
+    ours = [credit[0] for group in groups for credit in IdenticalAssignment(baseline=baseline).assign(group)]
+    for row, (advantages, length) in enumerate(zip(ours, lengths, strict=True)):
+        np.testing.assert_allclose(advantages, theirs[row, :length].numpy(), atol=1e-6, rtol=1e-6)
+
+
+def test_group_of_one_differs_from_verl_on_purpose(core_algos: Any) -> None:
+    """verl sets the mean of a single trajectory to 0, so its raw reward becomes the advantage; ours says 0.0: nothing to compare with."""
+    import torch
+
+    theirs, _ = core_algos.compute_grpo_outcome_advantage(torch.tensor([[5.0]]), torch.ones(1, 1), np.array([0]))
+    ours = IdenticalAssignment().assign(TrajectoryGroup(id="g", trajectories=(make_trajectory("r", [make_transition("t")], reward=5.0),)))
+    assert float(theirs[0, 0]) == pytest.approx(5.0, rel=1e-5)
+    assert ours[0][0] is not None
+    assert set(ours[0][0].tolist()) == {0.0}

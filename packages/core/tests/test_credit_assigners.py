@@ -1,0 +1,135 @@
+"""What each credit assigner computes, on numbers one can follow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lightningrl.credit import DiscountedReturns, IdenticalAssignment, PerAgent, is_degenerate
+from lightningrl.credit.plugins import PLUGINS
+from lightningrl.errors import ConfigError
+from lightningrl.testing.groups import make_group, make_trajectory, make_transition
+from lightningrl.types import Advantages, TrajectoryGroup
+
+
+def firsts(advantages: Advantages) -> list[list[float | None]]:
+    """Each call's advantage (its first token's)."""
+    return [[None if tokens is None else float(tokens[0]) for tokens in credit] for credit in advantages]
+
+
+def test_every_call_of_an_episode_gets_its_return() -> None:
+    assert firsts(IdenticalAssignment(baseline="dr_grpo").assign(make_group((0.0, 0.0), (1.0,)))) == [[-0.5, -0.5], [0.5]]
+
+
+def test_long_episodes_weigh_no_more_in_the_mean_than_short_ones() -> None:
+    advantages = IdenticalAssignment(baseline="dr_grpo").assign(make_group((1.0,) * 9, (0.0,)))
+    assert firsts(advantages) == [[0.5] * 9, [-0.5]]
+
+
+def test_grpo_divides_by_the_sample_standard_deviation() -> None:
+    credit = firsts(IdenticalAssignment(epsilon=0.0).assign(make_group((0.0,), (1.0,))))
+    np.testing.assert_allclose(credit, [[-(2**-0.5)], [2**-0.5]], rtol=1e-6)  # ddof = 1: σ = 1/√2
+
+
+def test_discounted_returns_to_go() -> None:
+    group = make_group((1.0, 2.0, 4.0), rewards=(8.0,))
+    returns = DiscountedReturns(gamma=0.5).returns(group.trajectories[0])
+    np.testing.assert_allclose(returns, [1 + 0.5 * (2 + 0.5 * 12), 2 + 0.5 * 12, 12])
+
+
+def test_discount_weighs_turn_rewards_by_name_and_skips_none() -> None:
+    calls = [make_transition("r/0", rewards={"a": 1.0, "b": 10.0, "c": None}), make_transition("r/1", index=1, rewards={"a": None})]
+    returns = DiscountedReturns(weights={"b": 0.1}).returns(make_trajectory("r", calls, reward=0.5))
+    np.testing.assert_allclose(returns, [2.5, 0.5])
+
+
+def test_discount_never_crosses_branches_of_one_history() -> None:
+    calls = [
+        make_transition("root", index=0, rewards={"turn": 1.0}),
+        make_transition("left", index=1, parent="root", rewards={"turn": 10.0}),
+        make_transition("right", index=2, parent="root", rewards={"turn": 100.0}),
+    ]
+    returns = DiscountedReturns(gamma=1.0).returns(make_trajectory("r", calls, reward=0.0))
+    np.testing.assert_allclose(returns, [111.0, 10.0, 100.0])
+
+
+def test_discount_passes_between_roles_with_histories_of_their_own() -> None:
+    calls = [make_transition("write", agent="write"), make_transition("rewrite", index=1, agent="rewrite", rewards={"turn": 1.0})]
+    np.testing.assert_allclose(DiscountedReturns(gamma=0.5).returns(make_trajectory("r", calls, reward=1.0)), [1.0, 2.0])
+
+
+def test_a_rewrite_is_compared_with_other_rewrites_only() -> None:
+    """Rewrites happen after a failure, so against the whole group even a good one looks bad."""
+
+    def episode(name: str, agents: tuple[str, ...], reward: float) -> object:
+        return make_trajectory(name, [make_transition(f"{name}/{agent}", agent=agent) for agent in agents], reward=reward)
+
+    trajectories = (
+        episode("a", ("write",), 1.0),
+        episode("b", ("write",), 1.0),
+        episode("c", ("write", "rewrite"), 0.8),
+        episode("d", ("write", "rewrite"), 0.0),
+    )
+    group = TrajectoryGroup(id="g", trajectories=trajectories)  # type: ignore[arg-type]
+    assert firsts(IdenticalAssignment(baseline="dr_grpo").assign(group))[2][1] == pytest.approx(0.1)
+    assert firsts(PerAgent(IdenticalAssignment(baseline="dr_grpo")).assign(group))[2][1] == pytest.approx(0.4)
+
+
+def test_per_agent_over_steps_weighs_each_call() -> None:
+    group = TrajectoryGroup(
+        id="g",
+        trajectories=(
+            make_trajectory("a", [make_transition(f"a/{t}", index=t, agent="solver") for t in range(3)], reward=1.0),
+            make_trajectory("b", [make_transition("b/0", agent="solver")], reward=0.0),
+        ),
+    )
+    inner = IdenticalAssignment(baseline="dr_grpo")
+    assert firsts(PerAgent(inner).assign(group)) == [[0.5] * 3, [-0.5]]
+    assert firsts(PerAgent(inner, over="steps").assign(group)) == [[0.25] * 3, [-0.75]]
+
+
+def test_agent_seen_in_one_trajectory_only_gets_no_gradient() -> None:
+    group = TrajectoryGroup(
+        id="g",
+        trajectories=(
+            make_trajectory("a", [make_transition("a/0", agent="solver"), make_transition("a/1", agent="judge")], reward=1.0),
+            make_trajectory("b", [make_transition("b/0", agent="solver")], reward=0.0),
+        ),
+    )
+    assert firsts(PerAgent(IdenticalAssignment()).assign(group))[0][1] == 0.0
+
+
+def test_per_agent_requires_agents_beside_what_its_inner_requires() -> None:
+    assert PerAgent(DiscountedReturns()).requires == {"group", "turn_rewards", "agents"}
+
+
+def test_per_agent_of_something_without_returns_says_what_to_add() -> None:
+    class Mine:
+        requires: frozenset[str] = frozenset()
+
+        def assign(self, group: TrajectoryGroup) -> Advantages:
+            return ()
+
+    with pytest.raises(ConfigError, match=r"'Mine' cannot be normalised per agent.*returns"):
+        PerAgent(Mine())
+
+
+def test_unknown_baseline_and_bad_gamma_are_named() -> None:
+    with pytest.raises(ConfigError, match="no baseline named 'gae'; there are: grpo, dr_grpo, rloo, none"):
+        IdenticalAssignment(baseline="gae")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"gamma 1\.5"):
+        DiscountedReturns(gamma=1.5)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [((1.0, 1.0), True), ((0.0, 1.0), False), ((None, 1.0), True), ((None, None), True), ((None, 0.0, 1.0), False), ((), True)],
+)
+def test_degenerate_groups_are_recognised(rewards: tuple[float | None, ...], expected: bool) -> None:
+    assert is_degenerate(make_group(*((0.0,) for _ in rewards), rewards=rewards)) is expected
+
+
+def test_plugin_records_make_what_they_declare() -> None:
+    for plugin in PLUGINS:
+        assert plugin.factory().requires == plugin.requires, plugin.name
+    assert {plugin.name for plugin in PLUGINS} == {"identical", "grpo", "dr_grpo", "rloo", "reinforce", "discounted"}

@@ -1,0 +1,258 @@
+"""Terminal rewards: named, weighted, sync or async, and never a silent zero."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightningrl.errors import ConfigError, RewardError
+from lightningrl.rewards import NamedReward, Reported, RewardSet
+from lightningrl.testing.groups import make_trajectory, make_transition
+from lightningrl.testing.reward_conformance import RewardConformance
+from lightningrl.types import Task, Trajectory
+
+EPISODE = make_trajectory("r7", [make_transition("r7/0")], output="4", answer="4", reward=None)
+
+
+def match(task: Task, output: Any, trajectory: Trajectory) -> float:
+    return float(output == task.answer)
+
+
+async def slow_match(task: Task, output: Any, trajectory: Trajectory) -> float:
+    await asyncio.sleep(0.001)
+    return match(task, output, trajectory)
+
+
+def returning(value: Any) -> Any:
+    return lambda task, output, trajectory: value
+
+
+def one(function: Any, **options: Any) -> RewardSet:
+    return RewardSet([NamedReward(name="exact", function=function, **options)])
+
+
+class TestSyncReward(RewardConformance):
+    def make_reward(self) -> Any:
+        return match
+
+    def trajectories(self) -> list[Trajectory]:
+        return [EPISODE]
+
+
+class TestAsyncReward(RewardConformance):
+    def make_reward(self) -> Any:
+        return slow_match
+
+    def trajectories(self) -> list[Trajectory]:
+        return [EPISODE]
+
+
+async def test_return_is_the_weighted_sum() -> None:
+    rewards = RewardSet(
+        [
+            NamedReward(name="exact", function=match, weight=2.0),
+            NamedReward(name="async", function=slow_match, weight=0.5),
+            NamedReward(name="shown", function=returning(9.0), weight=0.0),
+        ]
+    )
+    assert await rewards.score(EPISODE) == ({"exact": 1.0, "async": 1.0, "shown": 9.0}, 2.5)
+    assert rewards.names == ("exact", "async", "shown")
+
+
+async def test_missing_term_leaves_the_return_missing() -> None:
+    some = [NamedReward(name="exact", function=match), NamedReward(name="judge", function=returning(None))]
+    assert await RewardSet(some).score(EPISODE) == ({"exact": 1.0, "judge": None}, None)
+
+
+async def test_missing_reward_without_weight_is_no_loss() -> None:
+    some = [NamedReward(name="exact", function=match), NamedReward(name="judge", function=returning(None), weight=0.0)]
+    assert await RewardSet(some).score(EPISODE) == ({"exact": 1.0, "judge": None}, 1.0)
+
+
+@pytest.mark.parametrize("value", [True, 1, np.float32(1.0), np.int64(1), np.bool_(True)])
+async def test_numbers_of_all_kinds_are_floats(value: Any) -> None:
+    values, total = await one(returning(value)).score(EPISODE)
+    assert (type(values["exact"]), total) == (float, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (float("nan"), "returned nan"),
+        (float("inf"), "returned inf"),
+        (10**400, "returned inf"),
+        ("0.5", "returned '0.5' of type str"),
+        ({"score": 1.0}, "of type dict"),
+        (np.zeros(2), "of type ndarray"),
+        (1j, "of type complex"),
+    ],
+)
+async def test_no_finite_number_is_an_error_that_names_reward_and_rollout(value: Any, words: str) -> None:
+    with pytest.raises(RewardError) as caught:
+        await one(returning(value)).score(EPISODE)
+    assert words in str(caught.value)
+    assert "reward 'exact'" in str(caught.value)
+    assert "rollout 'r7'" in str(caught.value)
+    assert "return a f" in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [ValueError("no table"), TimeoutError("database"), SystemExit(3), KeyError("answer")])
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_reward_that_raises_is_named(error: BaseException, is_async: bool) -> None:
+    def fails(task: Task, output: Any, trajectory: Trajectory) -> float:
+        raise error
+
+    async def fails_later(task: Task, output: Any, trajectory: Trajectory) -> float:
+        await asyncio.sleep(0)
+        raise error
+
+    with pytest.raises(RewardError, match=rf"reward 'exact' raised {type(error).__name__}.*on rollout 'r7'.*fix it") as caught:
+        await one(fails_later if is_async else fails).score(EPISODE)
+    assert type(caught.value.__cause__) is type(error)
+
+
+async def test_reward_that_runs_out_of_an_iterator_is_named() -> None:
+    with pytest.raises(RewardError, match=r"reward 'exact' raised .*StopIteration on rollout 'r7'"):
+        await one(lambda *_: next(iter(()))).score(EPISODE)
+
+
+async def test_first_failing_reward_in_order_is_reported_and_the_rest_is_awaited() -> None:
+    finished = []
+
+    async def slow(task: Task, output: Any, trajectory: Trajectory) -> float:
+        await asyncio.sleep(0.02)
+        finished.append(True)
+        return 1.0
+
+    rewards = [NamedReward(name=name, function=returning(value)) for name, value in (("first", "x"), ("second", "y"))]
+    with pytest.raises(RewardError, match="'first'"):
+        await RewardSet([NamedReward(name="slow", function=slow), *rewards]).score(EPISODE)
+    assert finished == [True]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_reward_that_hangs_times_out(is_async: bool) -> None:
+    release = threading.Event()
+
+    async def hangs_async(task: Task, output: Any, trajectory: Trajectory) -> float:
+        await asyncio.sleep(60)
+        return 1.0
+
+    def hangs(task: Task, output: Any, trajectory: Trajectory) -> float:
+        release.wait(60)
+        return 1.0
+
+    began = time.monotonic()
+    with pytest.raises(RewardError, match=r"'exact' took longer than 0.05 s on rollout 'r7'.*raise rewards.exact.timeout_s"):
+        await one(hangs_async if is_async else hangs, timeout_s=0.05).score(EPISODE)
+    assert time.monotonic() - began < 2
+    release.set()
+
+
+async def test_slow_sync_reward_leaves_the_loop_free() -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    await one(lambda *_: time.sleep(0.3) or 1.0).score(EPISODE)
+    ticking.cancel()
+    assert ticks >= 5
+
+
+async def test_at_most_so_many_sync_rewards_work_at_a_time_and_waiting_is_no_timeout() -> None:
+    lock, working, most = threading.Lock(), 0, 0
+
+    def work(task: Task, output: Any, trajectory: Trajectory) -> float:
+        nonlocal working, most
+        with lock:
+            working += 1
+            most = max(most, working)
+        time.sleep(0.05)
+        with lock:
+            working -= 1
+        return 1.0
+
+    rewards = RewardSet([NamedReward(name="exact", function=work, timeout_s=0.4)], threads=2)
+    assert await asyncio.gather(*(rewards.score(EPISODE) for _ in range(30))) == [({"exact": 1.0}, 1.0)] * 30
+    assert most == 2
+
+
+async def test_hanging_rewards_do_not_take_places_for_ever() -> None:
+    release = threading.Event()
+    rewards = RewardSet([NamedReward(name="exact", function=lambda *_: release.wait(60), timeout_s=0.05)], threads=1)
+    for _ in range(3):
+        with pytest.raises(RewardError, match="took longer"):
+            await rewards.score(EPISODE)
+    release.set()
+
+
+def test_one_reward_set_serves_several_event_loops() -> None:
+    rewards = one(match)
+    for _ in range(2):
+        asyncio.run(rewards.score(EPISODE))
+
+
+async def test_object_with_async_call_and_function_returning_a_coroutine() -> None:
+    class Judge:
+        async def __call__(self, task: Task, output: Any, trajectory: Trajectory) -> float:
+            return 0.25
+
+    assert (await one(Judge()).score(EPISODE))[1] == 0.25
+    assert (await one(lambda *arguments: slow_match(*arguments)).score(EPISODE))[1] == 1.0
+
+
+async def test_cancelling_the_scoring_cancels_it() -> None:
+    task = asyncio.create_task(one(lambda *_: time.sleep(0.2)).score(EPISODE))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_reported_reward_is_what_the_agent_said() -> None:
+    from dataclasses import replace
+
+    episode = replace(EPISODE, rewards={"success": 0.75})
+    assert await one(Reported(name="success")).score(episode) == ({"exact": 0.75}, 0.75)
+    assert await one(Reported(name="speed")).score(episode) == ({"exact": None}, None)
+
+
+def test_reward_that_never_returns_does_not_keep_the_process_alive() -> None:
+    program = """
+import asyncio, time
+from lightningrl.errors import RewardError
+from lightningrl.rewards import NamedReward, RewardSet
+from lightningrl.testing.groups import make_trajectory
+try:
+    asyncio.run(RewardSet([NamedReward(name="hang", function=lambda *_: time.sleep(600), timeout_s=0.1)]).score(make_trajectory("r", [])))
+except RewardError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "took longer than 0.1 s" in result.stdout
+    assert result.stderr == ""
+
+
+def test_settings_that_make_no_sense_are_named() -> None:
+    with pytest.raises(ConfigError, match="two rewards are named 'a'"):
+        RewardSet([NamedReward(name="a", function=match), NamedReward(name="a", function=match)])
+    with pytest.raises(ConfigError, match="no reward is configured"):
+        RewardSet([])
+    with pytest.raises(ConfigError, match="'a': weight nan"):
+        NamedReward(name="a", function=match, weight=float("nan"))
+    with pytest.raises(ConfigError, match="'a': timeout_s 0"):
+        NamedReward(name="a", function=match, timeout_s=0)
+    with pytest.raises(ConfigError, match="'a' is a int, not callable"):
+        NamedReward(name="a", function=3)  # type: ignore[arg-type]
