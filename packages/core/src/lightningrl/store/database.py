@@ -61,7 +61,7 @@ def open_database(url: str, *, read_only: bool = False, pragmas: Mapping[str, in
     )
     try:
         _prepare(database, read_only=read_only)
-    except (SQLAlchemyError, OSError) as error:
+    except (SQLAlchemyError, sqlite3.Error, OSError) as error:
         database.close()
         raise explain(error, database.name) from error
     except BaseException:

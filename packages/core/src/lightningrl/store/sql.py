@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -124,7 +125,7 @@ class SqlStore:
             try:
                 with self._database.reading.connect() as db, db.begin():
                     return query(db)
-            except SQLAlchemyError as error:
+            except (SQLAlchemyError, sqlite3.Error) as error:
                 raise explain(error, self._database.name) from error
 
         if self._closing:

@@ -1,0 +1,476 @@
+"""The specification of a store: subclass `StoreConformance`, give it a `store` fixture, and its tests are yours.
+
+class TestMyStore(StoreConformance):
+    @pytest.fixture
+    async def store(self, tmp_path): ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightningrl.errors import StoreError
+from lightningrl.store.errors import AttemptOver, Conflict, UnknownRecord
+from lightningrl.store.protocol import CallRecord, Lease, RolloutFilter, Score, SpanRecord, Store, ToolCallRecord
+from lightningrl.types import (
+    FinishReason,
+    Outcome,
+    RolloutMode,
+    RolloutSpec,
+    RolloutState,
+    SamplingSettings,
+    Task,
+    ToolCall,
+    ToolStatus,
+)
+
+__all__ = ["StoreConformance", "make_call", "make_spec"]
+
+
+def make_spec(rollout_id: str = "r1", question: Any = "6 * 7?", **fields: Any) -> RolloutSpec:
+    """A rollout on one question, in group `g`."""
+    return RolloutSpec(id=rollout_id, task=Task(id="t", input=question, answer=42), group_id="g", **fields)
+
+
+def make_call(lease: Lease, call_id: str, suffix: Sequence[int], completion: Sequence[int], **fields: Any) -> CallRecord:
+    """A call of `lease`'s attempt; logprobs are -1/token."""
+    values: dict[str, Any] = {"call_key": f"key-{call_id}", "policy": "main", "policy_version": 3, "finish_reason": FinishReason.STOP}
+    return CallRecord(
+        rollout_id=lease.rollout_id,
+        attempt=lease.attempt,
+        id=call_id,
+        suffix_ids=np.array(suffix, np.int32),
+        completion_ids=np.array(completion, np.int32),
+        logprobs=np.array([-1.0 / max(token, 1) for token in completion], np.float32),
+        **{**values, **fields},
+    )
+
+
+async def leased(store: Store, lease_s: float = 60.0) -> Lease:
+    lease = await store.lease("w1", lease_s)
+    assert lease is not None
+    return lease
+
+
+class StoreConformance:
+    """What every store does. A deviation is `xfail(reason=…)`."""
+
+    # ------------------------------------------------------------------ rollouts
+
+    async def test_creating_twice_creates_once(self, store: Store) -> None:
+        assert await store.create_rollouts([make_spec("a"), make_spec("b")]) == 2
+        assert await store.create_rollouts([make_spec("b"), make_spec("c")]) == 1
+        assert await store.create_rollouts([]) == 0
+
+    async def test_an_id_reused_for_another_task_is_refused_whole(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        with pytest.raises(Conflict, match=r"'a'.*another task"):
+            await store.create_rollouts([make_spec("new"), make_spec("a", question="else")])
+        with pytest.raises(UnknownRecord, match="'new'"):
+            await store.rollout("new")
+
+    async def test_a_task_that_is_not_json_is_refused_with_its_name(self, store: Store) -> None:
+        with pytest.raises(StoreError, match=r"task 't' of rollout 'a' is not JSON"):
+            await store.create_rollouts([make_spec("a", question=object())])
+
+    async def test_a_rollout_comes_back_as_it_was_ordered(self, store: Store) -> None:
+        spec = make_spec("a", sampling=SamplingSettings(temperature=0.0, stop=("x",)), mode=RolloutMode.VALIDATION, step=7, max_attempts=3)
+        await store.create_rollouts([spec])
+        record = await store.rollout("a")
+        assert (record.spec, record.state, record.outcome, record.attempts) == (spec, RolloutState.QUEUED, None, ())
+
+    async def test_rollouts_are_listed_newest_first_and_filtered(self, store: Store) -> None:
+        await store.create_rollouts([make_spec(f"r{i}", step=i % 2) for i in range(6)])
+        await leased(store)
+        assert [one.spec.id for one in await store.list_rollouts()] == ["r5", "r4", "r3", "r2", "r1", "r0"]
+        assert [one.spec.id for one in await store.list_rollouts(RolloutFilter(step=1, limit=2))] == ["r5", "r3"]
+        assert [one.spec.id for one in await store.list_rollouts(RolloutFilter(state=RolloutState.RUNNING))] == ["r0"]
+        assert [one.spec.id for one in await store.list_rollouts(RolloutFilter(limit=2, offset=4))] == ["r1", "r0"]
+
+    # ------------------------------------------------------------------ leases
+
+    async def test_rollouts_are_leased_in_order_of_creation_whatever_their_mode(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("b"), make_spec("a", mode=RolloutMode.VALIDATION), make_spec("c")])
+        assert [(await leased(store)).rollout_id for _ in range(3)] == ["b", "a", "c"]
+        assert await store.lease("w", 60.0) is None
+
+    async def test_a_lease_shows_the_task_without_its_answer(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a", timeout_s=12.0)])
+        lease = await leased(store)
+        assert (lease.task.input, lease.task.answer, lease.timeout_s, lease.attempt) == ("6 * 7?", None, 12.0, 1)
+        assert lease.base_path == "/rollouts/a/attempts/1/v1"
+
+    async def test_a_waiting_worker_gets_a_rollout_the_moment_it_is_created(self, store: Store) -> None:
+        waiting = asyncio.create_task(store.lease("w", 60.0, wait_s=10.0))
+        await asyncio.sleep(0.05)
+        started = time.monotonic()
+        await store.create_rollouts([make_spec("a")])
+        lease = await waiting
+        assert lease is not None and lease.rollout_id == "a" and time.monotonic() - started < 2.0
+
+    async def test_no_rollout_goes_to_two_workers(self, store: Store) -> None:
+        waiting = [asyncio.create_task(store.lease(f"w{i}", 60.0, wait_s=0.5)) for i in range(20)]
+        await asyncio.sleep(0.01)
+        await store.create_rollouts([make_spec(f"r{i}") for i in range(10)])
+        leases = [lease for lease in await asyncio.gather(*waiting) if lease is not None]
+        assert sorted(lease.rollout_id for lease in leases) == sorted(f"r{i}" for i in range(10))
+
+    async def test_a_lease_nobody_received_is_undone(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        await store.release("a", 1)
+        assert await store.authorise("a", 1, lease.key) is None
+        again = await leased(store)
+        assert (again.rollout_id, again.attempt) == ("a", 1)
+
+    async def test_an_expired_lease_ends_the_attempt_and_queues_the_rollout_again(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a", max_attempts=2)])
+        await leased(store, lease_s=0.05)
+        again = await store.lease("w2", 60.0, wait_s=5.0)
+        assert again is not None and (again.rollout_id, again.attempt) == ("a", 2)
+        first = (await store.rollout("a")).attempts[0]
+        assert first.outcome is Outcome.INFRASTRUCTURE_ERROR and "lease expired" in (first.error or "")
+        assert not await store.heartbeat("a", 1, 60.0)
+
+    async def test_the_last_expired_lease_fails_the_rollout_without_anybody_asking(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        await leased(store, lease_s=0.05)
+        assert await store.wait_finished(["a"], 5.0) == ("a",)
+        assert (await store.rollout("a")).outcome is Outcome.INFRASTRUCTURE_ERROR
+
+    async def test_heartbeats_keep_a_lease(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        await leased(store, lease_s=0.4)
+        for _ in range(4):
+            await asyncio.sleep(0.15)
+            assert await store.heartbeat("a", 1, 0.4)
+        assert (await store.rollout("a")).state is RolloutState.RUNNING
+
+    async def test_interrupted_attempts_are_not_charged(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        for number in (1, 2, 3):
+            assert (await leased(store)).attempt == number
+            assert await store.interrupt("the run was restarted") == 1
+        await leased(store)
+        assert await store.finish_attempt("a", 4, Outcome.SUCCEEDED) is RolloutState.SUCCEEDED
+
+    # ------------------------------------------------------------------ results
+
+    async def test_the_first_result_wins_and_repeats_are_acknowledged(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        await leased(store)
+        assert await store.finish_attempt("a", 1, Outcome.SUCCEEDED, {"sql": "x"}, duration_s=1.5) is RolloutState.SUCCEEDED
+        assert await store.finish_attempt("a", 1, Outcome.SUCCEEDED, {"sql": "y"}) is RolloutState.SUCCEEDED
+        with pytest.raises(AttemptOver, match="attempt 1 of rollout 'a' is over"):
+            await store.finish_attempt("a", 1, Outcome.TIMEOUT)
+        trajectory = (await store.trajectories(["a"]))[0]
+        assert (trajectory.output, trajectory.duration_s, trajectory.task.answer) == ({"sql": "x"}, 1.5, 42)
+        assert (await store.counts()).late == 1
+
+    @pytest.mark.parametrize("outcome", [Outcome.AGENT_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW, Outcome.CANCELLED])
+    async def test_what_the_policy_did_is_not_retried(self, store: Store, outcome: Outcome) -> None:
+        await store.create_rollouts([make_spec("a", max_attempts=3)])
+        await leased(store)
+        assert await store.finish_attempt("a", 1, outcome, error="because") is RolloutState.FAILED
+        trajectory = (await store.trajectories(["a"]))[0]
+        assert (trajectory.outcome, trajectory.error, trajectory.transitions) == (outcome, "because", ())
+
+    async def test_infrastructure_errors_are_retried_while_attempts_are_left(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a", max_attempts=2)])
+        await leased(store)
+        assert await store.finish_attempt("a", 1, Outcome.INFRASTRUCTURE_ERROR) is RolloutState.QUEUED
+        await leased(store)
+        assert await store.finish_attempt("a", 2, Outcome.INFRASTRUCTURE_ERROR) is RolloutState.FAILED
+
+    async def test_the_attempt_that_succeeded_decides(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a", max_attempts=2)])
+        first = await leased(store)
+        await store.append_call(make_call(first, "a/1/0", [1, 2], [3]))
+        await store.finish_attempt("a", 1, Outcome.INFRASTRUCTURE_ERROR)
+        second = await leased(store)
+        await store.append_call(make_call(second, "a/2/0", [4, 5], [6]))
+        await store.finish_attempt("a", 2, Outcome.SUCCEEDED)
+        trajectory = (await store.trajectories(["a"]))[0]
+        assert (trajectory.attempt, [one.id for one in trajectory.transitions]) == (2, ["a/2/0"])
+
+    async def test_cancelled_rollouts_stop(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a"), make_spec("b"), make_spec("c")])
+        await leased(store)
+        assert await store.cancel(["a", "b"]) == 2
+        assert not await store.heartbeat("a", 1, 60.0)
+        assert [one.outcome for one in await store.trajectories(["a", "b"])] == [Outcome.CANCELLED] * 2
+        assert (await leased(store)).rollout_id == "c"
+        with pytest.raises(UnknownRecord, match="'nope'"):
+            await store.cancel(["nope"])
+
+    async def test_waiting_ends_with_enough_finished_rollouts_or_with_the_time(self, store: Store) -> None:
+        await store.create_rollouts([make_spec(f"r{i}") for i in range(3)])
+        assert await store.wait_finished(["r0", "r1"], 0.05) == ()
+        waiting = asyncio.create_task(store.wait_finished(["r2", "r1", "r0"], 10.0, min_finished=2))
+        for index in range(2):
+            await leased(store)
+            await store.finish_attempt(f"r{index}", 1, Outcome.SUCCEEDED)
+        assert await waiting == ("r1", "r0")
+        assert await store.wait_finished(["r0"], 0.0) == ("r0",)
+        with pytest.raises(UnknownRecord, match="'nope'"):
+            await store.wait_finished(["nope"], 1.0)
+
+    # ------------------------------------------------------------------ calls
+
+    async def test_prompts_come_back_token_for_token(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        await store.append_call(make_call(lease, "c0", [1, 2, 70_000], [3, 20_000_000]))
+        await store.append_call(make_call(lease, "c1", [5], [6, 7], parent_id="c0"))
+        await store.append_call(make_call(lease, "c2", [8, 9], [10], parent_id="c0"))
+        await store.append_call(make_call(lease, "c3", [], [11], parent_id="c1"))
+        await store.append_call(make_call(lease, "c4", [12], [13], is_break=True))
+        await store.append_call(make_call(lease, "c5", [14], [15], parent_id="c2"))
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        transitions = (await store.trajectories(["a"]))[0].transitions
+        root = [1, 2, 70_000, 3, 20_000_000]
+        assert [one.prompt_ids.tolist() for one in transitions] == [
+            [1, 2, 70_000],
+            [*root, 5],
+            [*root, 8, 9],
+            [*root, 5, 6, 7],
+            [12],
+            [*root, 8, 9, 10, 14],
+        ]
+        assert [one.completion_ids.tolist() for one in transitions] == [[3, 20_000_000], [6, 7], [10], [11], [13], [15]]
+        assert [one.parent_id for one in transitions] == [None, "c0", "c0", "c1", None, "c2"]
+        assert [one.is_break for one in transitions] == [False, False, False, False, True, False]
+        assert all(one.prompt_ids.dtype == np.int32 and one.completion_ids.dtype == np.int32 for one in transitions)
+        assert (await store.counts()).breaks == 1
+
+    async def test_logprobs_come_back_bit_for_bit(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        record = make_call(await leased(store), "c0", [1], [3, 7, 11])
+        await store.append_call(record)
+        kept = (await store.calls("a", 1))[0].transition
+        assert kept.logprobs.dtype == np.float32 and kept.logprobs.tobytes() == record.logprobs.tobytes()
+
+    async def test_everything_a_call_says_comes_back(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        said: dict[str, Any] = {
+            "agent": "write",
+            "span_id": "00f067aa0ba902b7",
+            "tool_call_ids": ("call_1", "call_2"),
+            "trainable": False,
+            "started_at": 12.5,
+            "duration_s": 0.25,
+            "policy_version": 9,
+            "policy": "other",
+            "finish_reason": FinishReason.LENGTH,
+            "sampling": SamplingSettings(temperature=0.7, top_k=5, stop=("\n",), stop_token_ids=(2, 3), seed=1),
+        }
+        await store.append_call(make_call(await leased(store), "c0", [1], [2], history_key="h", **said))
+        (stored,) = await store.calls("a", 1)
+        assert (stored.call_key, stored.history_key) == ("key-c0", "h")
+        assert {name: getattr(stored.transition, name) for name in said} == said
+
+    async def test_a_retried_call_is_kept_once_and_its_first_answer_returns(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        assert await store.append_call(make_call(lease, "c0", [1], [2], call_key="k")) is None
+        again = await store.append_call(make_call(lease, "c9", [1], [5], call_key="k"))
+        assert again is not None and (again.transition.id, again.transition.completion_ids.tolist()) == ("c0", [2])
+        assert len(await store.calls("a", 1)) == 1
+
+    async def test_the_choices_of_one_call_are_kept_together_or_not_at_all(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        with pytest.raises(UnknownRecord, match="'nope'"):
+            await store.append_calls([make_call(lease, "c0", [1], [2]), make_call(lease, "c1", [1], [3], parent_id="nope")])
+        assert await store.calls("a", 1) == ()
+        assert await store.append_calls([make_call(lease, "c0", [1], [2]), make_call(lease, "c1", [4], [3], parent_id="c0")]) == (
+            None,
+            None,
+        )
+        assert [one.transition.prompt_ids.tolist() for one in await store.calls("a", 1)] == [[1], [1, 2, 4]]
+
+    async def test_one_refused_call_does_not_hinder_the_others(self, store: Store) -> None:
+        await store.create_rollouts([make_spec(f"r{i}") for i in range(8)])
+        leases = [await leased(store) for _ in range(8)]
+        good = [store.append_call(make_call(lease, f"{lease.rollout_id}/0", [1], [2])) for lease in leases]
+        bad = [store.append_call(make_call(lease, f"{lease.rollout_id}/x", [1], [2], parent_id="nope")) for lease in leases]
+        results = await asyncio.gather(*[one for pair in zip(good, bad, strict=True) for one in pair], return_exceptions=True)
+        assert results[::2] == [None] * 8 and all(isinstance(one, UnknownRecord) for one in results[1::2])
+        assert (await store.counts()).calls == 8
+
+    async def test_a_transition_id_is_used_once(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        await store.append_call(make_call(lease, "c0", [1], [2]))
+        with pytest.raises(Conflict, match="'c0'"):
+            await store.append_call(make_call(lease, "c0", [1], [2], call_key="other"))
+
+    async def test_a_call_after_the_end_is_refused_and_counted(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        await store.finish_attempt("a", 1, Outcome.TIMEOUT)
+        with pytest.raises(AttemptOver, match=r"attempt 1 of rollout 'a' is over \(timeout\); call 'late'"):
+            await store.append_call(make_call(lease, "late", [1], [2]))
+        with pytest.raises(AttemptOver):
+            await store.append_tool_calls("a", 1, [ToolCallRecord(tool_call=ToolCall(id="x", name="y"))])
+        assert (await store.counts()).late == 2 and await store.calls("a", 1) == ()
+
+    async def test_a_call_of_an_unknown_attempt_is_refused(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        with pytest.raises(UnknownRecord, match="rollout 'a' has no attempt 2"):
+            await store.append_call(make_call(Lease(**{**_fields(lease), "attempt": 2}), "c", [1], [2]))
+
+    # ------------------------------------------------------------------ keys
+
+    async def test_a_key_opens_its_own_attempt_while_it_runs(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a", step=4, sampling=SamplingSettings(temperature=0.0)), make_spec("b")])
+        one, other = await leased(store), await leased(store)
+        info = await store.authorise("a", 1, one.key)
+        assert info is not None and (info.rollout_id, info.step, info.sampling) == ("a", 4, SamplingSettings(temperature=0.0))
+        assert await store.authorise("a", 1, one.key) == info
+        assert await store.authorise("a", 1, other.key) is None
+        assert await store.authorise("b", 1, one.key) is None
+        assert await store.authorise("a", 2, one.key) is None
+        assert await store.authorise("a", 1, "") is None
+        assert "wrong key" in str(await store.refusal("a", 1, other.key))
+        assert isinstance(await store.refusal("a", 2, one.key), UnknownRecord)
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        assert await store.authorise("a", 1, one.key) is None
+        assert isinstance(await store.refusal("a", 1, one.key), AttemptOver)
+
+    # ------------------------------------------------------------------ tool calls and spans
+
+    async def test_tool_calls_find_the_call_that_asked(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        await store.append_call(make_call(lease, "c0", [1], [2], tool_call_ids=("call_1",)))
+        await store.append_call(make_call(lease, "c1", [1], [2], span_id="00000000000000aa"))
+        by_id = ToolCall(id="call_1", name="sql", arguments="{}", result="x" * 1000, status=ToolStatus.OK, duration_s=0.5)
+        by_span = ToolCall(id="s2", name="other", status=ToolStatus.ERROR, error_type="ValueError", agent="boss")
+        records = [
+            ToolCallRecord(tool_call=by_id, span_id="0000000000000001", parent_span_id="00000000000000aa", started_at=1.0),
+            ToolCallRecord(tool_call=by_span, span_id="0000000000000002", parent_span_id="00000000000000aa", started_at=2.0),
+            ToolCallRecord(tool_call=ToolCall(id="s3", name="other"), span_id="0000000000000003", started_at=3.0),
+        ]
+        assert await store.append_tool_calls("a", 1, records) == 3
+        assert await store.append_tool_calls("a", 1, records) == 0
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        first, second, third = (await store.trajectories(["a"]))[0].tool_calls
+        assert (first.transition_id, first.result, first.status, first.duration_s) == ("c0", "x" * 1000, ToolStatus.OK, 0.5)
+        assert (second.transition_id, second.agent, second.error_type) == ("c1", "boss", "ValueError")
+        assert third.transition_id is None
+
+    async def test_an_unnamed_call_gets_the_agent_of_its_trace(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        await store.append_call(make_call(lease, "c0", [1], [2], span_id="00000000000000aa"))
+        await store.append_call(make_call(lease, "c1", [1], [2], span_id="00000000000000aa", agent="said"))
+        await store.append_spans("a", 1, [SpanRecord(span_id="00000000000000aa", parent_span_id="00000000000000bb")])
+        await store.append_spans("a", 1, [SpanRecord(span_id="00000000000000bb", agent="planner")])
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        assert [one.agent for one in (await store.trajectories(["a"]))[0].transitions] == ["planner", "said"]
+
+    # ------------------------------------------------------------------ rewards and scores
+
+    async def test_rewards_and_scores_are_kept_by_name_and_none_is_not_zero(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        await store.append_calls([make_call(lease, "c0", [1], [2, 3]), make_call(lease, "c1", [1], [2, 3])])
+        await store.add_rewards("a", 1, {"style": 0.5})
+        await store.add_rewards("a", 1, {"tool": -1.0, "judge": None}, transition_id="c1")
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        score = Score(
+            rollout_id="a",
+            attempt=1,
+            rewards={"match": 1.0, "missing": None},
+            reward=1.25,
+            transition_rewards={"c0": {"tool": 0.0}},
+            advantages={"c0": np.array([0.5, -0.25], np.float32), "c1": None},
+        )
+        await store.set_scores([score])
+        await store.set_scores([score])
+        trajectory = (await store.trajectories(["a"]))[0]
+        assert trajectory.rewards == {"style": 0.5, "match": 1.0, "missing": None} and trajectory.reward == 1.25
+        assert [one.rewards for one in trajectory.transitions] == [{"tool": 0.0}, {"tool": -1.0, "judge": None}]
+        (kept,) = await store.scores(["a"])
+        first, second = kept.advantages["c0"], kept.advantages["c1"]
+        assert first is not None and first.tolist() == [0.5, -0.25] and second is None
+        assert (await store.rollout("a")).reward == 1.25
+
+    async def test_a_constant_advantage_comes_back_per_token(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        await store.append_call(make_call(await leased(store), "c0", [1], [2, 3, 4]))
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        await store.set_scores([Score(rollout_id="a", attempt=1, advantages={"c0": np.full(3, 0.1, np.float32)})])
+        kept = (await store.scores(["a"]))[0].advantages["c0"]
+        assert kept is not None and kept.tolist() == np.full(3, 0.1, np.float32).tolist()
+
+    async def test_rewards_for_nothing_are_refused(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        await leased(store)
+        with pytest.raises(UnknownRecord, match="no transition 'nope'"):
+            await store.add_rewards("a", 1, {"x": 1.0}, transition_id="nope")
+        with pytest.raises(StoreError, match="'x' of rollout 'a' is nan"):
+            await store.add_rewards("a", 1, {"x": float("nan")})
+        with pytest.raises(Conflict, match="still runs"):
+            await store.set_scores([Score(rollout_id="a", attempt=1)])
+
+    async def test_a_trajectory_needs_an_ended_attempt(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        with pytest.raises(Conflict, match="'a' has no finished attempt"):
+            await store.trajectories(["a"])
+        with pytest.raises(UnknownRecord, match="'nope'"):
+            await store.trajectories(["nope"])
+
+    # ------------------------------------------------------------------ steps
+
+    async def test_a_rollout_is_trained_once(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a"), make_spec("b"), make_spec("c")])
+        await store.mark_trained(1, ["a", "b"], {"loss": 0.5})
+        await store.mark_trained(1, ["b", "a"], {"loss": 0.5})
+        with pytest.raises(Conflict, match="'b' was trained in step 1"):
+            await store.mark_trained(2, ["c", "b"], {})
+        with pytest.raises(Conflict, match="step 1 is already recorded"):
+            await store.mark_trained(1, ["c"], {})
+        with pytest.raises(UnknownRecord, match="'nope'"):
+            await store.mark_trained(2, ["nope"], {})
+        (step,) = await store.steps()
+        assert (step.step, step.rollout_ids, step.metrics) == (1, ("a", "b"), {"loss": 0.5})
+        assert (await store.rollout("a")).trained_step == 1
+
+    async def test_steps_after_the_checkpoint_are_forgotten(self, store: Store) -> None:
+        await store.create_rollouts([make_spec(name) for name in "abc"])
+        for step, name in enumerate("abc", 1):
+            await store.mark_trained(step, [name], {})
+        assert await store.rollback_steps(after=1) == 2
+        await store.mark_trained(2, ["c"], {})
+        assert [(one.step, one.rollout_ids) for one in await store.steps()] == [(1, ("a",)), (2, ("c",))]
+
+    async def test_counts(self, store: Store) -> None:
+        await store.create_rollouts([make_spec(name) for name in "abc"])
+        lease = await leased(store)
+        await store.append_call(make_call(lease, "c0", [1], [2]))
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        await leased(store)
+        counts = await store.counts()
+        assert counts.states == {RolloutState.QUEUED: 1, RolloutState.RUNNING: 1, RolloutState.SUCCEEDED: 1}
+        assert (counts.outcomes, counts.attempts, counts.calls, counts.late) == ({Outcome.SUCCEEDED: 1}, 2, 1, 0)
+
+    async def test_a_closed_store_says_so(self, store: Store) -> None:
+        waiting = asyncio.create_task(store.lease("w", 60.0, wait_s=30.0))
+        await asyncio.sleep(0.02)
+        await store.close()
+        assert await waiting is None
+        with pytest.raises(StoreError, match="is closed"):
+            await store.create_rollouts([make_spec("a")])
+
+
+def _fields(lease: Lease) -> dict[str, Any]:
+    return {name: getattr(lease, name) for name in lease.__slots__}

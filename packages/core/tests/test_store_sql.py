@@ -1,0 +1,196 @@
+"""SqlStore: the conformance suite, and what only a database on a disk can go through."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lightningrl.errors import StoreError
+from lightningrl.store import SqlStore
+from lightningrl.store.errors import StoreFull
+from lightningrl.store.protocol import Store
+from lightningrl.testing.store_conformance import StoreConformance, leased, make_call, make_spec
+from lightningrl.types import Outcome, RolloutState
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
+    store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db")
+    yield store
+    await store.close()
+
+
+class TestSqlStore(StoreConformance):
+    pass
+
+
+def test_it_is_a_store() -> None:
+    assert issubclass(SqlStore, Store)
+
+
+async def test_what_was_acknowledged_is_there_after_reopening(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = await SqlStore.open(url)
+    await store.create_rollouts([make_spec("a")])
+    lease = await leased(store)
+    await store.append_call(make_call(lease, "c0", [1, 2], [3]))
+    await store.close()
+    store = await SqlStore.open(url)
+    assert await store.authorise("a", 1, lease.key) is not None
+    assert await store.append_call(make_call(lease, "c1", [4], [5], parent_id="c0")) is None
+    assert [one.transition.prompt_ids.tolist() for one in await store.calls("a", 1)] == [[1, 2], [1, 2, 3, 4]]
+    await store.close()
+
+
+async def test_a_store_in_use_by_another_process_is_refused_but_can_be_read(store: SqlStore, tmp_path: Path) -> None:
+    await store.create_rollouts([make_spec("a")])
+    with pytest.raises(StoreError, match=r"store\.db' is in use by another process"):
+        await SqlStore.open(f"sqlite:///{tmp_path}/store.db")
+    reader = await SqlStore.open(f"sqlite:///{tmp_path}/store.db", read_only=True)
+    assert (await reader.rollout("a")).state is RolloutState.QUEUED
+    with pytest.raises(StoreError, match="open for reading only"):
+        await reader.cancel(["a"])
+    await reader.close()
+
+
+async def test_a_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    await (await SqlStore.open(url)).close()
+    db = sqlite3.connect(tmp_path / "store.db")
+    db.execute("UPDATE meta SET value = '99'")
+    db.commit()
+    db.close()
+    with pytest.raises(StoreError, match="schema version 99, newer than 1; update lightningrl"):
+        await SqlStore.open(url)
+
+
+async def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "store.db").write_bytes(b"this is no database at all" * 100)
+    with pytest.raises(StoreError, match="no readable SQLite database"):
+        await SqlStore.open(f"sqlite:///{tmp_path}/store.db")
+    db = sqlite3.connect(tmp_path / "other.db")
+    db.execute("CREATE TABLE things (x)")
+    db.close()
+    with pytest.raises(StoreError, match="no LightningRL store"):
+        await SqlStore.open(f"sqlite:///{tmp_path}/other.db")
+    with pytest.raises(StoreError, match="there is no store at"):
+        await SqlStore.open(f"sqlite:///{tmp_path}/none.db", read_only=True)
+
+
+@pytest.mark.parametrize("url", ["mongodb://x", "sqlite://", "what", "sqlite:///:memory:"])
+async def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(StoreError, match=r"write 'sqlite:///path/to/store.db'"):
+        await SqlStore.open(url)
+
+
+async def test_a_full_disk_refuses_and_loses_nothing_and_passes(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = await SqlStore.open(url, pragmas={"max_page_count": 60})
+    await store.create_rollouts([make_spec("a")])
+    lease = await leased(store)
+    big = np.arange(2000).tolist()
+    acknowledged = []
+    with pytest.raises(StoreFull, match=r"no room on the disk for the store '.*store\.db'; nothing of this request was kept: free some"):
+        for index in range(1000):
+            await store.append_call(make_call(lease, f"c{index}", big, [1]))
+            acknowledged.append(f"c{index}")
+    results = await asyncio.gather(*(store.append_call(make_call(lease, f"x{i}", big, [1])) for i in range(20)), return_exceptions=True)
+    assert all(isinstance(one, StoreFull) for one in results)
+    assert [one.transition.id for one in await store.calls("a", 1)] == acknowledged and acknowledged
+    await store.close()
+    store = await SqlStore.open(url)
+    assert [one.transition.id for one in await store.calls("a", 1)] == acknowledged
+    await store.append_call(make_call(lease, "after", big, [1]))
+    assert await store.finish_attempt("a", 1, Outcome.SUCCEEDED) is RolloutState.SUCCEEDED
+    await store.close()
+
+
+async def test_the_same_store_works_again_once_there_is_room(tmp_path: Path) -> None:
+    room = 60
+    store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db", pragmas={"max_page_count": room})
+    await store.create_rollouts([make_spec("a")])
+    lease = await leased(store)
+    with pytest.raises(StoreFull):
+        await store.append_call(make_call(lease, "big", list(range(2**17)), [1]))
+    assert await store.append_call(make_call(lease, "small", [1], [2])) is None
+    await store.close()
+
+
+async def test_a_cancelled_lease_goes_to_somebody_else(store: SqlStore) -> None:
+    waiting = asyncio.create_task(store.lease("gone", 600.0, wait_s=30.0))
+    await asyncio.sleep(0.05)
+    creating = asyncio.create_task(store.create_rollouts([make_spec("a")]))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await creating
+    await asyncio.gather(waiting, return_exceptions=True)
+    lease = await store.lease("here", 60.0, wait_s=5.0)
+    assert lease is not None and lease.attempt == 1
+
+
+_WRITER = """
+    import asyncio, sys
+    from lightningrl.store import SqlStore
+    from lightningrl.testing.store_conformance import leased, make_call, make_spec
+
+    async def main():
+        store = await SqlStore.open(sys.argv[1])
+        run = sys.argv[2]
+        await store.create_rollouts([make_spec(f"{run}-{i}") for i in range(8)])
+        await store.interrupt("killed")
+
+        async def agent():
+            lease = await leased(store)
+            for index in range(100_000):
+                call = f"{run}/{lease.rollout_id}/{lease.attempt}/{index}"
+                await store.append_call(make_call(lease, call, list(range(index % 50)), [index + 1]))
+                sys.stdout.write(f"{lease.rollout_id} {lease.attempt} {call}\\n")
+                sys.stdout.flush()
+
+        await asyncio.gather(*(agent() for _ in range(8)))
+
+    asyncio.run(main())
+"""
+
+
+def _killed_run(url: str, run: int, script: Path, lines: int) -> list[tuple[str, int, str]]:
+    """Calls a process acknowledged before `kill -9` struck it in the middle of its writing."""
+    process = subprocess.Popen([sys.executable, str(script), url, str(run)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if len(said) == lines:
+            os.kill(process.pid, signal.SIGKILL)
+    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL
+    whole = [line.split() for line in said if line.endswith("\n")]
+    return [(rollout_id, int(attempt), call) for rollout_id, attempt, call in whole]
+
+
+@pytest.mark.slow
+async def test_kill_9_loses_no_acknowledged_call_20_times(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    script = tmp_path / "writer.py"
+    script.write_text(textwrap.dedent(_WRITER))
+    acknowledged: list[tuple[str, int, str]] = []
+    for run in range(20):
+        acknowledged += await asyncio.to_thread(_killed_run, url, run, script, 20 + 13 * run)
+    store = await SqlStore.open(url)
+    kept = {
+        (rollout_id, attempt, call.transition.id)
+        for rollout_id, attempt in {(one[0], one[1]) for one in acknowledged}
+        for call in await store.calls(rollout_id, attempt)
+    }
+    assert len(acknowledged) > 1000 and set(acknowledged) <= kept
+    assert len(kept) == len({call for _, _, call in kept})
+    await store.close()
