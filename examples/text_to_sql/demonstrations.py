@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from data import build_split, database_schema
 from mistakes import imperfect
@@ -38,17 +38,27 @@ class Demonstration:
     answer: str
 
 
-def build_demonstrations(databases: int, questions: int, seed: int, taken: set[str]) -> Iterator[Demonstration]:
-    """Three demonstrations, one for each role, of every question; databases with a signature in `taken` are skipped."""
-    rng = random.Random(f"{seed} starter")
+def build_demonstrations(
+    databases: int, questions: int, seed: int, taken: set[str], *, is_faulty: bool = True
+) -> Iterator[Demonstration]:
+    """Three demonstrations, one for each role, of every question; databases with a signature in `taken` are skipped.
+
+    With `is_faulty=False` every answer is right: write and rewrite give the gold query.
+    """
+    rng = random.Random(f"{seed} starter {is_faulty}")
     for database, asked in build_split("starter", databases, questions, rng, taken):
         connection = sqlite3.connect(":memory:")
         database.fill(connection)
         schema = database_schema(database)
         for question in asked:
-            yield _write(schema, question.text, question.gold, rng)
-            yield _check(question.text, question.gold, connection, rng)
-            yield _rewrite(schema, question.text, question.gold, connection, rng)
+            write, check, rewrite = (
+                _write(schema, question.text, question.gold, rng),
+                _check(question.text, question.gold, connection, rng),
+                _rewrite(schema, question.text, question.gold, connection, rng),
+            )
+            yield write if is_faulty else replace(write, answer=str(question.gold))
+            yield check
+            yield rewrite if is_faulty else replace(rewrite, answer=str(question.gold))
         connection.close()
 
 

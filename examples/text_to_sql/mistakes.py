@@ -89,16 +89,16 @@ def _with_condition(query: Query, old: Condition, new: Condition) -> Query:
 
 
 MISTAKES = (
-    Mistake(name="forget_join", probability=0.60, change=_forget_join),
-    Mistake(name="bare_aggregate", probability=0.60, change=_bare_aggregate),
-    Mistake(name="flip_comparison", probability=0.58, change=_flip_comparison),
-    Mistake(name="drop_second_condition", probability=0.58, change=_drop_second_condition),
-    Mistake(name="in_for_not_in", probability=0.60, change=_in_for_not_in),
-    Mistake(name="other_aggregate", probability=0.58, change=_other_aggregate),
-    Mistake(name="forget_distinct", probability=0.60, change=_forget_distinct),
-    Mistake(name="forget_direction", probability=0.60, change=_forget_direction),
-    Mistake(name="where_for_having", probability=0.60, change=_where_for_having),
-    Mistake(name="forget_group", probability=0.60, change=_forget_group),
+    Mistake(name="forget_join", probability=0.56, change=_forget_join),
+    Mistake(name="bare_aggregate", probability=0.56, change=_bare_aggregate),
+    Mistake(name="flip_comparison", probability=0.56, change=_flip_comparison),
+    Mistake(name="drop_second_condition", probability=0.56, change=_drop_second_condition),
+    Mistake(name="in_for_not_in", probability=0.56, change=_in_for_not_in),
+    Mistake(name="other_aggregate", probability=0.56, change=_other_aggregate),
+    Mistake(name="forget_distinct", probability=0.56, change=_forget_distinct),
+    Mistake(name="forget_direction", probability=0.56, change=_forget_direction),
+    Mistake(name="where_for_having", probability=0.56, change=_where_for_having),
+    Mistake(name="forget_group", probability=0.56, change=_forget_group),
 )
 
 

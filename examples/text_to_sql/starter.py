@@ -14,6 +14,7 @@ import os
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence as PreTokenizers, Split
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerFast, LlamaConfig, LlamaForCausalLM
 
 from data import SPLITS, build_splits
 from demonstrations import Demonstration, build_demonstrations
@@ -34,10 +35,13 @@ from demonstrations import Demonstration, build_demonstrations
 __all__ = ["build_model", "build_tokenizer", "cold_start"]
 
 SEED = 7
-DATABASES, QUESTIONS = 1500, 16
+RIGHT_DATABASES, FAULTY_DATABASES, QUESTIONS = 900, 500, 16
+"""First demonstrations that are right, then imperfect ones, which decide what the policy prefers."""
 BATCH_TOKENS = 4096
 PEAK_LEARNING_RATE = 3e-3
 MAX_CONTEXT = 1024
+COMMON = 20
+"""A word that occurs this often is a token."""
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 WORDS = r" ?'[a-z ]+'| ?[A-Za-z_]+| ?[0-9]+|\n| ?[^\sA-Za-z_0-9]|\s"
@@ -45,9 +49,12 @@ CHAT_TEMPLATE = """\
 {%- if tools %}
 {{- '<|im_start|>system\\n' }}
 {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
-{{- '# Tools\\n\\nYou may call one or more functions.\\n\\n<tools>' }}
+{{- '# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\n' }}
+{{- 'You are provided with function signatures within <tools></tools> XML tags:\\n<tools>' }}
 {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
-{{- '\\n</tools>\\n\\nFor each call return a JSON object in <tool_call></tool_call>:\\n<tool_call>\\n{"name": <name>, "arguments": <arguments>}\\n</tool_call><|im_end|>\\n' }}
+{{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments ' }}
+{{- 'within <tool_call></tool_call> XML tags:\\n<tool_call>\\n' }}
+{{- '{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call><|im_end|>\\n' }}
 {%- endif %}
 {%- for message in messages %}
 {%- if message.role == 'system' %}
@@ -58,7 +65,8 @@ CHAT_TEMPLATE = """\
 {{- '<|im_start|>assistant\\n' + (message.content or '') }}
 {%- for call in message.tool_calls or [] %}
 {%- set call = call.function or call %}
-{{- '\\n<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+{%- if not loop.first or message.content %}{{- '\\n' }}{%- endif %}
+{{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
 {{- call.arguments if call.arguments is string else call.arguments | tojson }}
 {{- '}\\n</tool_call>' }}
 {%- endfor %}
@@ -73,12 +81,13 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
-    """One token for each word of `texts` (with its leading space); any other word falls apart into bytes, lossless."""
+    """One token for each common word of `texts` (with its leading space); any other word falls apart into bytes, lossless."""
     split = PreTokenizers([
         Split(Regex(WORDS), behavior="isolated"),
         ByteLevel(add_prefix_space=False, use_regex=False),
     ])
-    words = sorted({piece for text in texts for piece, _ in split.pre_tokenize_str(text)})
+    counts = Counter(piece for text in texts for piece, _ in split.pre_tokenize_str(text))
+    words = sorted(word for word, count in counts.items() if count >= COMMON)
     pieces = sorted(ByteLevel.alphabet())
     pieces += [word for word in words if len(word) > 1]
     tokenizer = Tokenizer(
@@ -99,10 +108,10 @@ def build_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     return fast
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     size = -(-len(tokenizer) // 64) * 64
     eos, pad = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=size,
         hidden_size=128,
         intermediate_size=384,
@@ -118,7 +127,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
         initializer_range=0.04,
         use_cache=True,
     )
-    model = Qwen2ForCausalLM(config)
+    model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(eos_token_id=[eos, pad], pad_token_id=pad, do_sample=True)
     return model
 
@@ -146,36 +155,41 @@ def make_batches(encoded: list[tuple[list[int], int]], rng: random.Random) -> It
     yield from batches
 
 
-def answer_loss(model: Qwen2ForCausalLM, batch: list[tuple[list[int], int]], pad: int) -> torch.Tensor:
-    """Mean cross-entropy of the answers' tokens."""
+def answer_loss(model: LlamaForCausalLM, batch: list[tuple[list[int], int]], pad: int) -> torch.Tensor:
+    """Cross-entropy of the answers' tokens; each answer weighs the same, a verdict as much as a query."""
     length = max(len(ids) for ids, _ in batch)
     ids_B_T = torch.tensor([ids + [pad] * (length - len(ids)) for ids, _ in batch])
-    mask_B_T = torch.tensor([
-        [prompt - 1 <= position < len(ids) - 1 for position in range(length)] for ids, prompt in batch
-    ])
-    hidden = model.model(input_ids=ids_B_T).last_hidden_state  # padding is on the right, where nothing looks
-    targets_B_T = ids_B_T.roll(-1, dims=1)
-    return cross_entropy(model.lm_head(hidden[mask_B_T]), targets_B_T[mask_B_T])
+    weights_B_T = torch.zeros(len(batch), length)
+    for row, (ids, prompt) in enumerate(batch):
+        weights_B_T[row, prompt - 1 : len(ids) - 1] = 1.0 / (len(ids) - prompt)
+    mask_B_T = weights_B_T > 0
+    hidden_B_T_D = model.model(input_ids=ids_B_T).last_hidden_state  # padding is on the right, where nothing looks
+    losses = cross_entropy(model.lm_head(hidden_B_T_D[mask_B_T]), ids_B_T.roll(-1, dims=1)[mask_B_T], reduction="none")
+    return (losses * weights_B_T[mask_B_T]).sum() / len(batch)
 
 
-def cold_start(out: Path, *, databases: int = DATABASES, seed: int = SEED) -> None:
+def cold_start(out: Path, *, right_databases: int = RIGHT_DATABASES, faulty_databases: int = FAULTY_DATABASES, seed: int = SEED) -> None:
     """Train the starter policy and write its folder."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     rng = random.Random(seed)
     taken = {database.signature() for split in SPLITS for database, _ in build_splits()[split]}
-    demonstrations = list(build_demonstrations(databases, QUESTIONS, seed, taken))
-    texts = [text for item in demonstrations for text in (item.prompt, item.answer)]
-    tokenizer = build_tokenizer([*texts, "system\n", "user\n", "assistant\n"])
+    right = list(build_demonstrations(right_databases, QUESTIONS, seed, taken, is_faulty=False))
+    faulty = list(build_demonstrations(faulty_databases, QUESTIONS, seed, taken, is_faulty=True))
+    texts = [text for item in right + faulty for text in (item.prompt, item.answer)]
+    tokenizer = build_tokenizer([*texts, *["system", "user", "assistant", "\n"] * COMMON])
     model = build_model(tokenizer)
-    encoded = [encode(item, tokenizer) for item in demonstrations]
-    batches = list(make_batches(encoded, rng))
+    batches = [
+        batch
+        for demonstrations in (right, faulty)
+        for batch in make_batches([encode(item, tokenizer) for item in demonstrations], rng)
+    ]
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     warmup = 50
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / warmup) * max(0.02, 1.0 - step / len(batches))
     )
-    print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens, {len(encoded):,} demonstrations")
+    print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens, {len(right):,} right and {len(faulty):,} imperfect demonstrations")
     bar = tqdm(batches, desc="cold start", unit="batch")
     smooth = None
     for batch in bar:
@@ -195,10 +209,9 @@ def cold_start(out: Path, *, databases: int = DATABASES, seed: int = SEED) -> No
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "starter")
-    parser.add_argument("--databases", type=int, default=DATABASES, help="databases of the demonstrations")
     arguments = parser.parse_args()
     started = time.monotonic()
-    cold_start(arguments.out, databases=arguments.databases)
+    cold_start(arguments.out)
     print(f"wrote {os.fspath(arguments.out)!r} in {time.monotonic() - started:.0f} s")
 
 
