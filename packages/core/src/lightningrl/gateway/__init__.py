@@ -1,0 +1,1 @@
+"""The gateway: agents speak to it as to any model API; every call becomes a recorded transition."""

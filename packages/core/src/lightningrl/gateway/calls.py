@@ -1,0 +1,352 @@
+"""The way of one call: who asks, which tokens, which engine, recorded, answered.
+
+request ─► prompt (rendered, or bridged from an earlier call) ─► engine ─► choices ─► store (durable) ─► Answer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from uuid import uuid4
+
+from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
+from lightningrl.gateway.choices import SampledChoice, sample_choices
+from lightningrl.gateway.completion import CompletionText, TextDelta
+from lightningrl.gateway.engines import EngineRegistry
+from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.history import History, PastCall, as_ids, as_logprobs, chain_digests, digest_tools, extend_digest, history_key
+from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.gateway.replays import Replays
+from lightningrl.gateway.request import Answer, Begun, CallContext, CallRequest
+from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.store.errors import AttemptOver, StoreFull, UnknownRecord
+from lightningrl.store.protocol import AttemptInfo, CallRecord, Store, StoredCall
+from lightningrl.types import SamplingSettings
+
+__all__ = ["Caller", "Prompt", "answer_again"]
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """What we remember of an attempt in progress."""
+
+    history: History = field(default_factory=History)
+    replays: Replays = field(default_factory=Replays)
+    is_overflowed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prompt:
+    """A prompt and where it comes from."""
+
+    ids: tuple[int, ...]
+    suffix_start: int
+    """First token that the parent does not have."""
+    parent_id: str | None
+    is_break: bool
+    digest: bytes
+    tools: bytes
+
+
+class Caller:
+    """Makes calls for attempts. One per server, inside its event loop."""
+
+    def __init__(self, store: Store, engines: EngineRegistry, renderers: Mapping[str, PolicyRenderer], settings: GatewaySettings) -> None:
+        self._store = store
+        self._engines = engines
+        self._renderers = dict(renderers)
+        self._settings = settings
+        self._attempts: OrderedDict[tuple[str, int], _Attempt] = OrderedDict()
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        return tuple(self._renderers)
+
+    def renderer(self, policy: str) -> PolicyRenderer:
+        return self._renderers[policy]
+
+    def forget(self, rollout_id: str, attempt: int) -> None:
+        """Free an ended attempt's memory."""
+        self._attempts.pop((rollout_id, attempt), None)
+
+    def is_overflowed(self, rollout_id: str, attempt: int) -> bool:
+        """Whether one of the attempt's calls was refused because its prompt was beyond the context."""
+        known = self._attempts.get((rollout_id, attempt))
+        return known is not None and known.is_overflowed
+
+    async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo:
+        """The attempt a scoped key stands for; raises Refusal."""
+        info = await self._store.authorise(rollout_id, attempt, key)
+        if info is not None:
+            return info
+        try:
+            record = await self._store.rollout(rollout_id)
+        except UnknownRecord:
+            raise Refusal(
+                f"no rollout {rollout_id!r}; is the call sent to the run it belongs to?", status=404, code="unknown_rollout"
+            ) from None
+        for known in record.attempts:
+            if known.attempt == attempt and known.outcome is not None:
+                raise Refusal(
+                    f"attempt {attempt} of rollout {rollout_id!r} is over ({known.outcome}); stop working on it",
+                    status=410,
+                    code="attempt_over",
+                )
+        if all(known.attempt != attempt for known in record.attempts):
+            raise Refusal(f"rollout {rollout_id!r} has no attempt {attempt}", status=404, code="unknown_attempt")
+        raise Refusal(
+            f"the key is not the one of attempt {attempt} of rollout {rollout_id!r}; use the key of its lease",
+            status=401,
+            code="invalid_api_key",
+        )
+
+    async def run(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> AsyncIterator[Begun | TextDelta | Answer]:
+        """Text as it comes where `request.stream`, then the recorded answer. Raises Refusal before the first item."""
+        policy, renderer = self._policy(request.model)
+        if request.tools and not renderer.supports_tools:
+            raise Refusal(
+                f"policy {policy!r} has no tool-call markup that we can read, so it cannot be offered tools; name its renderer in the recipe",
+                param="tools",
+            )
+        attempt = await self._attempt(info, request, context)
+        key, kept = await attempt.replays.begin(context)
+        try:
+            if kept is None:
+                async with aclosing(self._sample(info, request, context, policy, renderer, attempt, key)) as items:
+                    async for item in items:
+                        if isinstance(item, Answer):
+                            kept = item
+                        yield item
+            else:
+                yield kept if isinstance(kept, Answer) else answer_again(renderer, request, kept)
+        except ContextOverflow as error:
+            attempt.is_overflowed = True
+            raise Refusal(str(error), code="context_length_exceeded", param="messages") from error
+        except EngineUnavailable as error:
+            raise Refusal(str(error), status=503, code="engine_unavailable") from error
+        except BackendError as error:
+            raise Refusal(str(error), status=502, code="engine_failed") from error
+        except AttemptOver as error:
+            raise Refusal(str(error), status=410, code="attempt_over") from error
+        except StoreFull as error:
+            raise Refusal(str(error), status=507, code="store_full") from error
+        except StoreError as error:
+            raise Refusal(f"the call could not be recorded: {error}", status=500, code="store_error") from error
+        finally:
+            attempt.replays.end(key, kept)
+
+    async def _sample(
+        self,
+        info: AttemptInfo,
+        request: CallRequest,
+        context: CallContext,
+        policy: str,
+        renderer: PolicyRenderer,
+        attempt: _Attempt,
+        key: str,
+    ) -> AsyncIterator[Begun | TextDelta | Answer]:
+        started = time.time()
+        clock = time.perf_counter()
+        prompt = self._prompt(attempt.history, request, renderer)
+        sampling = await self._sampling(info, request, policy, renderer, len(prompt.ids))
+        transition_id = f"{info.rollout_id}/{info.attempt}/{uuid4().hex[:12]}"
+        if request.stream:
+            yield Begun(id=transition_id, policy=policy)
+        sampled: list[SampledChoice] = []
+        has_begun = False
+        choices = sample_choices(self._engines, policy, renderer, request, prompt.ids, sampling, transition_id)
+        async with aclosing(choices) as items:  # type: ignore[type-var]
+            async for item in items:
+                if isinstance(item, SampledChoice):
+                    sampled.append(item)
+                else:
+                    has_begun = True
+                    yield item
+        sampled.sort(key=lambda one: one.choice.index)
+        records = [self._record(info, context, policy, prompt, one, key, started, time.perf_counter() - clock) for one in sampled]
+        # From here on the call exists whether or not the client still listens: memory and store must agree.
+        stored = await asyncio.shield(asyncio.ensure_future(self._keep(attempt, records, prompt, sampled)))
+        if stored[0].replayed:
+            if has_begun:
+                raise Refusal(
+                    f"the call id {context.call_id!r} was answered before; send each call with its own", status=409, code="replayed"
+                )
+            yield answer_again(renderer, request, stored)
+            return
+        if request.stream:
+            for one in sampled:
+                yield one.last_delta
+        yield Answer(
+            id=transition_id,
+            model=request.model,
+            policy=policy,
+            policy_version=sampled[0].version,
+            prompt_tokens=len(prompt.ids),
+            cached_tokens=prompt.suffix_start,
+            choices=tuple(one.choice for one in sampled),
+            created=int(started),
+        )
+
+    def _policy(self, model: str) -> tuple[str, PolicyRenderer]:
+        name = model
+        if name not in self._renderers:
+            only = next(iter(self._renderers)) if len(self._renderers) == 1 else None
+            name = self._settings.default_policy or only or ""
+        renderer = self._renderers.get(name)
+        if renderer is None:
+            raise Refusal(
+                f"no policy {model!r} in this run, and no default policy; it serves {', '.join(sorted(self._renderers))}",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return name, renderer
+
+    async def _attempt(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> _Attempt:
+        place = (info.rollout_id, info.attempt)
+        attempt = self._attempts.get(place)
+        if attempt is not None:
+            self._attempts.move_to_end(place)
+            return attempt
+        attempt = _Attempt()
+        is_late = (
+            context.retries or (request.stream and context.call_id) or any(message["role"] == "assistant" for message in request.messages)
+        )
+        if is_late:  # nobody sends an assistant message first: perhaps the server was restarted in mid-attempt
+            calls = await self._store.calls(*place)
+            found = self._attempts.get(place)
+            if found is not None:
+                return found
+            attempt.history = History.restore(calls)
+            attempt.replays.restore(calls)
+        self._attempts[place] = attempt
+        if len(self._attempts) > self._settings.max_attempts_in_memory:
+            self._attempts.popitem(last=False)
+        return attempt
+
+    def _prompt(self, history: History, request: CallRequest, renderer: PolicyRenderer) -> Prompt:
+        tools = digest_tools(request.tools)
+        chain = chain_digests(request.messages)
+        match = history.match(request.messages, chain, tools)
+        call = match.call
+        if call is not None:
+            past, said = call.prompt_ids.tolist(), call.completion_ids.tolist()
+            suffix = renderer.bridge(past, said, request.messages[match.covered :], request.tools)
+            if suffix is not None:
+                return Prompt(
+                    ids=(*past, *said, *suffix),
+                    suffix_start=len(past) + len(said),
+                    parent_id=call.id,
+                    is_break=match.is_break,
+                    digest=chain[-1],
+                    tools=tools,
+                )
+        try:
+            ids = renderer.render(request.messages, request.tools)
+        except ValueError as error:
+            raise Refusal(str(error), param="messages") from error
+        return Prompt(ids=ids, suffix_start=0, parent_id=None, is_break=match.is_break or call is not None, digest=chain[-1], tools=tools)
+
+    async def _sampling(
+        self, info: AttemptInfo, request: CallRequest, policy: str, renderer: PolicyRenderer, prompt_tokens: int
+    ) -> SamplingSettings:
+        base = info.sampling or self._settings.sampling.get(policy) or SamplingSettings()
+        engine = await self._engines.info(policy)
+        room = engine.context_length - prompt_tokens
+        if room < 1:
+            raise ContextOverflow(
+                f"this model's maximum context length is {engine.context_length} tokens; your messages and tools take {prompt_tokens}, "
+                "which leaves no room for an answer; shorten them"
+            )
+        return replace(
+            base,
+            max_tokens=min(base.max_tokens, room, request.max_tokens or room),
+            stop=tuple(dict.fromkeys((*base.stop, *request.stop))),
+            stop_token_ids=tuple(dict.fromkeys((*base.stop_token_ids, *renderer.stop_token_ids))),
+            seed=request.seed if base.seed is None else base.seed,
+        )
+
+    def _record(
+        self,
+        info: AttemptInfo,
+        context: CallContext,
+        policy: str,
+        prompt: Prompt,
+        one: SampledChoice,
+        key: str,
+        started: float,
+        duration: float,
+    ) -> CallRecord:
+        index = one.choice.index
+        answer = extend_digest(prompt.digest, one.choice.as_message())
+        trainable = self._settings.trainable
+        return CallRecord(
+            rollout_id=info.rollout_id,
+            attempt=info.attempt,
+            call_key=key if index == 0 else f"{key}#{index}",
+            id=one.id,
+            policy=policy,
+            policy_version=one.version,
+            suffix_ids=as_ids(prompt.ids[prompt.suffix_start :]),
+            completion_ids=as_ids(one.choice.token_ids),
+            logprobs=as_logprobs(one.choice.logprobs),
+            finish_reason=one.choice.finish_reason,
+            parent_id=prompt.parent_id,
+            is_break=prompt.is_break,
+            sampling=one.sampling,
+            agent=context.agent,
+            span_id=context.span_id,
+            tool_call_ids=tuple(call.id for call in one.choice.tool_calls),
+            trainable=trainable is None or policy in trainable,
+            started_at=started,
+            duration_s=duration,
+            history_key=history_key(prompt.digest, answer, prompt.tools),
+        )
+
+    async def _keep(
+        self, attempt: _Attempt, records: list[CallRecord], prompt: Prompt, sampled: list[SampledChoice]
+    ) -> tuple[StoredCall, ...]:
+        if len(records) == 1:
+            stored: tuple[StoredCall, ...] = (await self._store.append_call(records[0]),)
+        else:
+            stored = await self._store.append_calls(records)
+        if not stored[0].replayed:
+            ids = as_ids(prompt.ids)
+            for one in sampled:
+                answer = extend_digest(prompt.digest, one.choice.as_message())
+                call = PastCall(one.id, ids, as_ids(one.choice.token_ids), prompt.tools)
+                attempt.history.add(call, prompt.digest, answer)
+        return stored
+
+
+def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence[StoredCall]) -> Answer:
+    """The answer of a call that the store kept, as it was given the first time."""
+    choices = []
+    for index, call in enumerate(stored):
+        kept = call.transition
+        text = CompletionText(
+            renderer,
+            kept.prompt_ids.tolist(),
+            index=index,
+            allow_tools=bool(request.tools) and request.allow_tools,
+            parallel_tools=request.parallel_tools,
+            stop=kept.sampling.stop,
+            tool_call_ids=kept.tool_call_ids,
+        )
+        text.push(kept.completion_ids.tolist(), kept.logprobs.tolist(), stream=False)
+        choices.append(text.finish(kept.finish_reason)[0])
+    first = stored[0].transition
+    return Answer(
+        id=first.id,
+        model=request.model,
+        policy=first.policy,
+        policy_version=first.policy_version,
+        prompt_tokens=len(first.prompt_ids),
+        cached_tokens=0,
+        choices=tuple(choices),
+        created=int(first.started_at),
+    )

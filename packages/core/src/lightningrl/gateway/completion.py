@@ -1,0 +1,257 @@
+"""A completion as the agent reads it: content, reasoning and tool calls, parsed from the sampled tokens, at once or as they come.
+
+tokens ─► push ─► TextDelta…      only what no later token can change: no half character, stop string, markup or trailing space
+       ─► finish ─► Choice        the same text whether it was streamed or not
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.types import FinishReason
+
+__all__ = ["Choice", "CompletionText", "TextDelta", "ToolRequest", "parse_arguments", "write_arguments"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRequest:
+    """A tool call that the model asks for."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextDelta:
+    """What became certain with some tokens."""
+
+    index: int
+    """Of the choice."""
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[tuple[int, ToolRequest], ...] = ()
+    """With their position among the choice's tool calls."""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A whole completion."""
+
+    index: int
+    content: str
+    reasoning: str
+    tool_calls: tuple[ToolRequest, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+
+    def as_message(self) -> dict[str, Any]:
+        """The message that the agent will send back in its history, in the form histories are compared in."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": parse_arguments(call.arguments)}}
+                for call in self.tool_calls
+            ]
+        return message
+
+
+@dataclass(slots=True)
+class _Parsed:
+    content: str
+    reasoning: str
+    calls: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+
+class CompletionText:
+    """Turns one choice's tokens into text. `allow_tools=False` leaves tool markup in the content."""
+
+    def __init__(
+        self,
+        renderer: PolicyRenderer,
+        prompt_ids: Sequence[int],
+        *,
+        index: int = 0,
+        allow_tools: bool,
+        parallel_tools: bool = True,
+        stop: Sequence[str] = (),
+        tool_call_ids: Sequence[str] = (),
+    ) -> None:
+        self._renderer = renderer
+        self._prompt_ids = prompt_ids
+        self._index = index
+        self._allow_tools = allow_tools
+        self._parallel_tools = parallel_tools
+        self._stop = tuple(stop)
+        self._call_ids = list(tool_call_ids)
+        self._held_marks = (*self._stop, "<think>", "<tool_call>")
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._is_plain = renderer.is_tagged
+        self._text = ""
+        self._prefix = 0
+        self._decoded = 0
+        self._next_parse = 0
+        self._sent_content = ""
+        self._sent_reasoning = 0
+        self._sent_calls = 0
+        self._sent_tokens = 0
+
+    @property
+    def token_count(self) -> int:
+        """Tokens pushed so far."""
+        return len(self._ids)
+
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[float], *, stream: bool) -> TextDelta | None:
+        """Take the next tokens; returns what can be sent now."""
+        self._ids.extend(token_ids)
+        self._logprobs.extend(logprobs)
+        if not stream:
+            return None
+        if self._is_plain and not self._renderer.marker_ids.isdisjoint(token_ids):
+            self._is_plain = False
+        if self._is_plain:
+            return self._delta(_Parsed(self._decode_more(), ""), final=False)
+        if len(self._ids) < self._next_parse:
+            return None
+        self._next_parse = len(self._ids) + 1 + len(self._ids) // 32  # parsing everything again each time stays near linear
+        return self._delta(self._parse(final=False), final=False)
+
+    def finish(self, reason: FinishReason) -> tuple[Choice, TextDelta]:
+        """The whole completion, and what of it was not sent yet."""
+        parsed = self._parse(final=True)
+        if not parsed.content.startswith(self._sent_content):
+            parsed.content = self._sent_content  # cannot be taken back; the history is what the agent saw
+        calls = self._requests(parsed.calls)
+        choice = Choice(
+            index=self._index,
+            content=parsed.content,
+            reasoning=parsed.reasoning,
+            tool_calls=calls,
+            token_ids=tuple(self._ids),
+            logprobs=tuple(self._logprobs),
+            finish_reason=reason,
+        )
+        return choice, self._delta(parsed, final=True) or TextDelta(index=self._index)
+
+    def _decode_more(self) -> str:
+        """Decode only the new tail, with a few tokens of context so that joined characters come out whole."""
+        end = len(self._ids)
+        while end > self._decoded and self._ids[end - 1] in self._renderer.stop_token_ids:
+            end -= 1
+        before = self._renderer.decode(self._ids[self._prefix : self._decoded])
+        after = self._renderer.decode(self._ids[self._prefix : end])
+        if len(after) > len(before) and not after.endswith("\ufffd"):
+            self._text += after[len(before) :]
+            self._prefix, self._decoded = self._decoded, end
+        return self._text if self._renderer.is_default else self._text.strip()
+
+    def _parse(self, *, final: bool) -> _Parsed:
+        response = self._renderer.parse(self._ids, self._prompt_ids)
+        content: str = response.content or ""
+        reasoning: str = response.reasoning_content or ""
+        if reasoning:
+            content = content.lstrip("\n")
+        parsed = _Parsed(content, reasoning)
+        leftovers: list[str] = []
+        for call in response.tool_calls:
+            usable = self._allow_tools and isinstance(call.name, str) and call.status.value != "unclosed_block"
+            arguments = write_arguments(call.arguments) if usable and isinstance(call.arguments, dict) else None
+            if arguments is not None and (self._parallel_tools or not parsed.calls):
+                parsed.calls.append((call.name, arguments))
+            elif arguments is None:
+                leftovers.append(self._raw(call))
+        if parsed.calls:
+            parsed.content = parsed.content.rstrip()
+        if final and leftovers:
+            # Markup that is no tool call is what the model said: the agent sees it as text.
+            parsed.content = "\n".join(part for part in (parsed.content, *leftovers) if part)
+        cut = self._cut(parsed.content)
+        if cut is not None:
+            parsed.content = parsed.content[:cut]
+        return parsed
+
+    def _raw(self, call: Any) -> str:
+        if call.token_span is None:
+            return str(call.raw)
+        start, end = call.token_span
+        return self._renderer.decode([token for token in self._ids[start:end] if token not in self._renderer.stop_token_ids])
+
+    def _cut(self, content: str) -> int | None:
+        found = [at for at in (content.find(stop) for stop in self._stop) if at >= 0]
+        return min(found) if found else None
+
+    def _requests(self, calls: list[tuple[str, str]]) -> tuple[ToolRequest, ...]:
+        while len(self._call_ids) < len(calls):
+            self._call_ids.append(f"call_{uuid4().hex[:24]}")
+        return tuple(ToolRequest(self._call_ids[i], name, arguments) for i, (name, arguments) in enumerate(calls))
+
+    def _delta(self, parsed: _Parsed, *, final: bool) -> TextDelta | None:
+        content, reasoning = parsed.content, parsed.reasoning
+        if not final:
+            content, reasoning = self._settled(content), reasoning.rstrip("\ufffd").rstrip()
+        calls = self._requests(parsed.calls)
+        new_content = content[len(self._sent_content) :]
+        new_reasoning = reasoning[self._sent_reasoning :]
+        new_calls = tuple(enumerate(calls))[self._sent_calls :]
+        if not (new_content or new_reasoning or new_calls or final):
+            return None
+        self._sent_content += new_content
+        self._sent_reasoning += len(new_reasoning)
+        self._sent_calls = len(calls)
+        tokens, logprobs = tuple(self._ids[self._sent_tokens :]), tuple(self._logprobs[self._sent_tokens :])
+        self._sent_tokens = len(self._ids)
+        return TextDelta(
+            index=self._index,
+            content=new_content,
+            reasoning=new_reasoning,
+            tool_calls=new_calls,
+            token_ids=tokens,
+            logprobs=logprobs,
+        )
+
+    def _settled(self, content: str) -> str:
+        """Without what a later token may still take back."""
+        cut = self._cut(content)
+        if cut is not None:
+            return content[:cut].rstrip() if cut else ""
+        content = content.rstrip("\ufffd")
+        keep = len(content)
+        for mark in self._held_marks:
+            for size in range(min(len(mark), len(content)), 0, -1):
+                if content.endswith(mark[:size]):
+                    keep = min(keep, len(content) - size)
+                    break
+        return content[:keep].rstrip()
+
+
+def parse_arguments(arguments: str) -> Any:
+    """A tool call's arguments as a value; text that is no JSON, or that no UTF-8 can carry, stays text."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return value if "\\" not in arguments or _is_utf8(value) else arguments
+
+
+def write_arguments(arguments: dict[str, Any]) -> str:
+    """A tool call's arguments as JSON text."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    return text if text.isascii() or _is_utf8(arguments) else json.dumps(arguments)
+
+
+def _is_utf8(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

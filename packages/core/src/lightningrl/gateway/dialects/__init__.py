@@ -1,0 +1,1 @@
+"""The APIs that agents speak, each ⇄ our own request and answer."""

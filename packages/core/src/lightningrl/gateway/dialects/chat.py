@@ -1,0 +1,207 @@
+"""OpenAI chat completions: the request, checked and put into our own terms.
+
+Fields that SDKs send and that change nothing here (`user`, `store`, `metadata`, …) are ignored. Fields that would change what is
+sampled are the run's to decide (`temperature`, `top_p`, …), honoured (`max_tokens`, `stop`, `seed`, `n`), or refused with a sentence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from lightningrl.gateway.completion import parse_arguments
+from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.request import CallRequest
+
+__all__ = ["ChatRequest", "parse_chat_request"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatRequest:
+    """A chat completion request."""
+
+    call: CallRequest
+    logprobs: bool
+    top_logprobs: int
+    include_usage: bool
+    """With `stream`: end with a chunk that counts tokens."""
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function | None = None
+    id: str | None = None
+    type: str | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any] | str] | None = None
+    name: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    function_call: dict[str, Any] | None = None
+
+
+class _Body(msgspec.Struct):
+    messages: list[_Message]
+    model: str = ""
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+    logit_bias: dict[str, float] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    web_search_options: Any = None
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+
+
+def parse_chat_request(data: bytes, *, max_choices: int) -> ChatRequest:
+    """Raises Refusal with what is wrong, which, and what next."""
+    try:
+        body = _decode(data)
+    except msgspec.ValidationError as error:
+        raise Refusal(f"the request is no chat completion: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(f"the request body is not JSON: {error}", code="invalid_json") from error
+    _refuse_unsupported(body)
+    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    _check_range("max_tokens", limit, 1, None)
+    _check_range("n", body.n, 1, max_choices)
+    _check_range("top_logprobs", body.top_logprobs, 0, 20)
+    if not body.messages:
+        raise Refusal("the request has no messages; send at least one", param="messages")
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    call = CallRequest(
+        model=body.model,
+        messages=tuple(_message(message, i) for i, message in enumerate(body.messages)),
+        tools=tuple(_tool(tool, i) for i, tool in enumerate(body.tools)) if body.tools else None,
+        allow_tools=body.tool_choice != "none",
+        parallel_tools=body.parallel_tool_calls is not False,
+        n=body.n or 1,
+        stream=bool(body.stream),
+        max_tokens=limit,
+        stop=tuple(text for text in stop if text),
+        seed=body.seed,
+    )
+    return ChatRequest(
+        call=call,
+        logprobs=bool(body.logprobs),
+        top_logprobs=body.top_logprobs or 0,
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+    )
+
+
+def _refuse_unsupported(body: _Body) -> None:
+    if body.tool_choice not in (None, "auto", "none"):
+        raise Refusal(
+            f"tool_choice {body.tool_choice!r} is not supported: the policy's sampling is not constrained while it learns; use 'auto' or 'none'",
+            param="tool_choice",
+        )
+    if body.response_format is not None and body.response_format.get("type", "text") != "text":
+        raise Refusal(
+            f"response_format {body.response_format.get('type')!r} is not supported: sampling is not constrained while the policy learns; "
+            "ask for the format in the messages and use 'text'",
+            param="response_format",
+        )
+    changed = {"frequency_penalty": body.frequency_penalty, "presence_penalty": body.presence_penalty, "logit_bias": body.logit_bias}
+    if body.repetition_penalty != 1:
+        changed["repetition_penalty"] = body.repetition_penalty
+    for name, value in changed.items():
+        if value:
+            raise Refusal(f"{name} is not supported: the recorded logprobs would not be the ones sampled from; leave it out", param=name)
+    if body.functions or body.function_call:
+        raise Refusal("functions and function_call are not supported; use tools", param="functions")
+    if body.audio or "audio" in (body.modalities or ()):
+        raise Refusal("the policy answers in text only; leave audio out of modalities", param="modalities")
+    if body.web_search_options:
+        raise Refusal("web_search_options is not supported; give the agent a search tool", param="web_search_options")
+
+
+def _check_range(name: str, value: int | None, low: int, high: int | None) -> None:
+    if value is not None and (value < low or (high is not None and value > high)):
+        raise Refusal(f"{name} is {value}; it must be at least {low}" + (f" and at most {high}" if high is not None else ""), param=name)
+
+
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+def _message(message: _Message, index: int) -> dict[str, Any]:
+    role = _ROLES.get(message.role, message.role)
+    if role not in ("system", "user", "assistant", "tool"):
+        raise Refusal(
+            f"messages[{index}] has the role {message.role!r}; known are system, developer, user, assistant, tool",
+            param=f"messages[{index}].role",
+        )
+    plain: dict[str, Any] = {"role": role, "content": _text(message.content, index)}
+    if role == "assistant":
+        if message.reasoning_content:
+            plain["reasoning_content"] = message.reasoning_content
+        if message.tool_calls:
+            plain["tool_calls"] = [_tool_call(call, index) for call in message.tool_calls]
+        if message.function_call:
+            raise Refusal(f"messages[{index}].function_call is not supported; use tool_calls", param=f"messages[{index}].function_call")
+    elif role == "tool":
+        if message.tool_call_id is not None:
+            plain["tool_call_id"] = message.tool_call_id
+        if message.name is not None:
+            plain["name"] = message.name
+    return plain
+
+
+def _text(content: str | list[dict[str, Any] | str] | None, index: int) -> str:
+    if isinstance(content, str):
+        return content
+    parts: list[str] = []
+    for part in content or ():
+        kind = "text" if isinstance(part, str) else part.get("type", "text")
+        text = part if isinstance(part, str) else part.get("refusal" if kind == "refusal" else "text")
+        if kind not in ("text", "refusal", "input_text", "output_text") or not isinstance(text, str):
+            raise Refusal(f"messages[{index}] has a part of type {kind!r}; the policy reads text only", param=f"messages[{index}].content")
+        parts.append(text)
+    return "".join(parts)
+
+
+def _tool_call(call: _ToolCall, index: int) -> dict[str, Any]:
+    if call.function is None:
+        raise Refusal(
+            f"messages[{index}] has a tool call of type {call.type!r}; only functions are supported", param=f"messages[{index}].tool_calls"
+        )
+    arguments = call.function.arguments
+    value = parse_arguments(arguments) if isinstance(arguments, str) else arguments or {}
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": value}}
+
+
+def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Refusal(f"tools[{index}] is no function with a name; only functions are supported", param=f"tools[{index}]")
+    return tool

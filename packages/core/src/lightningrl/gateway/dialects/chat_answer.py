@@ -1,0 +1,172 @@
+"""OpenAI chat completions: answers, server-sent events and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from lightningrl.gateway.completion import Choice, TextDelta, ToolRequest
+from lightningrl.gateway.dialects.chat import ChatRequest
+from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.gateway.request import Answer
+from lightningrl.types import FinishReason
+
+__all__ = ["DONE", "ChatStream", "write_answer", "write_error", "write_models"]
+
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "invalid_request_error"}
+
+
+def write_error(refusal: Refusal) -> bytes:
+    """The error object that OpenAI's SDKs turn into their exceptions."""
+    kind = _ERROR_TYPES.get(refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error")
+    return _encode({"error": {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}})
+
+
+def write_models(policies: tuple[str, ...]) -> bytes:
+    """The `/models` list."""
+    return _encode(
+        {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "lightningrl"} for name in policies]}
+    )
+
+
+def write_answer(request: ChatRequest, answer: Answer, renderer: PolicyRenderer) -> bytes:
+    """A whole `chat.completion`."""
+    return _encode(
+        {
+            "id": f"chatcmpl-{answer.id}",
+            "object": "chat.completion",
+            "created": answer.created,
+            "model": answer.model,
+            "system_fingerprint": fingerprint(answer.policy, answer.policy_version),
+            "choices": [_choice(request, choice, renderer) for choice in answer.choices],
+            "usage": usage(answer),
+        }
+    )
+
+
+def usage(answer: Answer) -> dict[str, Any]:
+    completion = sum(len(choice.token_ids) for choice in answer.choices)
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": answer.prompt_tokens + completion,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+    }
+
+
+def fingerprint(policy: str, version: int) -> str:
+    return f"{policy}@{version}"
+
+
+def _choice(request: ChatRequest, choice: Choice, renderer: PolicyRenderer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.content or (None if choice.tool_calls else ""), "refusal": None}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        message["tool_calls"] = [_tool_call(call) for call in choice.tool_calls]
+    return {
+        "index": choice.index,
+        "message": message,
+        "logprobs": _logprobs(request, choice.token_ids, choice.logprobs, renderer),
+        "finish_reason": _finish(choice),
+    }
+
+
+def _finish(choice: Choice) -> str:
+    if choice.tool_calls and choice.finish_reason is FinishReason.STOP:
+        return "tool_calls"
+    return choice.finish_reason.value
+
+
+def _tool_call(call: ToolRequest) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _logprobs(
+    request: ChatRequest, token_ids: tuple[int, ...], logprobs: tuple[float, ...], renderer: PolicyRenderer
+) -> dict[str, Any] | None:
+    """Of the sampled tokens. `top_logprobs` names the sampled token alone: the engine reports no others."""
+    if not request.logprobs:
+        return None
+    content = []
+    for token_id, logprob in zip(token_ids, logprobs, strict=True):
+        text = renderer.decode([token_id])
+        entry: dict[str, Any] = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        content.append({**entry, "top_logprobs": [entry] if request.top_logprobs else []})
+    return {"content": content, "refusal": None}
+
+
+class ChatStream:
+    """Server-sent events of one streamed completion."""
+
+    def __init__(self, request: ChatRequest, renderer: PolicyRenderer, created: int, call_id: str) -> None:
+        self._request = request
+        self._renderer = renderer
+        self._created = created
+        self._begun: set[int] = set()
+        self._id = call_id
+        self._fingerprint: str | None = None
+
+    def delta(self, delta: TextDelta) -> bytes:
+        """What a client can show now; empty where there is nothing."""
+        message: dict[str, Any] = {}
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            message = {"role": "assistant", "content": ""}
+        if delta.content:
+            message["content"] = delta.content
+        if delta.reasoning:
+            message["reasoning_content"] = delta.reasoning
+        if delta.tool_calls:
+            message["tool_calls"] = [{"index": i, **_tool_call(call)} for i, call in delta.tool_calls]
+        logprobs = _logprobs(self._request, delta.token_ids, delta.logprobs, self._renderer)
+        if not message and not logprobs:
+            return b""
+        return self._event([{"index": delta.index, "delta": message, "logprobs": logprobs, "finish_reason": None}])
+
+    def whole(self, answer: Answer) -> Iterator[bytes]:
+        """An answer that was recorded before, as if it streamed now."""
+        for choice in answer.choices:
+            if choice.index not in self._begun:
+                yield self.delta(
+                    TextDelta(
+                        index=choice.index,
+                        content=choice.content,
+                        reasoning=choice.reasoning,
+                        tool_calls=tuple(enumerate(choice.tool_calls)),
+                        token_ids=choice.token_ids,
+                        logprobs=choice.logprobs,
+                    )
+                )
+
+    def end(self, answer: Answer) -> Iterator[bytes]:
+        """The finish reasons, the usage where asked for, and the end."""
+        self._fingerprint = fingerprint(answer.policy, answer.policy_version)
+        for choice in answer.choices:
+            yield self._event([{"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": _finish(choice)}])
+        if self._request.include_usage:
+            yield self._event([], usage=usage(answer))
+        yield DONE
+
+    def error(self, refusal: Refusal) -> bytes:
+        """What went wrong after the answer had begun; SDKs raise it."""
+        return b"data: " + write_error(refusal) + b"\n\n"
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        chunk = {
+            "id": f"chatcmpl-{self._id}",
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._request.call.model,
+            "system_fingerprint": self._fingerprint,
+            "choices": choices,
+            **more,
+        }
+        return b"data: " + _encode(chunk) + b"\n\n"

@@ -1,0 +1,223 @@
+"""The trainer's end of the engine link: serves a local engine to the gateway over a WebSocket that we open, and reopen.
+
+async with EngineLink(backend.engine, server_url, run_key) as link:
+    await link.hold()                 # nothing is being sampled when this returns; new calls wait
+    report = await asyncio.to_thread(backend.learn, samples)
+    await link.release()              # the waiting calls are sampled by the new weights
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from types import TracebackType
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+
+from lightningrl.errors import ContextOverflow, ServerError
+from lightningrl.gateway.engine_messages import (
+    Cancel,
+    Chunk,
+    Failed,
+    FromServer,
+    Generate,
+    Hello,
+    Hold,
+    Outbox,
+    Release,
+    pack_floats,
+    pack_ids,
+    unpack_ids,
+)
+from lightningrl.protocols import Engine
+from lightningrl.types import GenerateRequest, TokenChunk
+
+__all__ = ["EngineLink"]
+
+logger = logging.getLogger(__name__)
+
+
+class EngineLink:
+    """Connects out, so a trainer behind a firewall or on another machine can serve."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        url: str,
+        key: str,
+        *,
+        path: str = "/api/v1/engines",
+        coalesce_s: float = 0.02,
+        backoff_s: tuple[float, float] = (0.1, 5.0),
+    ) -> None:
+        """`url` is the server's `http(s)://` or `ws(s)://` address. Streamed tokens that come within `coalesce_s` travel together."""
+        parts = urlsplit(url)
+        scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+        self.url = urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") + path, "", ""))
+        self._engine = engine
+        self._key = key
+        self._coalesce_s = coalesce_s
+        self._backoff_s = backoff_s
+        self._decode = msgspec.msgpack.Decoder(list[FromServer]).decode
+        self._connected = asyncio.Event()
+        self._released = asyncio.Event()
+        self._released.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._sampling = 0
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._outbox: Outbox | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._refused: str | None = None
+
+    async def __aenter__(self) -> EngineLink:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connected.is_set()
+
+    async def start(self, *, wait_s: float = 60.0) -> None:
+        """Connect; returns once the server knows the engine. Raises ServerError when it refuses or cannot be reached in time."""
+        if self._runner is None:
+            self._runner = asyncio.create_task(self._run(), name="engine-link")
+        connected = asyncio.create_task(self._connected.wait())
+        try:
+            await asyncio.wait({connected, self._runner}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            connected.cancel()
+        if not self._connected.is_set():
+            refused = self._refused
+            await self.close()
+            raise ServerError(refused or f"no server answers at {self.url!r} after {wait_s:g} s; is it running?")
+
+    async def hold(self) -> None:
+        """Stop taking calls and wait until none is being sampled. Calls that arrive meanwhile wait, none is refused."""
+        self._released.clear()
+        self._send(Hold())
+        await self._idle.wait()
+
+    async def release(self, version: int | None = None) -> None:
+        """Serve again, with the engine's current version unless another is said."""
+        self._send(Release(self._engine.info.version if version is None else version))
+        self._released.set()
+
+    async def close(self) -> None:
+        """Disconnect; the server gives calls in flight to another engine, or lets them wait for one."""
+        if self._runner is not None:
+            self._runner.cancel()
+            await asyncio.gather(self._runner, return_exceptions=True)
+            self._runner = None
+
+    def _send(self, message: object) -> None:
+        if self._outbox is not None:  # else the Hello of the next connection says the same
+            self._outbox.put(message)
+
+    async def _run(self) -> None:
+        wait_s = self._backoff_s[0]
+        while True:
+            try:
+                headers = {"Authorization": f"Bearer {self._key}"}
+                async with connect(
+                    self.url, additional_headers=headers, max_size=None, compression=None, ping_timeout=300, proxy=None
+                ) as socket:
+                    await self._serve(socket)
+                    wait_s = self._backoff_s[0]
+            except InvalidStatus as error:
+                if error.response.status_code in (401, 403):
+                    self._refused = f"the server at {self.url!r} refused the engine: wrong run key"
+                    logger.error("%s", self._refused)
+                    return
+                logger.warning("engine link: %s; trying again in %.1f s", error, wait_s)
+            except (OSError, ConnectionClosed, InvalidHandshake, TimeoutError) as error:
+                logger.warning("engine link to %s: %s; trying again in %.1f s", self.url, error, wait_s)
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, self._backoff_s[1])
+
+    async def _serve(self, socket: ClientConnection) -> None:
+        info = self._engine.info
+        outbox = Outbox()
+        outbox.put(Hello(info.policy, info.version, info.context_length, not self._released.is_set()))
+        self._outbox = outbox
+        writer = asyncio.create_task(_write(socket, outbox))
+        self._connected.set()
+        try:
+            async for frame in socket:
+                if isinstance(frame, str):
+                    continue
+                for message in self._decode(frame):
+                    self._take(message, outbox)
+        finally:
+            self._connected.clear()
+            self._outbox = None
+            writer.cancel()
+            calls = list(self._calls.values())
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(writer, *calls, return_exceptions=True)
+
+    def _take(self, message: FromServer, outbox: Outbox) -> None:
+        if isinstance(message, Generate):
+            call = asyncio.create_task(self._answer(message, outbox))
+            self._calls[message.id] = call
+            call.add_done_callback(lambda _: self._calls.pop(message.id, None))
+        elif isinstance(message, Cancel):
+            running = self._calls.get(message.id)
+            if running is not None:
+                running.cancel()
+
+    async def _answer(self, message: Generate, outbox: Outbox) -> None:
+        while not self._released.is_set():  # a call that crossed our Hold on its way
+            await self._released.wait()
+        self._sampling += 1
+        self._idle.clear()
+        try:
+            request = GenerateRequest(id=message.id, prompt_ids=unpack_ids(message.prompt_ids), sampling=message.sampling)
+            await self._sample(request, outbox, whole=message.whole)
+        except ContextOverflow as error:
+            outbox.put(Failed(message.id, "context_overflow", str(error)))
+        except Exception as error:  # the boundary to the engine: the caller hears of it, the link lives on
+            logger.exception("engine link: call %s failed", message.id)
+            outbox.put(Failed(message.id, "engine", f"the engine failed: {type(error).__name__}: {error}"))
+        finally:
+            self._sampling -= 1
+            if self._sampling == 0:
+                self._idle.set()
+
+    async def _sample(self, request: GenerateRequest, outbox: Outbox, *, whole: bool) -> None:
+        loop = asyncio.get_running_loop()
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        sent_at = 0.0
+        version: int | None = None
+        async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                if version is not None and chunk.policy_version != version:
+                    outbox.put(
+                        Failed(request.id, "engine", f"weights changed from version {version} to {chunk.policy_version} in mid-call")
+                    )
+                    return
+                version = chunk.policy_version
+                tokens.extend(chunk.token_ids)
+                logprobs.extend(chunk.logprobs)
+                is_due = not whole and tokens and loop.time() - sent_at >= self._coalesce_s
+                if is_due or chunk.finish_reason is not None:
+                    outbox.put(_chunk(request.id, tokens, logprobs, chunk))
+                    tokens, logprobs, sent_at = [], [], loop.time()
+
+
+def _chunk(call_id: str, tokens: list[int], logprobs: list[float], last: TokenChunk) -> Chunk:
+    return Chunk(call_id, pack_ids(tokens), pack_floats(logprobs), last.policy_version, last.finish_reason)
+
+
+async def _write(socket: ClientConnection, outbox: Outbox) -> None:
+    while True:
+        await socket.send(await outbox.frame())

@@ -1,0 +1,143 @@
+"""What an engine and the server say to each other.
+
+    engine ──► Hello · Chunk · Failed · Hold · Release ──► server
+    engine ◄────────── Generate · Cancel ───────────────── server
+
+A binary frame is a msgpack array of messages, so whatever is ready at one moment travels together. Token ids and logprobs are
+packed little-endian int32 / float32: what the engine sampled arrives bit for bit.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from lightningrl.types import FinishReason, SamplingSettings
+
+__all__ = [
+    "Cancel",
+    "Chunk",
+    "Failed",
+    "FromEngine",
+    "FromServer",
+    "Generate",
+    "Hello",
+    "Hold",
+    "Outbox",
+    "Release",
+    "pack_floats",
+    "pack_ids",
+    "unpack_floats",
+    "unpack_ids",
+]
+
+
+class Hello(msgspec.Struct, tag="hello", array_like=True):
+    """First message of an engine."""
+
+    policy: str
+    version: int
+    context_length: int
+    held: bool
+
+
+class Chunk(msgspec.Struct, tag="chunk", array_like=True):
+    """Next tokens of a completion; the last chunk has a finish reason."""
+
+    id: str
+    token_ids: bytes
+    logprobs: bytes
+    policy_version: int
+    finish_reason: FinishReason | None
+
+
+class Failed(msgspec.Struct, tag="failed", array_like=True):
+    """A completion that will not come. Kinds: `context_overflow`, `engine`."""
+
+    id: str
+    kind: str
+    message: str
+
+
+class Hold(msgspec.Struct, tag="hold", array_like=True):
+    """Weights are about to change: send no new work."""
+
+
+class Release(msgspec.Struct, tag="release", array_like=True):
+    """Weights are in place."""
+
+    version: int
+
+
+class Generate(msgspec.Struct, tag="generate", array_like=True):
+    """Sample a completion; `whole` = answer in one chunk."""
+
+    id: str
+    prompt_ids: bytes
+    sampling: SamplingSettings
+    whole: bool
+
+
+class Cancel(msgspec.Struct, tag="cancel", array_like=True):
+    """Nobody waits for it any more."""
+
+    id: str
+
+
+FromEngine = Hello | Chunk | Failed | Hold | Release
+FromServer = Generate | Cancel
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """Little-endian int32."""
+    return _bytes(array.array("i", token_ids))
+
+
+def unpack_ids(data: bytes) -> tuple[int, ...]:
+    return tuple(_array("i", data))
+
+
+def pack_floats(values: Sequence[float]) -> bytes:
+    """Little-endian float32."""
+    return _bytes(array.array("f", values))
+
+
+def unpack_floats(data: bytes) -> tuple[float, ...]:
+    return tuple(_array("f", data))
+
+
+def _bytes(values: array.array[int] | array.array[float]) -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+def _array(code: str, data: bytes) -> array.array[int]:
+    values: array.array[int] = array.array(code, data)  # type: ignore[call-overload]
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+class Outbox:
+    """Messages on their way into the socket; everything that waits goes as one frame."""
+
+    def __init__(self) -> None:
+        self._messages: list[object] = []
+        self._ready = asyncio.Event()
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def put(self, message: object) -> None:
+        self._messages.append(message)
+        self._ready.set()
+
+    async def frame(self) -> bytes:
+        """The next frame; waits for a message."""
+        await self._ready.wait()
+        self._ready.clear()
+        messages, self._messages = self._messages, []
+        return self._encode(messages)

@@ -1,0 +1,149 @@
+"""The server's end of the engine link: a WebSocket endpoint whose every connection is an `Engine` in the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from lightningrl.errors import BackendError, ContextOverflow
+from lightningrl.gateway.engine_messages import (
+    Cancel,
+    Chunk,
+    Failed,
+    FromEngine,
+    Generate,
+    Hello,
+    Hold,
+    Outbox,
+    Release,
+    pack_ids,
+    unpack_floats,
+    unpack_ids,
+)
+from lightningrl.gateway.engines import EngineGone, EngineRegistry
+from lightningrl.types import EngineInfo, GenerateRequest, TokenChunk
+
+__all__ = ["RemoteEngine", "engine_route"]
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteEngine:
+    """The server's end: an `Engine` on the other side of a WebSocket."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        self._info = info
+        self._waiting: dict[str, asyncio.Queue[Chunk | Failed | None]] = {}
+        self.outbox = Outbox()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def set_version(self, version: int) -> None:
+        self._info = EngineInfo(policy=self._info.policy, version=version, context_length=self._info.context_length)
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Chunks as they are sampled."""
+        return self._generate(request, whole=False)
+
+    def generate_whole(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """The completion as one chunk."""
+        return self._generate(request, whole=True)
+
+    async def _generate(self, request: GenerateRequest, *, whole: bool) -> AsyncIterator[TokenChunk]:
+        queue: asyncio.Queue[Chunk | Failed | None] = asyncio.Queue()
+        self._waiting[request.id] = queue
+        is_over = False
+        self.outbox.put(Generate(request.id, pack_ids(request.prompt_ids), request.sampling, whole))
+        try:
+            while not is_over:
+                message = await queue.get()
+                if isinstance(message, Chunk):
+                    is_over = message.finish_reason is not None
+                    yield TokenChunk(
+                        token_ids=unpack_ids(message.token_ids),
+                        logprobs=unpack_floats(message.logprobs),
+                        policy_version=message.policy_version,
+                        finish_reason=message.finish_reason,
+                    )
+                    continue
+                is_over = True
+                if message is None:
+                    raise EngineGone(f"the engine of policy {self._info.policy!r} disconnected in mid-call")
+                raise ContextOverflow(message.message) if message.kind == "context_overflow" else BackendError(message.message)
+        finally:
+            del self._waiting[request.id]
+            if not is_over:
+                self.outbox.put(Cancel(request.id))
+
+    def deliver(self, message: Chunk | Failed) -> None:
+        """A message from the engine; one for a call that was given up is dropped."""
+        queue = self._waiting.get(message.id)
+        if queue is not None:
+            queue.put_nowait(message)
+
+    def disconnect(self) -> None:
+        """Fail what is in flight."""
+        for queue in self._waiting.values():
+            queue.put_nowait(None)
+
+
+def engine_route(registry: EngineRegistry, key: str, path: str = "/api/v1/engines") -> WebSocketRoute:
+    """The server's endpoint. `key` is the run key that an engine shows as `Authorization: Bearer …`."""
+    decode = msgspec.msgpack.Decoder(list[FromEngine]).decode
+    expected = f"Bearer {key}".encode()
+
+    async def serve(socket: WebSocket) -> None:
+        shown = socket.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(shown, expected):
+            await socket.close(1008)  # before accepting: the client sees HTTP 403
+            return
+        await socket.accept()
+        try:
+            first, *rest = decode(await socket.receive_bytes())
+            if not isinstance(first, Hello):
+                raise msgspec.ValidationError(f"an engine must say hello first, not {type(first).__name__!r}")
+            engine = RemoteEngine(EngineInfo(policy=first.policy, version=first.version, context_length=first.context_length))
+            registry.attach(engine, held=first.held)
+            writer = asyncio.create_task(_write(socket, engine.outbox))
+            try:
+                while True:
+                    for message in rest:
+                        _take(registry, engine, message)
+                    rest = decode(await socket.receive_bytes())
+            finally:
+                registry.detach(engine)
+                engine.disconnect()
+                writer.cancel()
+        except WebSocketDisconnect:
+            logger.info("an engine disconnected")
+        except (msgspec.DecodeError, KeyError) as error:
+            logger.warning("an engine sent a frame that cannot be read: %s", error)
+            await socket.close(1003, "unreadable frame")
+
+    return WebSocketRoute(path, serve)
+
+
+def _take(registry: EngineRegistry, engine: RemoteEngine, message: FromEngine) -> None:
+    if isinstance(message, Chunk | Failed):
+        engine.deliver(message)
+    elif isinstance(message, Hold):
+        registry.hold(engine)
+    elif isinstance(message, Release):
+        engine.set_version(message.version)
+        registry.release(engine)
+
+
+async def _write(socket: WebSocket, outbox: Outbox) -> None:
+    try:
+        while True:
+            await socket.send_bytes(await outbox.frame())
+    except (WebSocketDisconnect, RuntimeError, OSError) as error:
+        logger.info("an engine's socket closed while sending: %s", error)  # the reader sees it too and detaches the engine

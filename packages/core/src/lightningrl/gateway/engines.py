@@ -1,0 +1,199 @@
+"""Which engine answers: engines by policy, held during weight updates, replaced when they die.
+
+generate ─► a seat that is connected and not held (waits, bounded) ─► chunks
+                └─ engine gone before anything was passed on: the same call on the next seat
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lightningrl.errors import EngineUnavailable
+from lightningrl.protocols import Engine
+from lightningrl.types import EngineInfo, FinishReason, GenerateRequest, TokenChunk
+
+__all__ = ["EngineGone", "EngineRegistry", "PolicyStatus"]
+
+
+class EngineGone(EngineUnavailable):
+    """The engine went away in mid-call; another may answer."""
+
+
+class WholeCalls(Protocol):
+    """An engine that can also answer a whole completion as one chunk, which is cheaper than many."""
+
+    def generate_whole(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyStatus:
+    """How a policy is served now."""
+
+    policy: str
+    version: int | None
+    """Of the latest engine; None = none was ever connected."""
+    connected: int
+    held: bool
+    in_flight: int
+    """Calls being generated or waiting."""
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    engine: Engine
+    held: bool = False
+    in_flight: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Policy:
+    seats: list[_Seat] = field(default_factory=list[_Seat])
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+    info: EngineInfo | None = None
+    known: asyncio.Event = field(default_factory=asyncio.Event)
+    in_flight: int = 0
+
+    def refresh(self) -> None:
+        for seat in self.seats:
+            self.info = seat.engine.info
+            self.known.set()
+        if any(not seat.held for seat in self.seats):
+            self.free.set()
+        else:
+            self.free.clear()
+
+
+class EngineRegistry:
+    """All engines of a run. Built inside the event loop that uses it."""
+
+    def __init__(self, *, wait_s: float = 600.0) -> None:
+        """`wait_s` bounds how long one call waits for an engine: while none is connected, and while it is held."""
+        self.wait_s = wait_s
+        self._policies: dict[str, _Policy] = {}
+
+    def attach(self, engine: Engine, *, held: bool = False) -> None:
+        """Let an engine serve its policy."""
+        policy = self._policies.setdefault(engine.info.policy, _Policy())
+        policy.seats.append(_Seat(engine, held))
+        policy.refresh()
+
+    def detach(self, engine: Engine) -> None:
+        """It is gone; what it was generating fails by itself with `EngineGone`."""
+        policy = self._policies[engine.info.policy]
+        policy.seats = [seat for seat in policy.seats if seat.engine is not engine]
+        policy.refresh()
+
+    def hold(self, engine: Engine) -> None:
+        """New calls wait; those in flight go on."""
+        self._set_held(engine, held=True)
+
+    def release(self, engine: Engine) -> None:
+        """Serve again, what waits first."""
+        self._set_held(engine, held=False)
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Every policy an engine was ever connected for."""
+        return tuple(self._policies)
+
+    def status(self) -> tuple[PolicyStatus, ...]:
+        """For showing."""
+        return tuple(
+            PolicyStatus(
+                policy=name,
+                version=policy.info.version if policy.info else None,
+                connected=len(policy.seats),
+                held=bool(policy.seats) and not policy.free.is_set(),
+                in_flight=policy.in_flight,
+            )
+            for name, policy in self._policies.items()
+        )
+
+    async def info(self, policy: str) -> EngineInfo:
+        """What serves the policy; waits for the first engine. Raises EngineUnavailable after `wait_s`."""
+        state = self._policies.setdefault(policy, _Policy())
+        if state.info is None:
+            await self._wait(state.known, policy, asyncio.get_running_loop().time() + self.wait_s)
+        assert state.info is not None
+        return state.info
+
+    async def generate(self, policy: str, request: GenerateRequest, *, stream: bool) -> AsyncIterator[TokenChunk]:
+        """Chunks of one completion, all of one version. Without `stream` it is one chunk, and an engine's death is not seen."""
+        state = self._policies.setdefault(policy, _Policy())
+        deadline = asyncio.get_running_loop().time() + self.wait_s
+        state.in_flight += 1
+        try:
+            while True:
+                seat = await self._seat(state, policy, deadline)
+                passed_on = False
+                seat.in_flight += 1
+                try:
+                    async with aclosing(_checked(policy, seat.engine, request, stream=stream)) as chunks:
+                        async for chunk in chunks:
+                            passed_on = True
+                            yield chunk
+                    return
+                except EngineGone as error:
+                    if passed_on:
+                        raise EngineUnavailable(f"the engine of policy {policy!r} went away in mid-call; send the call again") from error
+                finally:
+                    seat.in_flight -= 1
+        finally:
+            state.in_flight -= 1
+
+    async def _seat(self, state: _Policy, policy: str, deadline: float) -> _Seat:
+        while True:
+            if not state.free.is_set():
+                await self._wait(state.free, policy, deadline)
+            seats = [seat for seat in state.seats if not seat.held]
+            if seats:
+                return min(seats, key=lambda seat: seat.in_flight)
+
+    async def _wait(self, event: asyncio.Event, policy: str, deadline: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await event.wait()
+        except TimeoutError:
+            held = bool(self._policies[policy].seats)
+            why = "is still held for a weight update" if held else "has no engine connected"
+            raise EngineUnavailable(f"policy {policy!r} {why} after {self.wait_s:g} s; is the trainer running?") from None
+
+    def _set_held(self, engine: Engine, *, held: bool) -> None:
+        policy = self._policies[engine.info.policy]
+        for seat in policy.seats:
+            if seat.engine is engine:
+                seat.held = held
+        policy.refresh()
+
+
+async def _checked(policy: str, engine: Engine, request: GenerateRequest, *, stream: bool) -> AsyncIterator[TokenChunk]:
+    """One engine's chunks, gathered unless streamed; refuses a call that mixes versions or ends without its last chunk."""
+    whole = getattr(engine, "generate_whole", None)
+    source = whole(request) if whole is not None and not stream else engine.generate(request)
+    version: int | None = None
+    finish: FinishReason | None = None
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    async with aclosing(source) as chunks:
+        async for chunk in chunks:
+            if version is None:
+                version = chunk.policy_version
+            elif version != chunk.policy_version:
+                raise EngineUnavailable(
+                    f"policy {policy!r} changed from version {version} to {chunk.policy_version} in mid-call; "
+                    "hold the engine while weights change, then send the call again"
+                )
+            finish = chunk.finish_reason
+            if stream:
+                yield chunk
+            else:
+                tokens.extend(chunk.token_ids)
+                logprobs.extend(chunk.logprobs)
+    if finish is None or version is None:
+        raise EngineGone(f"the engine of policy {policy!r} ended a completion without a finish reason")
+    if not stream:
+        yield TokenChunk(token_ids=tuple(tokens), logprobs=tuple(logprobs), policy_version=version, finish_reason=finish)

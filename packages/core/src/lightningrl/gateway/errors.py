@@ -1,0 +1,18 @@
+"""What the gateway says no with: a sentence, an HTTP status and a code; each dialect writes it in its own format."""
+
+from __future__ import annotations
+
+from lightningrl.errors import LightningError
+
+__all__ = ["Refusal"]
+
+
+class Refusal(LightningError):
+    """A call that is not answered with a completion."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.code = code
+        self.param = param

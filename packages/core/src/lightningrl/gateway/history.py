@@ -1,0 +1,136 @@
+"""What an attempt's policy has seen and said: finds the earlier call that a new request continues.
+
+    messages   m0  m1  a1  m2 …         a1 = an answer of ours, as the agent sends it back
+    chain      h0  h1  h2  h3           h_i = H(h_{i-1}, m_i)
+                        └─ answers[h2] ─► the call whose tokens are the beginning of this prompt
+
+Messages are compared by meaning: text, tool calls by id, name and parsed arguments. Hashes keep it linear and forget the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lightningrl.store.protocol import StoredCall
+from lightningrl.types import Array, IntArray
+
+__all__ = ["History", "Match", "PastCall", "as_ids", "as_logprobs", "chain_digests", "digest_tools", "extend_digest", "history_key"]
+
+_encode = msgspec.msgpack.Encoder().encode
+_SIZE = 12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PastCall:
+    """A recorded call, as a later one needs it."""
+
+    id: str
+    prompt_ids: IntArray
+    completion_ids: IntArray
+    tools: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a new request continues."""
+
+    call: PastCall | None
+    """None = a new history."""
+    covered: int = 0
+    """How many of the messages the call's tokens stand for."""
+    is_break: bool = False
+    """The messages extend an earlier call's, but its tokens cannot begin this prompt (an edited answer, other tools)."""
+
+
+class History:
+    """The calls of one attempt by the digest of their messages."""
+
+    def __init__(self) -> None:
+        self._answers: dict[bytes, list[PastCall]] = {}
+        self._prompts: set[bytes] = set()
+
+    def add(self, call: PastCall, prompt_digest: bytes, answer_digest: bytes) -> None:
+        self._answers.setdefault(answer_digest, []).append(call)
+        self._prompts.add(prompt_digest)
+
+    def match(self, messages: Sequence[Mapping[str, Any]], chain: Sequence[bytes], tools: bytes) -> Match:
+        """The latest call that these messages continue."""
+        broken = False
+        for i in range(len(messages) - 2, -1, -1):
+            if messages[i]["role"] != "assistant":
+                continue
+            calls = self._answers.get(chain[i])
+            if calls is not None:
+                same = [call for call in calls if call.tools == tools]
+                return Match(same[-1], i + 1, broken) if same else Match(None, 0, True)
+            broken = broken or (i > 0 and chain[i - 1] in self._prompts)
+        return Match(None, 0, broken)
+
+    @classmethod
+    def restore(cls, calls: Iterable[StoredCall]) -> History:
+        """From what the store kept, as after a restart of the server."""
+        history = cls()
+        for call in calls:
+            if call.history_key is None:
+                continue
+            prompt, answer, tools = (bytes.fromhex(part) for part in call.history_key.split("."))
+            kept = call.transition
+            history.add(PastCall(kept.id, kept.prompt_ids, kept.completion_ids, tools), prompt, answer)
+        return history
+
+
+def history_key(prompt: bytes, answer: bytes, tools: bytes) -> str:
+    """What the store keeps of it."""
+    return f"{prompt.hex()}.{answer.hex()}.{tools.hex()}"
+
+
+def chain_digests(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """Digest of every beginning of the conversation."""
+    chain: list[bytes] = []
+    digest = b""
+    for message in messages:
+        digest = extend_digest(digest, message)
+        chain.append(digest)
+    return chain
+
+
+def extend_digest(digest: bytes, message: Mapping[str, Any]) -> bytes:
+    """Digest of a conversation with one more message."""
+    content = message.get("content") or ""
+    if message["role"] == "assistant":
+        content = content.strip()  # agents trim what they were answered
+        calls = [_call_meaning(call) for call in message.get("tool_calls") or ()]
+        meaning: tuple[Any, ...] = ("assistant", content, calls)
+    else:
+        meaning = (message["role"], content, message.get("tool_call_id"))
+    return hashlib.blake2b(digest + _encode(meaning), digest_size=_SIZE).digest()
+
+
+def digest_tools(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
+    """Digest of the tools offered; they stand in the prompt."""
+    return hashlib.blake2b(_encode(tools or ()), digest_size=_SIZE).digest()
+
+
+def as_ids(token_ids: Sequence[int]) -> IntArray:
+    """Token ids as the store and the learner keep them."""
+    return np.asarray(token_ids, dtype=np.int32)
+
+
+def as_logprobs(logprobs: Sequence[float]) -> Array:
+    """Logprobs as the store and the learner keep them."""
+    return np.asarray(logprobs, dtype=np.float32)
+
+
+def _call_meaning(call: Mapping[str, Any]) -> tuple[Any, ...]:
+    function = call["function"]
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, sort_keys=True)
+    return (call.get("id"), function["name"], arguments)

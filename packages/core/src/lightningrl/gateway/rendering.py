@@ -1,0 +1,209 @@
+"""Messages ⇄ tokens of one policy: prompts through the `renderers` library, bridged turns, parsed completions.
+
+    messages ─► prompt_ids            (rendered once per distinct prompt)
+    earlier prompt + completion, new messages ─► prompt_ids whose beginning is exactly those tokens
+    completion_ids ─► content, reasoning, tool calls
+
+The server process has no torch: tokenizers are loaded as `PreTrainedTokenizerFast`, because transformers' `AutoTokenizer` imports it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from lightningrl.errors import ConfigError
+from lightningrl.gateway.bridging import TemplateBridge
+
+__all__ = ["PolicyRenderer", "load_tokenizer"]
+
+T = TypeVar("T")
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def load_tokenizer(source: str | Path) -> Any:
+    """A fast tokenizer of a local folder or hub name, without importing torch."""
+    from transformers import PreTrainedTokenizerFast
+
+    name = str(source)
+    if Path(name).is_dir() and not (Path(name) / "tokenizer.json").is_file():
+        raise ConfigError(f"model folder {name!r} has no tokenizer.json; save the policy's fast tokenizer there with save_pretrained")
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no tokenizer can be loaded from {name!r}: {error}") from error
+
+
+class PolicyRenderer:
+    """Renders, bridges and parses for one policy."""
+
+    def __init__(
+        self,
+        tokenizer: str | Path | Any,
+        renderer_config: Any = "auto",
+        *,
+        name: str | None = None,
+        thinking_retention: str | None = "all",
+        cache_size: int = 256,
+        **template_options: Any,
+    ) -> None:
+        """`tokenizer` is a folder, a hub name or a loaded fast tokenizer. `renderer_config` is "auto", a name of the `renderers` library
+        ("qwen3", "llama-3", …) or one of its config records. `thinking_retention="all"` keeps earlier reasoning in a growing history, so
+        that it stays a prefix; None follows the model's template. `template_options` go to the chat template."""
+        if isinstance(tokenizer, str | Path):
+            self.name = name or str(tokenizer)
+            tokenizer = load_tokenizer(tokenizer)
+        else:
+            self.name = name or str(getattr(tokenizer, "name_or_path", "") or "the policy")
+        self.tokenizer: Any = tokenizer
+        config = _resolve_config(tokenizer, self.name, renderer_config, thinking_retention, template_options)
+        self._renderer = _create(tokenizer, config, self.name)
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        if config.name == "default" and not has_template:
+            raise ConfigError(
+                f"policy {self.name!r} has no chat template, so messages cannot become its prompt; "
+                "save a tokenizer with a chat_template or name a renderer in the recipe"
+            )
+        self._bridge = TemplateBridge(tokenizer, template_options) if has_template else None
+        stops = list(self._renderer.get_stop_token_ids())
+        if config.name == "default" and self._bridge is not None and self._bridge.close_token_id is not None:
+            stops.append(self._bridge.close_token_id)
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted(set(stops)))
+        if self._bridge is not None:
+            self._bridge.stop_token_ids = frozenset(self.stop_token_ids)
+        self.is_tagged = config.name in ("default", "qwen3")
+        """Reasoning and tool calls stand between tokens of their own; all text outside them is content."""
+        self.supports_tools = config.name != "default" or config.tool_parser is not None
+        self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
+        self._prompts: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._suffixes: OrderedDict[bytes, tuple[int, ...] | None] = OrderedDict()
+        self._cache_size = cache_size
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> tuple[int, ...]:
+        """Prompt ids of a conversation from its beginning, with the generation prompt. Raises ValueError with the template's complaint."""
+        key = hashlib.blake2b(_encode((messages, tools)), digest_size=16).digest()
+        found = self._prompts.get(key)
+        if found is not None:
+            self._prompts.move_to_end(key)
+            return found
+        try:
+            ids = self._renderer.render_ids(list(messages), tools=list(tools) if tools else None, add_generation_prompt=True)
+        except Exception as error:  # noqa: BLE001  (a template is user code: whatever it raises is about these messages)
+            raise ValueError(f"the chat template of {self.name!r} cannot render these messages: {error}") from error
+        return _keep(self._prompts, key, tuple(ids), self._cache_size)
+
+    def bridge(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        new_messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> tuple[int, ...] | None:
+        """What the new messages add after an earlier call's own tokens, up to the next completion; None = cannot be told."""
+        if self.is_default:
+            return self._template_suffix(completion_ids, new_messages)
+        past = [*prompt_ids, *completion_ids]
+        try:
+            rendered = self._renderer.bridge_to_next_turn(
+                list(prompt_ids), list(completion_ids), list(new_messages), tools=list(tools) if tools else None
+            )
+        except (ValueError, KeyError, TypeError, IndexError):
+            rendered = None  # a shape of messages this renderer does not know; the template decides below
+        if rendered is not None and list(rendered.token_ids[: len(past)]) == past:
+            return tuple(rendered.token_ids[len(past) :])
+        return self._template_suffix(completion_ids, new_messages)
+
+    @property
+    def is_default(self) -> bool:
+        """The policy's own chat template renders; no model-specific renderer is known for it."""
+        return bool(self._renderer.config.name == "default")
+
+    def parse(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> Any:
+        """`renderers.ParsedResponse` of a completion; stop tokens may be on it."""
+        ids = list(completion_ids)
+        while ids and ids[-1] in self.stop_token_ids:
+            ids.pop()
+        # The tail of the prompt says whether it left a reasoning block open; scanning all of it costs, and says no more.
+        return self._renderer.parse_response(ids, prompt_ids=list(prompt_ids[-48:]))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, special ones included."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False)) if token_ids else ""
+
+    def _template_suffix(self, completion_ids: Sequence[int], new_messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
+        if self._bridge is None:
+            return None
+        key = hashlib.blake2b(_encode(new_messages), digest_size=16).digest()
+        if key in self._suffixes:
+            self._suffixes.move_to_end(key)
+            suffix = self._suffixes[key]
+        else:
+            suffix = _keep(self._suffixes, key, self._bridge.suffix(new_messages), self._cache_size)
+        return None if suffix is None else self._bridge.join(completion_ids, suffix)
+
+
+def _keep(cache: OrderedDict[bytes, T], key: bytes, value: T, size: int) -> T:
+    cache[key] = value
+    if len(cache) > size:
+        cache.popitem(last=False)
+    return value
+
+
+def _resolve_config(tokenizer: Any, name: str, wanted: Any, thinking_retention: str | None, options: Mapping[str, Any]) -> Any:
+    """A typed config of the `renderers` library. Its own automatic choice would load the model's config, and torch with it."""
+    from renderers.base import MODEL_RENDERER_MAP
+    from renderers.configs import DefaultRendererConfig, config_from_name
+
+    if not isinstance(wanted, str):
+        return wanted
+    source = str(getattr(tokenizer, "name_or_path", "") or name)
+    kind = MODEL_RENDERER_MAP.get(source, "default") if wanted == "auto" else wanted
+    if kind == "default":
+        if wanted == "auto" and _sees_images(source):
+            raise ConfigError(f"policy {name!r} reads images and no renderer is known for it; name one in the recipe")
+        return DefaultRendererConfig(**{**_parsers(tokenizer), **options})
+    try:
+        config = config_from_name(kind)
+        fields = {**({"thinking_retention": thinking_retention} if thinking_retention else {}), **options}
+        return type(config)(**fields)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"renderer {kind!r} of policy {name!r}: {error}") from error
+
+
+def _create(tokenizer: Any, config: Any, name: str) -> Any:
+    from renderers.base import create_renderer
+
+    try:
+        return create_renderer(tokenizer, config)
+    except (ValueError, TypeError, AssertionError, KeyError) as error:
+        raise ConfigError(f"renderer {config.name!r} does not fit the tokenizer of policy {name!r}: {error}") from error
+
+
+def _parsers(tokenizer: Any) -> dict[str, str]:
+    """Which markup an unknown template uses, told by its own text; only markup that is made of single tokens is parsed."""
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    added = set(tokenizer.get_added_vocab())
+    found: dict[str, str] = {}
+    if "tools" in template:
+        if "<tool_call>" in template and "<tool_call>" in added:
+            found["tool_parser"] = "qwen3.5" if "<function=" in template else "glm" if "<arg_key>" in template else "qwen3"
+        elif "<｜tool▁calls▁begin｜>" in template:
+            found["tool_parser"] = "deepseek-v3"
+    if "<think>" in added and "</think>" in added:
+        found["reasoning_parser"] = "think"
+    return found
+
+
+def _sees_images(source: str) -> bool:
+    path = Path(source) / "config.json"
+    if not path.is_file():
+        return False
+    config = json.loads(path.read_text(encoding="utf-8"))
+    return any(config.get(key) is not None for key in ("vision_config", "vision_tower", "image_token_id"))

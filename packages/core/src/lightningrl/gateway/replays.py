@@ -1,0 +1,75 @@
+"""Retries of one logical call: recorded once, answered with what was recorded.
+
+A client says so with a stable call id, or (OpenAI's and Anthropic's SDKs) by counting how often it sent the same body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from uuid import uuid4
+
+from lightningrl.gateway.request import Answer, CallContext
+from lightningrl.store.protocol import StoredCall
+
+__all__ = ["Kept", "Replays"]
+
+Kept = Answer | tuple[StoredCall, ...]
+"""An answer of this process, or the choices the store kept for an earlier one."""
+
+
+class Replays:
+    """The logical calls of one attempt."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, asyncio.Event] = {}
+        self._done: dict[str, Kept] = {}
+        self._keys: defaultdict[str, list[str]] = defaultdict(list)
+        self._failed: Counter[str] = Counter()
+
+    def restore(self, calls: Iterable[StoredCall]) -> None:
+        """What the store kept, as after a restart of the server."""
+        choices: defaultdict[str, list[StoredCall]] = defaultdict(list)
+        for call in calls:
+            choices[call.call_key.partition("#")[0]].append(call)
+        for key, kept in choices.items():
+            self._done[key] = tuple(kept)
+            self._keys[_body_of(key)].append(key)
+
+    async def begin(self, context: CallContext) -> tuple[str, Kept | None]:
+        """The call's key, and what it was answered before. Waits for a first try that is still running."""
+        if context.call_id is not None:
+            key = f"id:{context.call_id.replace('#', '-')}"
+        else:
+            key = self._key_of_body(context)
+        while key in self._open:
+            await self._open[key].wait()
+        kept = self._done.get(key)
+        if kept is None:
+            self._open[key] = asyncio.Event()
+        return key, kept
+
+    def end(self, key: str, kept: Kept | None) -> None:
+        """The call is answered, or failed (None): its retry is then a first try."""
+        running = self._open.pop(key, None)
+        if running is not None:
+            running.set()
+        if kept is not None:
+            self._done[key] = kept
+        else:
+            self._failed[_body_of(key)] += 1
+
+    def _key_of_body(self, context: CallContext) -> str:
+        body = context.body_digest
+        if context.retries and self._failed[body]:
+            self._failed[body] -= 1
+        elif context.retries and self._keys[body]:
+            return self._keys[body][-1]
+        key = f"{body}-{uuid4().hex[:8]}"
+        self._keys[body].append(key)
+        return key
+
+
+def _body_of(key: str) -> str:
+    return key.rpartition("-")[0]

@@ -1,0 +1,68 @@
+"""What a dialect understood of a request, and what came of it: the same for every dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lightningrl.gateway.completion import Choice
+
+__all__ = ["Answer", "Begun", "CallContext", "CallRequest"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallRequest:
+    """One call of a model, in our own terms."""
+
+    model: str
+    messages: tuple[Mapping[str, Any], ...]
+    """Normalised: role, text content, `tool_calls` with parsed arguments, `tool_call_id`."""
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    allow_tools: bool = True
+    """False = the prompt names the tools but markup stays text (`tool_choice="none"`)."""
+    parallel_tools: bool = True
+    """False = only the first tool call of a completion is handed on."""
+    n: int = 1
+    stream: bool = False
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallContext:
+    """What travels beside the body."""
+
+    call_id: str | None = None
+    """Stable over retries of one logical call (`x-lightningrl-call-id`)."""
+    retries: int = 0
+    """How often the client sent this body before (`x-stainless-retry-count`)."""
+    agent: str | None = None
+    span_id: str | None = None
+    body_digest: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """A streamed call has its place; text follows."""
+
+    id: str
+    """Transition id of the first choice."""
+    policy: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """A recorded call."""
+
+    id: str
+    """Transition id of the first choice."""
+    model: str
+    policy: str
+    policy_version: int
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens taken over from an earlier call."""
+    choices: tuple[Choice, ...]
+    created: int

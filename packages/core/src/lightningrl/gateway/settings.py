@@ -1,0 +1,28 @@
+"""How the gateway serves: policies, training-time sampling, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lightningrl.types import SamplingSettings
+
+__all__ = ["GatewaySettings"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatewaySettings:
+    """Everything the gateway needs beside its store, engines and renderers."""
+
+    default_policy: str | None = None
+    """Serves every model name that is not a policy's (an unchanged agent asks for the model its author chose). None = such calls are
+    refused; where there is only one policy, it is the default."""
+    sampling: Mapping[str, SamplingSettings] = field(default_factory=dict[str, SamplingSettings])
+    """Training settings by policy; a rollout's own settings go before them, the agent's temperature does not."""
+    trainable: frozenset[str] | None = None
+    """Policies whose calls are marked trainable; None = all."""
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_choices: int = 64
+    """Largest `n`."""
+    max_attempts_in_memory: int = 20_000
+    """Histories of attempts that never say goodbye are dropped, oldest first; they are read back from the store when needed."""

@@ -1,0 +1,121 @@
+"""A real gateway on a loopback port, with a real SQLite store and a scripted engine.
+
+    async with live_gateway(folder) as gateway:
+        gateway.engine.enqueue("42")
+        attempt = await gateway.attempt()
+        client = AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key)
+        await client.chat.completions.create(model="any", messages=[…])
+        (call,) = await attempt.transitions()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightningrl.gateway.app import Gateway, create_gateway
+from lightningrl.gateway.engine_socket import engine_route
+from lightningrl.gateway.engines import EngineRegistry
+from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.store.protocol import Store
+from lightningrl.testing.scripted_engine import ScriptedEngine
+from lightningrl.testing.tokenizers import tiny_tokenizer
+from lightningrl.types import RolloutSpec, SamplingSettings, Task, Transition
+
+__all__ = ["LiveAttempt", "LiveGateway", "live_gateway"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveAttempt:
+    """A running attempt: where its agent sends calls, and with which key."""
+
+    rollout_id: str
+    attempt: int
+    key: str
+    base_url: str
+    store: Store
+
+    async def transitions(self) -> tuple[Transition, ...]:
+        """What is recorded of it so far."""
+        return tuple(call.transition for call in await self.store.calls(self.rollout_id, self.attempt))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveGateway:
+    """A running gateway."""
+
+    url: str
+    store: Store
+    engines: EngineRegistry
+    gateway: Gateway
+    engine: ScriptedEngine
+    run_key: str
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    async def attempt(self, *, sampling: SamplingSettings | None = None, rollout_id: str | None = None) -> LiveAttempt:
+        """A new rollout, leased."""
+        rollout_id = rollout_id or f"r{next(self._numbers)}"
+        spec = RolloutSpec(id=rollout_id, task=Task(id=rollout_id, input="task"), group_id=rollout_id, sampling=sampling)
+        await self.store.create_rollouts([spec])
+        lease = await self.store.lease("worker", lease_s=3600)
+        assert lease is not None and lease.rollout_id == rollout_id, "another rollout waits in the store; lease it first"
+        return LiveAttempt(
+            rollout_id=rollout_id, attempt=lease.attempt, key=lease.key, base_url=self.url + lease.base_path, store=self.store
+        )
+
+
+@asynccontextmanager
+async def live_gateway(
+    folder: Path,
+    *,
+    engine: ScriptedEngine | None = None,
+    attach: bool = True,
+    settings: GatewaySettings | None = None,
+    renderer: PolicyRenderer | None = None,
+    wait_s: float = 30.0,
+) -> AsyncIterator[LiveGateway]:
+    """`folder` takes the store. `attach=False` leaves the engine out, for one that comes over the engine link."""
+    import uvicorn
+    from starlette.applications import Starlette
+
+    from lightningrl.store import SqlStore
+
+    engine = engine or ScriptedEngine(tiny_tokenizer())
+    store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
+    engines = EngineRegistry(wait_s=wait_s)
+    if attach:
+        engines.attach(engine)
+    run_key = "run-key"
+    gateway = create_gateway(store, engines, {engine.policy: renderer or PolicyRenderer(engine.tokenizer)}, settings)
+    app = Starlette(routes=[*gateway.routes, engine_route(engines, run_key)])
+    config: Any = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", ws="websockets-sansio", ws_per_message_deflate=False, timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    serving = asyncio.create_task(server._serve([listener]))  # `serve` would take over the test's signal handlers
+    try:
+        while not server.started:
+            if serving.done():
+                serving.result()
+            await asyncio.sleep(0.005)
+        yield LiveGateway(
+            url=f"http://127.0.0.1:{listener.getsockname()[1]}",
+            store=store,
+            engines=engines,
+            gateway=gateway,
+            engine=engine,
+            run_key=run_key,
+        )
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+        await store.close()
