@@ -76,7 +76,7 @@ class WorkerPool:
         lease_wait_s: float = 10.0,
         patience_s: float = 60.0,
     ) -> None:
-        """`environment` is added to ours; `base_urls` are the agent's model endpoints beside OpenAI's and Anthropic's. Raises ConfigError."""
+        """`environment` is added to ours; `base_urls` are the agent's model endpoints beside the two providers. Raises ConfigError."""
         for name, value in (("workers", workers), ("concurrency", concurrency)):
             if value < 1:
                 raise ConfigError(f"{name} = {value}: a worker pool needs at least 1")

@@ -24,11 +24,11 @@ class Telemetry:
 
     def __init__(self, scope: RolloutScope, adapters: Sequence[Adapter]) -> None:
         self._processor = RolloutSpanProcessor(scope)
-        self._provider = build_tracer_provider(self._processor)
-        self._tracer = self._provider.get_tracer("lightningrl")
+        self.provider = build_tracer_provider(self._processor)
+        self._tracer = self.provider.get_tracer("lightningrl")
         self._adapters = tuple(adapters)
         for adapter in self._adapters:
-            adapter.instrument(tracer_provider=self._provider)
+            adapter.instrument(tracer_provider=self.provider)
 
     @property
     def resolvers(self) -> tuple[OriginResolver, ...]:
@@ -36,7 +36,7 @@ class Telemetry:
 
     def watch_agent(self) -> None:
         """After the agent's import: see its own spans as well."""
-        watch_global_provider(self._provider, self._processor)
+        watch_global_provider(self.provider, self._processor)
 
     @contextmanager
     def attempt_span(self, agent: str) -> Iterator[None]:

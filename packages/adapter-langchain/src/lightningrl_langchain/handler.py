@@ -1,0 +1,235 @@
+"""The callback handler: keeps the tree of runs, starts and ends spans, and knows which chat model is calling in this context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import LLMResult
+from langchain_core.runnables.config import var_child_runnable_config
+from langgraph.errors import GraphBubbleUp
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, Status, StatusCode, Tracer
+
+from lightningrl.tracing import semconv
+from lightningrl.tracing.origin import CallOrigin
+from lightningrl.types import ToolStatus
+from lightningrl_langchain.runs import Run, start_run
+from lightningrl_langchain.tools import (
+    AskedTool,
+    AskedTools,
+    asked_tools,
+    iterate_tool_messages,
+    status_of_error,
+    status_of_output,
+    text_of,
+)
+
+__all__ = ["Handler"]
+
+
+class Handler(BaseCallbackHandler):
+    """Inert until `activate`."""
+
+    run_inline = True  # before the request leaves, in its context
+    raise_error = False
+
+    def __init__(self) -> None:
+        self._tracer: Tracer | None = None
+        self._runs: dict[UUID, Run] = {}
+        self._asked = AskedTools()
+        self._calling: ContextVar[UUID | None] = ContextVar("lightningrl_langchain_call", default=None)
+
+    def activate(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def deactivate(self) -> None:
+        self._tracer = None
+        self._runs.clear()
+        self._asked.clear()
+
+    @property
+    def ignore_llm(self) -> bool:
+        return self._tracer is None
+
+    @property
+    def ignore_chain(self) -> bool:
+        return self._tracer is None
+
+    @property
+    def ignore_agent(self) -> bool:
+        return self._tracer is None  # this is what switches tools, too
+
+    @property
+    def ignore_chat_model(self) -> bool:
+        return self._tracer is None
+
+    def call_origin(self) -> CallOrigin | None:
+        """The chat model that is calling in this context; else the node that runs in it."""
+        calling = self._calling.get()
+        run = None if calling is None else self._runs.get(calling)
+        if run is None:
+            callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
+            parent_id = callbacks.parent_run_id if isinstance(callbacks, BaseCallbackManager) else None
+            run = None if parent_id is None else self._runs.get(parent_id)
+        if run is None:
+            return None
+        if calling is None or run.span is None or run is not self._runs.get(calling):
+            return CallOrigin(agent=run.role)
+        context = run.span.get_span_context()
+        return CallOrigin(agent=run.role, trace_id=context.trace_id, span_id=context.span_id)
+
+    # --- models ---
+
+    def on_chat_model_start(
+        self, serialized: dict[str, Any] | None, messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        self._start_call(run_id, kwargs)
+
+    def on_llm_start(self, serialized: dict[str, Any] | None, prompts: list[str], *, run_id: UUID, **kwargs: Any) -> None:
+        self._start_call(run_id, kwargs)
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        run = self._end_call(run_id)
+        if run is None or run.span is None:
+            return
+        for asked in asked_tools(response, run.span, run.role):
+            self._asked.add(asked)
+            if not asked.is_valid:
+                self._report_unrun(asked, ToolStatus.INVALID_ARGUMENTS, result="")
+        run.span.end()
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        run = self._end_call(run_id)
+        if run is not None and run.span is not None:
+            fail(run.span, type(error).__name__)
+            run.span.end()
+
+    def _start_call(self, run_id: UUID, kwargs: Mapping[str, Any]) -> None:
+        run = self._start(run_id, "", kwargs)
+        model = str((kwargs.get("invocation_params") or {}).get("model") or (kwargs.get("metadata") or {}).get("ls_model_name") or "")
+        attributes = {semconv.OPERATION_NAME: semconv.CHAT, semconv.REQUEST_MODEL: model}
+        run.span = self._open_span(f"{semconv.CHAT} {model}".strip(), run, attributes)
+        self._calling.set(run_id)
+
+    def _end_call(self, run_id: UUID) -> Run | None:
+        if self._calling.get() == run_id:
+            self._calling.set(None)
+        return self._runs.pop(run_id, None)
+
+    # --- graphs, nodes and other chains ---
+
+    def on_chain_start(self, serialized: dict[str, Any] | None, inputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._start(run_id, str(kwargs.get("name") or ""), kwargs)
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        run = self._runs.pop(run_id, None)
+        if run is None:
+            return
+        if run.is_node:
+            for message in iterate_tool_messages(outputs):
+                asked = self._asked.get(message.tool_call_id)
+                if message.status == "error" and asked is not None and not asked.has_run:
+                    self._report_unrun(asked, ToolStatus.UNKNOWN_TOOL, result=text_of(message))
+        if run.span is not None:
+            run.span.end()
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        run = self._runs.pop(run_id, None)
+        if run is not None and run.span is not None:
+            if not isinstance(error, GraphBubbleUp):  # an interrupt is control flow
+                fail(run.span, type(error).__name__)
+            run.span.end()
+
+    # --- tools ---
+
+    def on_tool_start(self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
+        name = str(kwargs.get("name") or (serialized or {}).get("name") or "")
+        asked = self._asked.get(kwargs.get("tool_call_id"))
+        if asked is not None:
+            asked.has_run = True
+        run = self._start(run_id, "", kwargs)
+        inputs = kwargs.get("inputs")
+        arguments = asked.arguments if asked is not None else input_str if inputs is None else text_of(inputs)
+        run.span = self._open_tool_span(name, arguments, kwargs.get("tool_call_id"), asked, run)
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._end_tool(run_id, status_of_output(output), result=text_of(output))
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._end_tool(run_id, status_of_error(error), result=f"{type(error).__name__}: {error}", error_type=type(error).__name__)
+
+    def _end_tool(self, run_id: UUID, status: ToolStatus, *, result: str, error_type: str = "") -> None:
+        run = self._runs.pop(run_id, None)
+        if run is not None and run.span is not None:
+            close_tool_span(run.span, status, result, error_type)
+
+    def _report_unrun(self, asked: AskedTool, status: ToolStatus, *, result: str) -> None:
+        """A tool call that never reached a tool: LangChain makes no run for it."""
+        asked.has_run = True
+        span = self._open_tool_span(asked.name, asked.arguments, asked.id, asked, None)
+        close_tool_span(span, status, result, "")
+
+    def _open_tool_span(self, name: str, arguments: str, call_id: Any, asked: AskedTool | None, run: Run | None) -> Span:
+        role = asked.role if asked is not None else None if run is None else run.role
+        attributes = {
+            semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
+            semconv.TOOL_NAME: name,
+            semconv.TOOL_CALL_ARGUMENTS: arguments,
+        }
+        if call_id:
+            attributes[semconv.TOOL_CALL_ID] = str(call_id)
+        if role:
+            attributes[semconv.AGENT_NAME] = role
+        title = f"{semconv.EXECUTE_TOOL} {name}"
+        if asked is None:
+            return self._open_span(title, run, attributes)
+        return self._require_tracer().start_span(title, trace.set_span_in_context(asked.chat_span), attributes=attributes)
+
+    # --- runs and spans ---
+
+    def _start(self, run_id: UUID, name: str, kwargs: Mapping[str, Any]) -> Run:
+        parent_id = kwargs.get("parent_run_id")
+        parent = None if parent_id is None else self._runs.get(parent_id)
+        run = self._runs[run_id] = start_run(parent, name, kwargs.get("metadata") or {})
+        return run
+
+    def _open_span(self, name: str, run: Run | None, attributes: dict[str, str]) -> Span:
+        """A span below the innermost node's `invoke_agent` span, else below the context's."""
+        if run is not None and run.role and semconv.AGENT_NAME not in attributes:
+            attributes[semconv.AGENT_NAME] = run.role
+        return self._require_tracer().start_span(name, self._below(run), attributes=attributes)
+
+    def _below(self, run: Run | None) -> Context | None:
+        """Where the spans of a run belong. A node's own span is opened when the first thing worth telling happens in it."""
+        host = None if run is None else run.host
+        if host is None:
+            return None
+        if host.span is None:
+            role = host.role or host.name
+            attributes = {semconv.OPERATION_NAME: semconv.INVOKE_AGENT, semconv.AGENT_NAME: role}
+            host.span = self._require_tracer().start_span(
+                f"{semconv.INVOKE_AGENT} {role}", self._below(host.parent), attributes=attributes, start_time=host.started_ns
+            )
+        return trace.set_span_in_context(host.span)
+
+    def _require_tracer(self) -> Tracer:
+        return self._tracer or trace.NoOpTracer()
+
+
+def close_tool_span(span: Span, status: ToolStatus, result: str, error_type: str) -> None:
+    span.set_attribute(semconv.TOOL_CALL_RESULT, result)
+    span.set_attribute(semconv.TOOL_STATUS, status.value)
+    if status not in {ToolStatus.OK, ToolStatus.UNKNOWN}:
+        fail(span, error_type or status.value)
+    span.end()
+
+
+def fail(span: Span, error_type: str) -> None:
+    span.set_attribute(semconv.ERROR_TYPE, error_type)
+    span.set_status(Status(StatusCode.ERROR))

@@ -1,0 +1,121 @@
+"""What became of a tool: its status, and its arguments and result as text."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.outputs import LLMResult
+from langgraph.errors import GraphBubbleUp
+from opentelemetry.trace import Span
+from pydantic import ValidationError
+from pydantic.v1 import ValidationError as ValidationErrorV1
+
+from lightningrl.types import ToolStatus
+
+__all__ = ["AskedTool", "AskedTools", "asked_tools", "iterate_tool_messages", "status_of_error", "status_of_output", "text_of"]
+
+MOST_ASKED: Final = 10_000
+
+
+@dataclass(kw_only=True, slots=True)
+class AskedTool:
+    """A tool call that a model asked for."""
+
+    id: str
+    name: str
+    arguments: str
+    chat_span: Span
+    role: str | None
+    is_valid: bool
+    """False: the arguments were no JSON object, so that LangChain runs nothing."""
+    has_run: bool = False
+
+
+class AskedTools:
+    """Tool calls by id, the latest ones: from the model's answer until the tool has run."""
+
+    def __init__(self) -> None:
+        self._asked: OrderedDict[str, AskedTool] = OrderedDict()
+
+    def add(self, tool: AskedTool) -> None:
+        self._asked[tool.id] = tool
+        while len(self._asked) > MOST_ASKED:
+            self._asked.popitem(last=False)
+
+    def get(self, tool_call_id: str | None) -> AskedTool | None:
+        return None if tool_call_id is None else self._asked.get(tool_call_id)
+
+    def clear(self) -> None:
+        self._asked.clear()
+
+
+def asked_tools(response: LLMResult, chat_span: Span, role: str | None) -> Iterator[AskedTool]:
+    """The tool calls in a model's answer."""
+    for generations in response.generations:
+        for generation in generations:
+            message = getattr(generation, "message", None)
+            if not isinstance(message, AIMessage):
+                continue
+            for call, is_valid in [*((call, True) for call in message.tool_calls), *((call, False) for call in message.invalid_tool_calls)]:
+                if call["id"]:
+                    yield AskedTool(
+                        id=call["id"],
+                        name=call["name"] or "",
+                        arguments=text_of(call["args"]),
+                        chat_span=chat_span,
+                        role=role,
+                        is_valid=is_valid,
+                    )
+
+
+def status_of_output(output: Any) -> ToolStatus:
+    """`ToolMessage(status="error")` is how a handled failure looks; text that merely says "Error" is a result."""
+    return ToolStatus.ERROR if isinstance(output, ToolMessage) and output.status == "error" else ToolStatus.OK
+
+
+def status_of_error(error: BaseException) -> ToolStatus:
+    """What an exception in a tool means."""
+    if isinstance(error, GraphBubbleUp):  # an interrupt, a command to the parent graph: control flow
+        return ToolStatus.UNKNOWN
+    if isinstance(error, ValidationError | ValidationErrorV1) and is_raised_in(error.__traceback__, "_parse_input"):
+        return ToolStatus.INVALID_ARGUMENTS
+    return ToolStatus.TIMEOUT if isinstance(error, TimeoutError) else ToolStatus.ERROR
+
+
+def is_raised_in(trace: TracebackType | None, function: str) -> bool:
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == function:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def iterate_tool_messages(outputs: Any) -> Iterator[ToolMessage]:
+    """The tool messages that a node returned: in its state update, in a list, in commands."""
+    if isinstance(outputs, ToolMessage):
+        yield outputs
+    elif isinstance(outputs, Mapping):
+        for value in outputs.values():
+            if isinstance(value, ToolMessage | list | tuple):
+                yield from iterate_tool_messages(value)
+    elif isinstance(outputs, Sequence) and not isinstance(outputs, str | bytes):
+        for value in outputs:
+            if not isinstance(value, str | BaseMessage) or isinstance(value, ToolMessage):
+                yield from iterate_tool_messages(value)
+    elif hasattr(outputs, "update") and hasattr(outputs, "goto"):
+        yield from iterate_tool_messages(outputs.update)
+
+
+def text_of(value: Any) -> str:
+    """Text as it is, the content of a message, anything else as JSON (or as Python prints it)."""
+    if isinstance(value, ToolMessage):
+        value = value.content
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
