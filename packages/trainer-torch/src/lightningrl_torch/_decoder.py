@@ -1,0 +1,155 @@
+"""The batch that is being decoded: rows join by prefill, one forward samples one token for every row, rows leave when done."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lightningrl.errors import BackendError
+from lightningrl.types import TokenChunk
+from lightningrl_torch._models import read_traits
+from lightningrl_torch._prefill import Prefiller
+from lightningrl_torch._requests import Running, deliver
+from lightningrl_torch._sampling import SamplingBatch, sample_tokens
+from lightningrl_torch._slots import SlotCache
+
+if TYPE_CHECKING:
+    from lightningrl_torch.engine import EngineSettings
+
+__all__ = ["Decoder"]
+
+_CHUNKS_PER_SECOND = 1000.0
+
+
+class Decoder:
+    """Not thread-safe: belongs to the engine's thread."""
+
+    def __init__(self, model: PreTrainedModel, *, policy: str, settings: EngineSettings) -> None:
+        self.traits = read_traits(model, policy)
+        self._policy = policy
+        self._model = model
+        self._settings = settings
+        self._device = next(model.parameters()).device
+        self._cache = SlotCache(self.traits.layers)
+        self._prefiller = Prefiller(
+            model, device=self._device, batch_tokens=settings.prefill_tokens, cache_tokens=settings.prefix_cache_tokens
+        )
+        self._running: list[Running] = []
+        # one entry per row
+        self._lengths: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._last: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._sampling = _batch_of([])
+
+    @property
+    def rows(self) -> int:
+        """Requests in the batch."""
+        return len(self._running)
+
+    def forget(self) -> None:
+        """The weights have changed: drop remembered prompts."""
+        self._prefiller.clear()
+
+    def join(self, joining: Sequence[Running]) -> None:
+        """Prefill all but the last token of each prompt; that one is the row's first decoding step."""
+        self._running.extend(joining)  # first, so that a failure below finds them
+        with self._computing():
+            prefixes = self._prefiller.prefill([running.request.prompt_ids[:-1] for running in joining])
+        self._cache.join(prefixes)
+        self._lengths = np.append(self._lengths, [len(running.request.prompt_ids) - 1 for running in joining])
+        self._last = np.append(self._last, [running.request.prompt_ids[-1] for running in joining])
+        self._sampling = _batch_of(self._running)
+
+    def step(self, version: int) -> None:
+        """Sample one token for every row and deliver what is due."""
+        if not self._running:
+            return
+        token_ids, logprobs = sample_tokens(self._forward(), self._sampling)
+        if not math.isfinite(sum(logprobs)):
+            raise BackendError(f"policy {self._policy!r} gives logits that are not finite; lower the learning rate or check its weights")
+        self._lengths += 1
+        self._last = np.asarray(token_ids, np.int64)
+        self._sampling.positions[:] += np.uint64(1)
+        now = time.monotonic()
+        interval = max(self._settings.stream_interval_s, self.rows / _CHUNKS_PER_SECOND)
+        due: list[tuple[Running, TokenChunk | Exception]] = []
+        done: list[int] = []
+        for row, (running, token_id, logprob) in enumerate(zip(self._running, token_ids, logprobs, strict=True)):
+            reason = running.append(token_id, logprob)
+            chunk = running.take_chunk(version, reason, now, interval)
+            if chunk is not None:
+                due.append((running, chunk))
+            if reason is not None:
+                done.append(row)
+        deliver(due)
+        self._leave(done)
+
+    def drop(self, gone: Collection[Running]) -> None:
+        """Free the rows of cancelled requests."""
+        self._leave([row for row, running in enumerate(self._running) if running in gone])
+
+    def evict(self) -> list[Running]:
+        """Forget all rows and return their requests."""
+        running, self._running = self._running, []
+        self._lengths, self._last = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._sampling = _batch_of([])
+        self._cache.clear()
+        self._prefiller.clear()
+        return running
+
+    def _forward(self) -> Tensor:
+        """Logits (rows, vocabulary) after each row's last token."""
+        self._cache.make_room()
+        arguments: dict[str, Tensor] = {}
+        if self.traits.positions:
+            arguments["position_ids"] = torch.from_numpy(self._lengths).to(self._device)[:, None]
+        width = self._cache.width + 1
+        if int(self._lengths.min()) + 1 < width:
+            columns = torch.arange(width, device=self._device)
+            padding = torch.from_numpy(width - 1 - self._lengths).to(self._device)
+            allowed = columns >= padding[:, None]
+            explicit = self.traits.explicit_masks
+            arguments["attention_mask"] = self.traits.format_mask(allowed[:, None], self._cache.dtype) if explicit else allowed
+        input_ids = torch.from_numpy(self._last).to(self._device)[:, None]
+        with self._computing():
+            logits: Tensor = self._model(input_ids=input_ids, past_key_values=self._cache, use_cache=True, **arguments).logits
+        self._cache.advance()
+        return logits[:, -1]
+
+    def _leave(self, done: Sequence[int]) -> None:
+        """Fill the places of `done` rows with the last rows."""
+        if not done:
+            return
+        rows = self.rows - len(done)
+        gone = set(done)
+        staying = [row for row in range(rows, self.rows) if row not in gone]
+        moves = list(zip([row for row in done if row < rows], staying, strict=True))
+        for target, source in moves:
+            self._running[target] = self._running[source]
+            self._lengths[target] = self._lengths[source]
+            self._last[target] = self._last[source]
+        del self._running[rows:]
+        self._lengths, self._last = self._lengths[:rows], self._last[:rows]
+        self._sampling = _batch_of(self._running)
+        self._cache.leave(moves, rows, int(self._lengths.max(initial=0)))
+
+    def _computing(self) -> torch.autocast:
+        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._settings.autocast)
+
+
+def _batch_of(running: Sequence[Running]) -> SamplingBatch:
+    settings = [one.request.sampling for one in running]
+    return SamplingBatch(
+        temperatures=np.array([one.temperature for one in settings], np.float32),
+        top_ps=np.array([one.top_p for one in settings], np.float32),
+        top_ks=np.array([one.top_k for one in settings], np.int64),
+        seeds=np.array([one.seed for one in running], np.uint64),
+        positions=np.array([len(one.token_ids) for one in running], np.uint64),
+    )

@@ -1,0 +1,58 @@
+"""What kind of attention a transformers model has, and how its forward may be called."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lightningrl.errors import BackendError
+
+__all__ = ["ModelTraits", "read_traits"]
+
+_ATTENTION = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelTraits:
+    """How a model is called."""
+
+    layers: int
+    vocabulary: int
+    explicit_masks: bool
+    """Every layer attends to all earlier tokens and takes our own 4-D mask; else masks are left to transformers."""
+    positions: bool
+    """`forward` takes `position_ids`."""
+    attention: str
+    """transformers' name of the attention implementation."""
+
+    def format_mask(self, allowed: Tensor, dtype: torch.dtype) -> Tensor:
+        """A boolean (rows, queries, keys) mask as the model's attention takes it."""
+        mask = allowed[:, None]
+        if self.attention == "sdpa":
+            return mask
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
+def read_traits(model: PreTrainedModel, policy: str) -> ModelTraits:
+    """Look at the model; raises BackendError for layers that keep anything but keys and values."""
+    config = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - _ATTENTION:
+        raise BackendError(
+            f"policy {policy!r} has {sorted(kinds - _ATTENTION)[0]!r} layers, which the torch engine cannot batch; "
+            "choose a model with full or sliding-window attention"
+        )
+    sliding = "sliding_attention" in kinds or (not kinds and getattr(config, "sliding_window", None) is not None)
+    positions = "position_ids" in inspect.signature(model.forward).parameters
+    attention = str(config._attn_implementation)
+    return ModelTraits(
+        layers=int(config.num_hidden_layers),
+        vocabulary=int(model.get_input_embeddings().weight.shape[0]),
+        explicit_masks=positions and not sliding and attention in ("sdpa", "eager"),
+        positions=positions,
+        attention=attention,
+    )

@@ -1,0 +1,147 @@
+"""Samples to the learner's batches: samples that begin alike share those tokens in one row, laid out as a prefix tree.
+
+    sample 0   a b c d         row        a b c d x y        depth-first, so a token's ancestors stand before it
+    sample 1   a b x y         positions  0 1 2 3 2 3
+                               ends       6 6 4 4 6 6        token j is seen by tokens j … ends[j]-1 and by nobody else
+
+Each token of the tree is computed once; every sample's logprobs and gradients are those of its own row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightningrl.types import Sample
+
+__all__ = ["Batch", "build_batches", "build_rows"]
+
+_SHARED = 0.5
+"""A sample joins a tree when it shares at least this fraction of its tokens; less is not worth the attention."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Row:
+    """A prefix tree under construction."""
+
+    token_ids: list[NDArray[np.int64]] = field(default_factory=list)
+    positions: list[NDArray[np.int64]] = field(default_factory=list)
+    paths: list[NDArray[np.int64]] = field(default_factory=list)
+    """`paths[sample][t]` = the row's index of its token t."""
+    samples: list[Sample] = field(default_factory=list)
+    ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    size: int = 0
+
+    def add(self, sample: Sample, shared: int) -> None:
+        """Append a sample whose first `shared` tokens are the previous sample's."""
+        new = len(sample.token_ids) - shared
+        if self.paths:
+            self.ends[self.paths[-1][shared:]] = self.size
+        before = self.paths[-1][:shared] if self.paths else np.zeros(0, np.int64)
+        self.paths.append(np.concatenate([before, np.arange(self.size, self.size + new)]))
+        self.token_ids.append(sample.token_ids[shared:].astype(np.int64))
+        self.positions.append(np.arange(shared, shared + new))
+        self.samples.append(sample)
+        self.size += new
+        self.ends = np.concatenate([self.ends, np.zeros(new, np.int64)])
+
+    def close(self) -> None:
+        self.ends[self.paths[-1]] = self.size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Batch:
+    """One forward and backward: `rows` x `width` tokens, padded on the right, and N trained tokens in it."""
+
+    samples: tuple[Sample, ...]
+    """In the order of the trained tokens."""
+    token_ids: NDArray[np.int64]
+    """(rows, width)."""
+    positions: NDArray[np.int64]
+    """(rows, width): distance from the sample's start."""
+    ends: NDArray[np.int64] | None
+    """(rows, width), see the module; None = no row branches, plain causal attention."""
+    sources: NDArray[np.int64]
+    """(2, N): row and column whose logits predict the trained token."""
+    targets: NDArray[np.int64]
+    """(N,): the trained tokens."""
+    logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float32]
+    weights: NDArray[np.float32]
+    temperatures: NDArray[np.float32]
+    versions: NDArray[np.int32]
+
+
+def build_rows(samples: Sequence[Sample], *, max_tokens: int, share_prefixes: bool) -> list[_Row]:
+    """Prefix trees of at most `max_tokens` tokens (a longer sample has a row of its own), each sample in exactly one."""
+    # big-endian bytes compare like the token ids themselves, so neighbours share the longest prefixes
+    order = sorted(samples, key=lambda sample: sample.token_ids.astype(">u4").tobytes())
+    rows: list[_Row] = []
+    for sample in order:
+        shared = _common_prefix(rows[-1].samples[-1], sample) if rows and share_prefixes else 0
+        length = len(sample.token_ids)
+        if shared < _SHARED * length or rows[-1].size + length - shared > max_tokens:
+            rows.append(_Row())
+            shared = 0
+        rows[-1].add(sample, shared)
+    for row in rows:
+        row.close()
+    return rows
+
+
+def build_batches(samples: Sequence[Sample], *, max_tokens: int, share_prefixes: bool) -> Iterator[Batch]:
+    """Batches of at most `max_tokens` tokens, padding included, of rows of similar length."""
+    rows = build_rows(samples, max_tokens=max_tokens, share_prefixes=share_prefixes)
+    rows.sort(key=lambda row: row.size, reverse=True)
+    batch: list[_Row] = []
+    for row in rows:
+        if batch and (len(batch) + 1) * batch[0].size > max_tokens:
+            yield _build_batch(batch)
+            batch = []
+        batch.append(row)
+    if batch:
+        yield _build_batch(batch)
+
+
+def _common_prefix(one: Sample, other: Sample) -> int:
+    length = min(len(one.token_ids), len(other.token_ids))
+    differences = np.flatnonzero(one.token_ids[:length] != other.token_ids[:length])
+    return int(differences[0]) if len(differences) else length
+
+
+def _build_batch(rows: Sequence[_Row]) -> Batch:
+    width = rows[0].size
+    token_ids = np.zeros((len(rows), width), np.int64)
+    positions = np.zeros((len(rows), width), np.int64)
+    ends = np.tile(np.arange(1, width + 1), (len(rows), 1))  # padding is seen by itself alone
+    sources: list[NDArray[np.int64]] = []
+    picked: dict[str, list[NDArray[np.generic]]] = {
+        name: [] for name in ("token_ids", "logprobs", "advantages", "weights", "temperatures", "versions")
+    }
+    for number, row in enumerate(rows):
+        token_ids[number, : row.size] = np.concatenate(row.token_ids)
+        positions[number, : row.size] = np.concatenate(row.positions)
+        ends[number, : row.size] = row.ends
+        for sample, path in zip(row.samples, row.paths, strict=True):
+            trained = np.flatnonzero(sample.mask)
+            sources.append(np.stack([np.full(len(trained), number), path[trained - 1]]))
+            for name, parts in picked.items():
+                parts.append(getattr(sample, name)[trained])
+    joined = {name: np.concatenate(parts) for name, parts in picked.items()}
+    branches = any(len(row.samples) > 1 for row in rows)
+    return Batch(
+        samples=tuple(sample for row in rows for sample in row.samples),
+        token_ids=token_ids,
+        positions=positions,
+        ends=ends if branches else None,
+        sources=np.concatenate(sources, axis=1),
+        targets=joined["token_ids"].astype(np.int64),
+        logprobs=joined["logprobs"].astype(np.float32),
+        advantages=joined["advantages"].astype(np.float32),
+        weights=joined["weights"].astype(np.float32),
+        temperatures=joined["temperatures"].astype(np.float32),
+        versions=joined["versions"].astype(np.int32),
+    )

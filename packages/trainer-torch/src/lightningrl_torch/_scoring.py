@@ -1,0 +1,67 @@
+"""Recomputing logprobs: one forward of a batch, logits only where a token is trained."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lightningrl_torch._models import ModelTraits
+from lightningrl_torch._packing import Batch
+
+__all__ = ["score_batch", "to_tensor"]
+
+
+def to_tensor(values: NDArray[Any], model: PreTrainedModel) -> Tensor:
+    """An array on the model's device."""
+    return torch.from_numpy(values).to(model.device)
+
+
+def score_batch(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autocast: bool) -> tuple[Tensor, Tensor]:
+    """Logprob and (without gradient) entropy of each trained token, float32, in the softmax at the token's temperature."""
+    logits = _logits(model, traits, batch, autocast=autocast).float()
+    if (batch.temperatures != 1.0).any():
+        # greedy tokens have their logprob at temperature 1, see TokenChunk.logprobs
+        temperatures = np.where(batch.temperatures == 0.0, np.float32(1.0), batch.temperatures)
+        logits = logits / to_tensor(temperatures, model)[:, None]
+    logprobs = logits.log_softmax(-1)
+    with torch.no_grad():
+        entropies = -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs.gather(-1, to_tensor(batch.targets, model)[:, None])[:, 0], entropies
+
+
+def _logits(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autocast: bool) -> Tensor:
+    """Logits (trained tokens, vocabulary)."""
+    arguments: dict[str, Tensor] = {}
+    rows, columns = to_tensor(batch.sources, model)
+    with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=autocast):
+        if batch.ends is not None:
+            arguments["position_ids"] = to_tensor(batch.positions, model)
+            ends = to_tensor(batch.ends, model)
+            index = torch.arange(batch.ends.shape[1], device=model.device)
+            # key j is seen by query i when j <= i < ends[j]
+            allowed = (index[None, :] <= index[:, None]) & (index[:, None] < ends[:, None, :])
+            arguments["attention_mask"] = traits.format_mask(allowed, torch.bfloat16 if autocast else model.dtype)
+        with _only_at(model.get_output_embeddings(), rows, columns):
+            logits: Tensor = model(input_ids=to_tensor(batch.token_ids, model), use_cache=False, **arguments).logits
+    return logits[0]
+
+
+@contextlib.contextmanager
+def _only_at(head: nn.Module, rows: Tensor, columns: Tensor) -> Iterator[None]:
+    """Let the output embeddings see hidden states at (rows, columns) alone: the vocabulary is most of a small model's work."""
+
+    def pick(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (arguments[0][rows, columns][None], *arguments[1:])
+
+    hook = head.register_forward_pre_hook(pick)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -1,0 +1,148 @@
+"""Key/value memory of the running requests: rows join and leave at any token, columns move together.
+
+    column:      start                       end
+    row 0      [ ······ | prompt… completion… ]      every row ends at `end`; shorter rows are padded on the left
+    row 1      [ ············ | prompt… compl ]      and the padding is masked, so relative distances stay true
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+__all__ = ["KeyValues", "SlotCache"]
+
+KeyValues = list[tuple[Tensor, Tensor]]
+"""`kv[layer]` = keys and values of one sequence, each (heads, tokens, head_dim)."""
+
+_ROWS, _COLUMNS = 8, 256
+
+
+class _SlotLayer(CacheLayerMixin):
+    """One layer's buffers (rows, heads, columns, head_dim), handed to attention as views."""
+
+    is_sliding = False
+
+    def __init__(self, slots: SlotCache) -> None:
+        super().__init__()
+        self.slots = slots
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        rows, columns = self.slots.capacity
+        self.keys, self.values = (
+            torch.zeros((rows, states.shape[-3], columns, states.shape[-1]), dtype=states.dtype, device=states.device)
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        slots = self.slots
+        assert self.keys is not None and self.values is not None
+        self.keys[: slots.rows, :, slots.end] = key_states[:, :, 0]
+        self.values[: slots.rows, :, slots.end] = value_states[:, :, 0]
+        window = (slice(0, slots.rows), slice(None), slice(slots.start, slots.end + 1))
+        return self.keys[window], self.values[window]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.slots.width + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.slots.width
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class SlotCache(Cache):
+    """A transformers cache whose rows are requests. Decoding writes one column for all rows; no tensor is ever concatenated."""
+
+    def __init__(self, layers: int) -> None:
+        self.capacity = (_ROWS, _COLUMNS)
+        self.rows = 0
+        self.start = 0
+        self.end = 0
+        super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of the keys; float32 while nothing is kept."""
+        keys = self.layers[0].keys
+        return torch.float32 if keys is None else keys.dtype
+
+    @property
+    def width(self) -> int:
+        """Columns in use: the longest row's tokens."""
+        return self.end - self.start
+
+    def clear(self) -> None:
+        """Forget every row and give the memory back."""
+        layers = len(self.layers)
+        self.__init__(layers)  # type: ignore[misc]
+
+    def join(self, prefixes: Sequence[KeyValues]) -> None:
+        """Append one row for each prefix (possibly of no tokens)."""
+        lengths = [kv[0][0].shape[1] if kv else 0 for kv in prefixes]
+        first, count = self.rows, len(prefixes)
+        widest = max(self.width, *lengths)
+        self._reserve(first + count, widest)
+        self.rows = first + count
+        self.start = min(self.start, self.end - widest)
+        for number, (kv, length) in enumerate(zip(prefixes, lengths, strict=True), start=first):
+            window = slice(self.end - length, self.end)
+            for layer, (keys, values) in zip(self.layers, kv, strict=False):
+                if not layer.is_initialized:
+                    layer.lazy_initialization(keys, values)
+                layer.keys[number, :, window] = keys
+                layer.values[number, :, window] = values
+
+    def make_room(self) -> None:
+        """Make sure that the next decoding step's column exists."""
+        self._reserve(self.rows, self.width)
+
+    def advance(self) -> None:
+        """Count the column that the model has just written."""
+        self.end += 1
+
+    def leave(self, moves: Sequence[tuple[int, int]], rows: int, width: int) -> None:
+        """Copy row `source` to row `target` for each (target, source), then keep `rows` rows of at most `width` tokens."""
+        if moves:
+            targets, sources = ([move[side] for move in moves] for side in (0, 1))
+            for layer in self.layers:
+                if layer.is_initialized:
+                    for buffer in (layer.keys, layer.values):
+                        window = buffer[:, :, self.start : self.end]
+                        window[targets] = window[sources]
+        self.rows = rows
+        self.start = self.end - width if rows else self.end
+
+    def _reserve(self, rows: int, width: int) -> None:
+        """Have `rows` rows, `width` columns up to `end`, and one free column behind them."""
+        row_capacity, columns = self.capacity
+        if self.rows == 0:
+            self.start = self.end = width
+        if rows <= row_capacity and self.end < columns and self.end >= width:
+            return
+        while row_capacity < rows:
+            row_capacity *= 2
+        while columns < 2 * (width + 1):
+            columns *= 2
+        start, end, kept = self.start, self.end, self.width
+        self.end = width + (columns - width) // 4 if self.rows else width
+        self.start = self.end - kept
+        grown = (row_capacity, columns) != self.capacity
+        self.capacity = (row_capacity, columns)
+        for layer in self.layers:
+            if not layer.is_initialized:
+                continue
+            for name in ("keys", "values"):
+                old = getattr(layer, name)
+                window = old[: self.rows, :, start:end].clone()
+                new = old.new_zeros((row_capacity, old.shape[1], columns, old.shape[3])) if grown else old
+                new[: self.rows, :, self.start : self.end] = window
+                setattr(layer, name, new)

@@ -1,0 +1,142 @@
+"""The backend: engine and learner on one copy of the weights, on one machine, CPU or one CUDA GPU.
+
+    rollouts ──► engine ──┐                 ┌── learner ◄── samples
+                          └── one model ────┘             `learn` holds the engine, so a call never mixes versions
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from lightningrl.errors import BackendError
+from lightningrl.protocols import LearnReport
+from lightningrl.types import Sample
+from lightningrl_torch.checkpoint import read_checkpoint, restore_generators, write_checkpoint, written_folder
+from lightningrl_torch.engine import EngineSettings, TorchEngine
+from lightningrl_torch.learner import Learner, Reference
+from lightningrl_torch.policy import LoadedPolicy, load_policy
+from lightningrl_torch.settings import Settings
+
+__all__ = ["TorchBackend"]
+
+
+class TorchBackend:
+    """Implements `lightningrl.protocols.Backend` with transformers and torch. Keyword parameters: the fields of `Settings`."""
+
+    __signature__ = inspect.signature(Settings)
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = Settings(**settings)
+        self._threads = self.settings.threads or torch.get_num_threads()
+        self._policy = load_policy(self.settings)
+        self._learner = Learner(self._policy.model, self.settings, reference=_reference(self._policy, self.settings))
+        self._engine = TorchEngine(
+            self._policy.model,
+            policy=self.settings.name or self.settings.policy,
+            context_length=self._policy.context_length,
+            stop_token_ids=self._policy.stop_token_ids,
+            text_of=self._text_of,
+            seed=self.settings.seed,
+            settings=EngineSettings(
+                max_batch=self.settings.max_batch,
+                prefill_tokens=self.settings.prefill_tokens,
+                prefix_cache_tokens=self.settings.prefix_cache_tokens,
+                stream_interval_s=self.settings.stream_interval_s,
+                threads=self.settings.engine_threads or self._threads,
+                autocast=self.settings.dtype == "bfloat16",
+            ),
+        )
+
+    @property
+    def engine(self) -> TorchEngine:
+        """The engine that serves the policy's current weights."""
+        return self._engine
+
+    @property
+    def learner(self) -> Learner:
+        """The learner that changes them."""
+        return self._learner
+
+    def learn(self, samples: Iterable[Sample]) -> LearnReport:
+        """Take one optimisation step; waits for running requests to end, keeps new ones waiting, and serves the new version afterwards."""
+        rows = list(samples)
+        with self._engine.held(), _threads(self._threads):
+            report = self._learner.learn(rows)
+            self._engine.set_version(report.policy_version)
+        return report
+
+    def save(self, folder: Path) -> None:
+        """Write trained weights (safetensors), optimiser, schedule and random generators; complete when it returns."""
+        state = {"policy": self.settings.policy, "learner": self._learner.state(), "engine": self._engine.random_state()}
+        write_checkpoint(folder, self._learner.parameters, state)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote: on the CPU, learning and sampling go on bit for bit."""
+        weights, state = read_checkpoint(folder, self._policy.device)
+        parameters = self._learner.parameters
+        for name in sorted(parameters.keys() | weights.keys()):
+            ours, theirs = (tuple(found[name].shape) if name in found else None for found in (parameters, weights))
+            if ours != theirs:
+                raise BackendError(
+                    f"checkpoint {str(folder)!r} does not fit policy {self.settings.policy!r}: {name!r} has shape {theirs} there and {ours} here; "
+                    "use the policy and LoRA settings that it was saved with"
+                )
+        with self._engine.held():
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(weights[name])
+            self._learner.load_state(state["learner"])
+            self._engine.set_random_state(state["engine"])
+            self._engine.set_version(self._learner.step)
+            restore_generators(state)
+
+    def export(self, folder: Path) -> None:
+        """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged."""
+        model = self._policy.model
+        if self._policy.adapters is not None:
+            model = copy.deepcopy(self._policy.adapters).merge_and_unload()
+        with written_folder(folder) as scratch:
+            model.save_pretrained(scratch)
+            self._policy.tokenizer.save_pretrained(scratch)
+
+    def close(self) -> None:
+        """Stop the engine's thread."""
+        self._engine.close()
+
+    def _text_of(self, token_ids: Sequence[int]) -> str:
+        return str(self._policy.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+
+def _reference(policy: LoadedPolicy, settings: Settings) -> Reference | None:
+    """The starting policy: adapters switched off, or a frozen copy."""
+    if settings.kl_coef == 0.0:
+        return None
+    if policy.adapters is not None:
+
+        @contextlib.contextmanager
+        def without_adapters() -> Iterator[PreTrainedModel]:
+            with policy.adapters.disable_adapter():
+                yield policy.model
+
+        return without_adapters
+    frozen = copy.deepcopy(policy.model).requires_grad_(requires_grad=False).eval()
+    return lambda: contextlib.nullcontext(frozen)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """CPU threads of the calling thread's work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,235 @@
+"""The engine: serves one policy with continuous batching, prompt ids in, completion ids and logprobs out.
+
+    asyncio loops ──submit──► waiting ──prefill──► rows of one key/value memory ──one forward per token──► chunks ──► asyncio loops
+                                                     join and leave at any token
+
+One thread decodes. Weights may be changed only inside `engine.held()`, which waits until no request is running and keeps
+new ones waiting, so that a call never mixes versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
+from lightningrl.types import EngineInfo, GenerateRequest, TokenChunk
+from lightningrl_torch._decoder import Decoder
+from lightningrl_torch._requests import Running, TextOf
+
+__all__ = ["EngineSettings", "TorchEngine"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSettings:
+    """How an engine batches."""
+
+    max_batch: int = 128
+    """Most requests decoded together; more wait."""
+    prefill_tokens: int = 4096
+    """Most prompt tokens (with padding) computed in one forward."""
+    prefix_cache_tokens: int = 16384
+    """Prompt tokens whose keys and values are remembered while the weights stay, so that a group's prompt is computed once."""
+    stream_interval_s: float = 0.02
+    """Least time between two chunks of a request."""
+    threads: int | None = None
+    """CPU threads of the decoding thread; None = torch's own choice."""
+    autocast: bool = False
+    """Compute in bfloat16."""
+
+
+class TorchEngine:
+    """Implements `lightningrl.protocols.Engine` on a transformers causal language model.
+
+    `stop_token_ids` end every completion, beside those of the request. `text_of` turns token ids into text for stop strings.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        policy: str,
+        context_length: int,
+        stop_token_ids: Sequence[int] = (),
+        text_of: TextOf | None = None,
+        version: int = 0,
+        seed: int = 0,
+        settings: EngineSettings | None = None,
+    ) -> None:
+        self._info = EngineInfo(policy=policy, version=version, context_length=context_length)
+        self._settings = settings or EngineSettings()
+        self._decoder = Decoder(model, policy=policy, settings=self._settings)
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._text_of = text_of
+        self._random = random.Random(seed)  # noqa: S311 - sampling, not secrets
+        self._waiting: deque[Running] = deque()
+        self._cancelled: set[Running] = set()
+        self._changed = threading.Condition()
+        self._holds = 0
+        self._idle = True
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name=f"engine-{policy}", daemon=True)
+        self._thread.start()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Yield the completion as it is sampled. Closing the iterator early frees the request's place."""
+        running = self._admit(request)
+        try:
+            while True:
+                item = await running.chunks.get()
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+                if item.finish_reason is not None:
+                    return
+        finally:
+            self._cancel(running)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Wait until no request is running; new ones wait until the block ends. Blocking: not for an event loop's thread."""
+        with self._changed:
+            self._holds += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._idle or self._closed)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._holds -= 1
+                self._changed.notify_all()
+
+    def set_version(self, version: int) -> None:
+        """Say that the weights are now of `version`. Only inside `held()`."""
+        if not self._holds:
+            raise BackendError(f"policy version {version} was set while requests may run; set it inside `with engine.held():`")
+        self._decoder.forget()
+        self._info = EngineInfo(policy=self._info.policy, version=version, context_length=self._info.context_length)
+
+    def random_state(self) -> list[object]:
+        """State of the generator that seeds requests without a seed (JSON)."""
+        version, internal, gauss = self._random.getstate()
+        return [version, list(internal), gauss]
+
+    def set_random_state(self, state: list[object]) -> None:
+        """Go on from what `random_state` returned."""
+        version, internal, gauss = state
+        self._random.setstate((version, tuple(internal), gauss))  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Stop the thread; running requests fail with EngineUnavailable."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _admit(self, request: GenerateRequest) -> Running:
+        length, limit = len(request.prompt_ids), self._info.context_length
+        if length >= limit:
+            raise ContextOverflow(
+                f"request {request.id!r}: a prompt of {length} tokens leaves no room in a context of {limit}; shorten the prompt"
+            )
+        if not length:
+            raise BackendError(f"request {request.id!r} has no prompt tokens; send at least one")
+        if request.sampling.max_tokens < 1:
+            raise BackendError(f"request {request.id!r} asks for max_tokens={request.sampling.max_tokens}; ask for at least 1")
+        vocabulary = self._decoder.traits.vocabulary
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
+            raise BackendError(
+                f"request {request.id!r} has token ids outside 0..{vocabulary - 1}; use the tokenizer of policy {self._info.policy!r}"
+            )
+        if request.sampling.stop and self._text_of is None:
+            raise BackendError(f"request {request.id!r} has stop strings, but the engine has no tokenizer; send stop_token_ids")
+        running = Running(
+            request,
+            limit=min(request.sampling.max_tokens, limit - length),
+            stop_token_ids=self._stop_token_ids.union(request.sampling.stop_token_ids),
+            text_of=self._text_of,
+            loop=asyncio.get_running_loop(),
+        )
+        with self._changed:
+            if self._closed:
+                raise EngineUnavailable(f"the engine of policy {self._info.policy!r} is closed; request {request.id!r} was not served")
+            seed = request.sampling.seed
+            running.seed = self._random.getrandbits(64) if seed is None else seed & (2**64 - 1)
+            self._waiting.append(running)
+            self._changed.notify_all()
+        return running
+
+    def _cancel(self, running: Running) -> None:
+        with self._changed:
+            if not running.finished:
+                self._cancelled.add(running)
+                self._changed.notify_all()
+
+    def _serve(self) -> None:
+        """The decoding thread: admit, decode one token for every row, deliver; until closed."""
+        if self._settings.threads is not None:
+            torch.set_num_threads(self._settings.threads)
+        with torch.inference_mode():
+            while self._wait():
+                try:
+                    joining = self._take()
+                    if joining:
+                        self._decoder.join(joining)
+                    self._decoder.step(self._info.version)
+                except Exception as error:
+                    # whatever the model raises fails the requests it served; the engine serves the next ones
+                    logger.exception("engine of policy %s failed in mid-decode", self._info.policy)
+                    self._fail(BackendError(f"the engine of policy {self._info.policy!r} failed: {_describe(error)}"), self._decoder.evict())
+        self._fail(
+            EngineUnavailable(f"the engine of policy {self._info.policy!r} was closed while the request ran; send it again"),
+            [*self._decoder.evict(), *self._waiting],
+        )
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; False once closed."""
+        with self._changed:
+            while not self._closed:
+                self._drop_cancelled()
+                if self._decoder.rows or (self._waiting and not self._holds):
+                    self._idle = False
+                    return True
+                self._idle = True
+                self._changed.notify_all()
+                self._changed.wait()
+            self._idle = True
+            self._changed.notify_all()
+            return False
+
+    def _take(self) -> list[Running]:
+        with self._changed:
+            free = 0 if self._holds else self._settings.max_batch - self._decoder.rows
+            return [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
+
+    def _drop_cancelled(self) -> None:
+        if not self._cancelled:
+            return
+        gone, self._cancelled = self._cancelled, set()
+        self._waiting = deque(running for running in self._waiting if running not in gone)
+        self._decoder.drop(gone)
+
+    def _fail(self, error: Exception, requests: Sequence[Running]) -> None:
+        for running in requests:
+            running.fail(error)
+
+
+def _describe(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else 'no message'}"
+

@@ -1,0 +1,42 @@
+"""Registers the backend. Imports no torch: the factory does, when a run asks for it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from lightningrl.plugins import Plugin, hookimpl
+from lightningrl.protocols import Capabilities
+from lightningrl_torch.settings import Settings
+
+if TYPE_CHECKING:
+    from lightningrl_torch.backend import TorchBackend
+
+__all__ = ["create_backend", "lightningrl_trainers"]
+
+
+def create_backend(**settings: Any) -> TorchBackend:
+    """A `TorchBackend` of these `Settings`."""
+    from lightningrl_torch.backend import TorchBackend
+
+    return TorchBackend(**settings)
+
+
+# what the factory takes, for `check_options`, without importing torch
+create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-defined]
+
+
+@hookimpl
+def lightningrl_trainers() -> Iterable[Plugin]:
+    yield Plugin(
+        name="torch",
+        summary="transformers + torch on one machine, CPU or one CUDA GPU; full fine-tuning or LoRA",
+        factory=create_backend,
+        capabilities=Capabilities(
+            losses=frozenset({"ppo_clip"}),
+            devices=frozenset({"cpu", "cuda"}),
+            lora=True,
+            reference_kl=True,
+        ),
+    )

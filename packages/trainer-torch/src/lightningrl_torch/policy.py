@@ -1,0 +1,124 @@
+"""Loading a policy: model, tokenizer and what the engine must know, from a hub name or a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from lightningrl.errors import ConfigError
+from lightningrl_torch.settings import LoraSettings, Settings
+
+__all__ = ["LoadedPolicy", "load_policy"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LoadedPolicy:
+    """A policy on its device."""
+
+    model: PreTrainedModel
+    """What engine and learner call; with LoRA, adapters sit inside it."""
+    adapters: Any
+    """The `peft.PeftModel` around `model`, or None."""
+    tokenizer: PreTrainedTokenizerBase
+    context_length: int
+    stop_token_ids: tuple[int, ...]
+    device: torch.device
+
+
+def load_policy(settings: Settings) -> LoadedPolicy:
+    """Load what `settings` name. Raises ConfigError with what is missing where."""
+    device = _device(settings.device)
+    _check_folder(settings.policy)
+    config = _load("configuration", AutoConfig.from_pretrained, settings.policy)
+    tokenizer = _load("tokenizer", AutoTokenizer.from_pretrained, settings.policy)
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"policy {settings.policy!r} has no chat template; put a chat_template.jinja beside its tokenizer or choose an instruct model"
+        )
+    lora = LoraSettings.parse(settings.lora) if settings.lora is not None else None
+    frozen = torch.bfloat16 if lora is not None and settings.dtype == "bfloat16" else torch.float32
+    model = _load("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=frozen).to(device)
+    adapters = _add_adapters(model, lora, settings) if lora is not None else None
+    _silence_dropout(model)
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return LoadedPolicy(
+        model=model.eval(),
+        adapters=adapters,
+        tokenizer=tokenizer,
+        context_length=_context_length(config, tokenizer, settings),
+        stop_token_ids=_stop_token_ids(model, tokenizer),
+        device=device,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda', but torch sees no GPU; use 'auto' or 'cpu', or install a CUDA build of torch")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _check_folder(policy: str) -> None:
+    folder = Path(policy)
+    if not folder.is_dir():
+        if policy.startswith((".", "/", "~")) or policy.count("/") > 1:
+            raise ConfigError(f"policy folder {policy!r} does not exist; give a transformers folder or a hub name such as 'Qwen/Qwen2.5-0.5B-Instruct'")
+        return
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"policy folder {policy!r} has no config.json; give a folder that `save_pretrained` wrote")
+    if not any(folder.glob("tokenizer*")):
+        raise ConfigError(f"policy folder {policy!r} has no tokenizer; save one beside the model with `tokenizer.save_pretrained`")
+
+
+def _load(what: str, loader: Any, policy: str, **options: Any) -> Any:
+    try:
+        return loader(policy, **options)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()
+        raise ConfigError(f"the {what} of policy {policy!r} cannot be loaded: {reason[0] if reason else type(error).__name__}") from error
+
+
+def _add_adapters(model: PreTrainedModel, lora: LoraSettings, settings: Settings) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")  # type: ignore[arg-type]
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.seed)
+        try:
+            return get_peft_model(model, config)
+        except ValueError as error:
+            raise ConfigError(f"lora cannot be added to policy {settings.policy!r}: {str(error).strip().splitlines()[0]}") from error
+
+
+def _silence_dropout(model: PreTrainedModel) -> None:
+    """Rollout and training must compute the same function."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
+
+
+def _context_length(config: Any, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> int:
+    limits = [getattr(config.get_text_config(decoder=True), "max_position_embeddings", None), tokenizer.model_max_length]
+    most = min(int(limit) for limit in limits if limit is not None)
+    if settings.context_length is None:
+        return most
+    if settings.context_length > most:
+        raise ConfigError(f"context_length is {settings.context_length}, but policy {settings.policy!r} takes at most {most} tokens")
+    return settings.context_length
+
+
+def _stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Tokens that end a completion, from the generation configuration, the model's and the tokenizer's."""
+    found: set[int] = set()
+    for source in (getattr(model.generation_config, "eos_token_id", None), model.config.eos_token_id, tokenizer.eos_token_id):
+        found.update([source] if isinstance(source, int) else source or ())
+    return tuple(sorted(found))

@@ -1,0 +1,312 @@
+"""The engine: what a request gets, alone and in company."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
+
+from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
+from lightningrl.protocols import Engine
+from lightningrl.types import FinishReason, GenerateRequest, SamplingSettings
+from lightningrl_torch._sampling import SamplingBatch, draw_uniforms, sample_tokens
+from lightningrl_torch.engine import EngineSettings, TorchEngine
+from lightningrl_torch.testing import make_model, make_tokenizer
+
+Result = tuple[list[int], list[float], list[int], FinishReason]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[TorchEngine]:
+    engine = make_engine()
+    yield engine
+    engine.close()
+
+
+def make_engine(model: Any = None, **options: Any) -> TorchEngine:
+    tokenizer = make_tokenizer()
+    return TorchEngine(
+        model or make_model(),
+        policy="tiny",
+        context_length=128,
+        text_of=lambda ids: str(tokenizer.decode(list(ids))),
+        settings=EngineSettings(threads=1, **options),
+    )
+
+
+def make_request(number: int = 0, *, prompt: tuple[int, ...] | None = None, **sampling: Any) -> GenerateRequest:
+    rng = random.Random(number)
+    ids = prompt or tuple(rng.randrange(256) for _ in range(rng.randint(1, 60)))
+    return GenerateRequest(id=f"q{number}", prompt_ids=ids, sampling=SamplingSettings(**{"max_tokens": 12, "seed": number, **sampling}))
+
+
+async def collect(engine: TorchEngine, request: GenerateRequest, delay: float = 0.0) -> Result:
+    await asyncio.sleep(delay)
+    ids: list[int] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    async for chunk in engine.generate(request):
+        assert chunk.finish_reason is None or chunk is not None
+        ids += chunk.token_ids
+        logprobs += chunk.logprobs
+        versions += [chunk.policy_version] * len(chunk.token_ids)
+        reason = chunk.finish_reason
+    assert reason is not None
+    return ids, logprobs, versions, reason
+
+
+async def test_a_request_gets_the_same_alone_and_among_others_that_join_at_random_times(engine: TorchEngine) -> None:
+    rng = random.Random(0)
+    requests = [make_request(number, max_tokens=rng.randint(1, 40)) for number in range(31)]
+    alone = [await collect(engine, request) for request in requests]
+    together = await asyncio.gather(*(collect(engine, request, rng.random() * 0.1) for request in requests))
+    for one, other in zip(alone, together, strict=True):
+        assert one[0] == other[0]
+        np.testing.assert_allclose(one[1], other[1], atol=1e-4)
+        assert one[2:] == other[2:]
+
+
+async def test_more_requests_than_places_wait_their_turn() -> None:
+    engine = make_engine(max_batch=4)
+    results = await asyncio.gather(*(collect(engine, make_request(number)) for number in range(20)))
+    engine.close()
+    assert [len(ids) for ids, *_ in results] == [12] * 20
+
+
+def greedy(model: Any, prompt: tuple[int, ...], tokens: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    config = GenerationConfig(do_sample=False, max_new_tokens=tokens, eos_token_id=None, pad_token_id=0)
+    with torch.no_grad():
+        return list(model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)[0, len(prompt) :].tolist())
+
+
+def make_sliding() -> Any:
+    torch.manual_seed(1)
+    return MistralForCausalLM(
+        MistralConfig(
+            vocab_size=264, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            sliding_window=16, max_position_embeddings=128, initializer_range=0.3, eos_token_id=None,
+        )
+    ).eval()  # fmt: skip
+
+
+def make_gpt2() -> Any:
+    torch.manual_seed(1)
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=264, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3, eos_token_id=None, bos_token_id=None)
+    ).eval()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [make_model, make_sliding, make_gpt2, lambda: make_model(attn_implementation="eager")],
+    ids=["qwen2", "mistral-sliding", "gpt2", "qwen2-eager"],
+)
+async def test_greedy_is_what_transformers_generates(make: Any) -> None:
+    model = make()
+    engine = make_engine(model)
+    requests = [make_request(number, temperature=0.0, max_tokens=30) for number in range(12)]
+    results = await asyncio.gather(*(collect(engine, request, 0.01 * number) for number, request in enumerate(requests)))
+    engine.close()
+    for request, (ids, *_) in zip(requests, results, strict=True):
+        assert ids == greedy(model, request.prompt_ids, 30)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+async def test_logprobs_are_those_of_a_full_forward_at_the_temperature(engine: TorchEngine, temperature: float) -> None:
+    model = make_model()
+    requests = [make_request(number, temperature=temperature, top_p=0.9, max_tokens=30) for number in range(8)]
+    for request, (ids, logprobs, *_) in zip(requests, await asyncio.gather(*(collect(engine, one) for one in requests)), strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*request.prompt_ids, *ids]])).logits[0, len(request.prompt_ids) - 1 : -1]
+        expected = (logits / (temperature or 1.0)).log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
+        np.testing.assert_allclose(logprobs, expected.numpy(), atol=1e-4)
+
+
+async def test_no_seed_gives_different_completions(engine: TorchEngine) -> None:
+    requests = [make_request(1, seed=None) for _ in range(4)]
+    results = await asyncio.gather(*(collect(engine, request) for request in requests))
+    assert len({tuple(ids) for ids, *_ in results}) == 4
+
+
+async def test_stop_string_ends_with_the_token_that_completes_it(engine: TorchEngine) -> None:
+    free, *_ = await collect(engine, make_request(3, max_tokens=40))
+    text_of = make_tokenizer().decode
+    stop = next(text_of(free[at : at + 2]) for at in range(10, 38) if "�" not in text_of(free[at : at + 2]))
+    ids, logprobs, _, reason = await collect(engine, make_request(3, max_tokens=40, stop=("never this", stop)))
+    assert reason is FinishReason.STOP
+    assert ids == free[: len(ids)]
+    assert len(logprobs) == len(ids)
+    assert stop in text_of(ids)
+    assert stop not in text_of(ids[:-1])
+
+
+async def test_stop_token_is_part_of_the_completion(engine: TorchEngine) -> None:
+    free, *_ = await collect(engine, make_request(4, max_tokens=40))
+    ids, _, _, reason = await collect(engine, make_request(4, max_tokens=40, stop_token_ids=(free[7],)))
+    assert reason is FinishReason.STOP
+    assert ids == free[: free.index(free[7]) + 1]
+
+
+async def test_max_tokens_and_the_context_end_a_completion(engine: TorchEngine) -> None:
+    ids, _, _, reason = await collect(engine, make_request(5, max_tokens=3))
+    assert (len(ids), reason) == (3, FinishReason.LENGTH)
+    ids, _, _, reason = await collect(engine, make_request(5, prompt=(7,) * 120, max_tokens=100))
+    assert (len(ids), reason) == (8, FinishReason.LENGTH)
+
+
+async def test_a_prompt_without_room_overflows(engine: TorchEngine) -> None:
+    with pytest.raises(ContextOverflow, match="128 tokens leaves no room in a context of 128"):
+        await collect(engine, make_request(prompt=(7,) * 128))
+
+
+@pytest.mark.parametrize(("prompt", "sampling"), [((9999,), {}), ((1, -1), {}), ((1,), {"max_tokens": 0})])
+async def test_impossible_requests_are_refused_alone(engine: TorchEngine, prompt: tuple[int, ...], sampling: dict[str, Any]) -> None:
+    with pytest.raises(BackendError, match="q0"):
+        await collect(engine, make_request(prompt=prompt, **sampling))
+
+
+async def test_completions_stream_while_they_are_sampled() -> None:
+    engine = make_engine(stream_interval_s=0.0)
+    chunks = [chunk async for chunk in engine.generate(make_request(6, max_tokens=50))]
+    engine.close()
+    assert len(chunks) > 10
+    assert [chunk.finish_reason is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+
+
+async def test_closing_the_iterator_frees_the_place() -> None:
+    engine = make_engine(max_batch=1, stream_interval_s=0.0)
+    stream = engine.generate(make_request(6, max_tokens=100))
+    await anext(stream)
+    waiting = engine.generate(make_request(7))
+    task = asyncio.ensure_future(anext(waiting))
+    await asyncio.sleep(0)
+    task.cancel()
+    await stream.aclose()  # type: ignore[attr-defined]
+    ids, *_ = await asyncio.wait_for(collect(engine, make_request(8)), 5)
+    assert len(ids) == 12
+    with engine.held():
+        pass
+    engine.close()
+
+
+async def test_held_waits_for_the_running_and_keeps_the_new_waiting() -> None:
+    engine = make_engine()
+    running = asyncio.ensure_future(collect(engine, make_request(1, prompt=(1,), max_tokens=100)))
+    await asyncio.sleep(0.02)
+
+    def update() -> asyncio.Task[Result]:
+        with engine.held():
+            late = asyncio.run_coroutine_threadsafe(collect(engine, make_request(2)), loop)
+            engine.set_version(1)
+            return late  # type: ignore[return-value]
+
+    loop = asyncio.get_running_loop()
+    late = await asyncio.to_thread(update)
+    assert set((await running)[2]) == {0}
+    assert set((await asyncio.wrap_future(late))[2]) == {1}  # type: ignore[arg-type]
+    engine.close()
+
+
+async def test_version_is_not_set_while_requests_may_run(engine: TorchEngine) -> None:
+    with pytest.raises(BackendError, match=r"engine\.held"):
+        engine.set_version(4)
+
+
+async def test_a_failing_model_fails_its_requests_and_the_next_are_served(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model()
+    engine = make_engine(model)
+    forward, model.forward = model.forward, lambda **_: 1 / 0
+    with pytest.raises(BackendError, match="ZeroDivisionError"):
+        await collect(engine, make_request(1))
+    model.forward = forward
+    assert len((await collect(engine, make_request(1)))[0]) == 12
+    engine.close()
+    assert "failed in mid-decode" in caplog.text
+
+
+async def test_weights_that_are_not_finite_fail_the_request(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model()
+    weight = model.model.norm.weight.detach().clone()
+    model.model.norm.weight.data.fill_(float("nan"))
+    engine = make_engine(model)
+    with pytest.raises(BackendError, match="not finite"):
+        await collect(engine, make_request(1))
+    model.model.norm.weight.data.copy_(weight)
+    assert len((await collect(engine, make_request(1)))[0]) == 12
+    engine.close()
+
+
+async def test_closing_fails_the_running_request() -> None:
+    engine = make_engine()
+    running = asyncio.ensure_future(collect(engine, make_request(1, prompt=(1,), max_tokens=120)))
+    await asyncio.sleep(0.01)
+    await asyncio.to_thread(engine.close)
+    with pytest.raises(EngineUnavailable):
+        await running
+    with pytest.raises(EngineUnavailable, match="closed"):
+        await collect(engine, make_request(2))
+
+
+async def test_requests_of_several_event_loops_are_served(engine: TorchEngine) -> None:
+    results = await asyncio.gather(*(asyncio.to_thread(lambda number=number: asyncio.run(collect(engine, make_request(number)))) for number in range(4)))
+    assert [ids for ids, *_ in results] == [(await collect(engine, make_request(number)))[0] for number in range(4)]
+
+
+def test_the_engine_is_an_engine(engine: TorchEngine) -> None:
+    assert isinstance(engine, Engine)
+    assert (engine.info.policy, engine.info.version, engine.info.context_length) == ("tiny", 0, 128)
+
+
+def make_batch(rows: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int = 0) -> SamplingBatch:
+    return SamplingBatch(
+        temperatures=np.full(rows, temperature, np.float32),
+        top_ps=np.full(rows, top_p, np.float32),
+        top_ks=np.full(rows, top_k, np.int64),
+        seeds=np.full(rows, seed, np.uint64),
+        positions=np.arange(rows, dtype=np.uint64),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    top_p=st.floats(0.01, 1.0),
+    top_k=st.integers(0, 20),
+    temperature=st.floats(0.1, 3.0),
+)
+def test_sampled_tokens_are_within_top_k_and_top_p(seed: int, top_p: float, top_k: int, temperature: float) -> None:
+    torch.manual_seed(seed % 2**32)
+    logits = torch.randn(16, 16) * 3
+    tokens, logprobs = sample_tokens(logits, make_batch(16, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed))
+    full = (logits / temperature).log_softmax(-1)
+    for row, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+        assert logprob == pytest.approx(float(full[row, token]), abs=1e-5)
+        better = full[row][full[row] > full[row, token]]
+        assert top_k == 0 or len(better) < top_k
+        kept = full[row].exp().sort(descending=True).values[: top_k or None].sum()
+        assert float(better.exp().sum() / kept) < top_p + 1e-5
+
+
+def test_sampling_follows_the_distribution() -> None:
+    probs = torch.tensor([0.5, 0.0, 0.3, 0.2])
+    tokens, _ = sample_tokens(probs.log().expand(20000, 4), make_batch(20000, seed=3))
+    np.testing.assert_allclose(np.bincount(tokens, minlength=4) / 20000, probs.numpy(), atol=0.015)
+
+
+def test_uniforms_depend_on_seed_and_position_alone() -> None:
+    seeds, positions = np.array([1, 2, 1], np.uint64), np.array([5, 5, 5], np.uint64)
+    draws = draw_uniforms(seeds, positions)
+    assert draws[0] == draws[2] != draws[1]
+    many = draw_uniforms(np.zeros(10000, np.uint64), np.arange(10000, dtype=np.uint64))
+    assert 0.0 <= many.min()
+    assert many.max() < 1.0
+    assert abs(many.mean() - 0.5) < 0.01
+    assert abs(np.corrcoef(many[1:], many[:-1])[0, 1]) < 0.03
