@@ -1,1 +1,49 @@
-"""LightningRL: train the language model inside any agent with reinforcement learning."""
+"""LightningRL: train the language model inside any agent with reinforcement learning; the agent's code does not change.
+
+The names below are all that a recipe, a reward, a credit assigner or a plugin needs; they are imported when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightningrl.config import CreditConfig, LoopConfig, PolicyConfig, Recipe, RewardConfig, TasksConfig
+    from lightningrl.errors import LightningError
+    from lightningrl.plugins import Plugin, hookimpl
+    from lightningrl.types import Advantages, Outcome, Task, ToolCall, ToolStatus, Trajectory, TrajectoryGroup, Transition
+
+__all__ = [
+    "Advantages",
+    "CreditConfig",
+    "LightningError",
+    "LoopConfig",
+    "Outcome",
+    "Plugin",
+    "PolicyConfig",
+    "Recipe",
+    "RewardConfig",
+    "Task",
+    "TasksConfig",
+    "ToolCall",
+    "ToolStatus",
+    "Trajectory",
+    "TrajectoryGroup",
+    "Transition",
+    "hookimpl",
+]
+
+_HOMES = {
+    "config": ("CreditConfig", "LoopConfig", "PolicyConfig", "Recipe", "RewardConfig", "TasksConfig"),
+    "errors": ("LightningError",),
+    "plugins": ("Plugin", "hookimpl"),
+    "types": ("Advantages", "Outcome", "Task", "ToolCall", "ToolStatus", "Trajectory", "TrajectoryGroup", "Transition"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"lightningrl.{module}"), name)
+    raise AttributeError(f"module 'lightningrl' has no attribute {name!r}")

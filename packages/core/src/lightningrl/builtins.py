@@ -1,4 +1,4 @@
-"""What core itself brings: its credit assigners and automatic intermediate rewards, as any plugin would."""
+"""What core itself brings: its credit assigners and rewards, as any plugin would."""
 
 from __future__ import annotations
 
@@ -15,5 +15,10 @@ def lightningrl_credit_assigners() -> Iterable[Plugin]:
 
 
 @hookimpl
-def lightningrl_intermediate_rewards() -> Iterable[Plugin]:
+def lightningrl_reward_functions() -> Iterable[Plugin]:
     yield from reward_plugins.PLUGINS
+
+
+@hookimpl
+def lightningrl_intermediate_rewards() -> Iterable[Plugin]:
+    yield from reward_plugins.INTERMEDIATE_PLUGINS

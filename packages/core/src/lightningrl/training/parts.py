@@ -16,7 +16,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.loading import is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, CreditAssigner, IntermediateReward
-from lightningrl.rewards import RewardSet, RewardTerm
+from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.training.scoring import Scorer
 from lightningrl.training.tasks import TaskSets
 
@@ -50,7 +50,7 @@ class Parts:
             for name, part in recipe.intermediate_rewards.items()
         }
         scorer = Scorer(
-            rewards=RewardSet([_reward_term(name, recipe, plugins) for name in recipe.rewards]),
+            rewards=RewardSet([_reward(name, recipe, plugins) for name in recipe.rewards]),
             intermediate=intermediate,
             credit=_credit(recipe, plugins, intermediate),
             samples=recipe.samples,
@@ -112,10 +112,10 @@ def _part(plugins: PluginManager, hook: str, use: Any, options: Mapping[str, Any
     return part
 
 
-def _reward_term(name: str, recipe: Recipe, plugins: PluginManager) -> RewardTerm:
+def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
     config = recipe.rewards[name]
     reward = _part(plugins, "lightningrl_reward_functions", config.use, config.options, recipe.folder)
-    return RewardTerm(name=name, reward=reward, weight=config.weight, timeout_s=config.timeout_s)
+    return NamedReward(name=name, function=reward, weight=config.weight, timeout_s=config.timeout_s)
 
 
 def _credit(recipe: Recipe, plugins: PluginManager, intermediate: Mapping[str, IntermediateReward]) -> CreditAssigner:

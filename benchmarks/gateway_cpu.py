@@ -1,0 +1,186 @@
+"""Gateway CPU per recorded, durable call: real HTTP, real SQLite, an engine over the real engine link, each in its own process.
+
+    python benchmarks/gateway_cpu.py --calls 2000 --concurrency 32
+
+    client process ── HTTP ──► server process (gateway + store) ◄── WebSocket ── engine process
+
+Counted: user + system CPU of the server process, all its threads, between the first and the last call. Half of the calls start
+a conversation (eight rollouts share a prompt, as a group does), half continue one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import resource
+import socket
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+RUN_KEY = "run-key"
+TARGET_MS = 1.5
+
+
+def cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def serve(pipe: Connection, folder: str, rollouts: int, profile: str | None) -> None:
+    """The server process: gateway, store, engine link."""
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    from lightningrl.gateway.app import create_gateway
+    from lightningrl.gateway.engine_socket import engine_route
+    from lightningrl.gateway.engines import EngineRegistry
+    from lightningrl.gateway.rendering import PolicyRenderer
+    from lightningrl.store import SqlStore
+    from lightningrl.testing.tokenizers import tiny_tokenizer
+    from lightningrl.types import RolloutSpec, Task
+
+    async def main() -> None:
+        store = await SqlStore.open(f"sqlite:///{folder}/store.sqlite")
+        engines = EngineRegistry(wait_s=60)
+        gateway = create_gateway(store, engines, {"policy": PolicyRenderer(tiny_tokenizer())})
+        specs = [RolloutSpec(id=f"r{i}", task=Task(id=f"t{i // 8}", input="x"), group_id=f"g{i // 8}") for i in range(rollouts)]
+        await store.create_rollouts(specs)
+        leases = [await store.lease("bench", lease_s=3600) for _ in specs]
+        marks: dict[str, float] = {}
+
+        async def mark(request: Request) -> JSONResponse:
+            marks[request.path_params["name"]] = cpu_s()
+            if profile and request.path_params["name"] == "start":
+                profiler.enable()
+            if profile and request.path_params["name"] == "end":
+                profiler.disable()
+            return JSONResponse({"cpu_s": marks[request.path_params["name"]], "torch": "torch" in sys.modules})
+
+        import cProfile
+
+        profiler = cProfile.Profile()
+        app = Starlette(routes=[*gateway.routes, engine_route(engines, RUN_KEY), Route("/mark/{name}", mark)])
+        listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        config: Any = uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", http="httptools", ws="websockets-sansio", ws_per_message_deflate=False
+        )
+        server = uvicorn.Server(config)
+        pipe.send((listener.getsockname()[1], [(lease.base_path, lease.key) for lease in leases if lease is not None]))
+
+        async def stop() -> None:
+            await asyncio.to_thread(pipe.recv)
+            server.should_exit = True
+
+        stopping = asyncio.create_task(stop())
+        await server.serve([listener])
+        await stopping
+        counts = await store.counts()
+        pipe.send({"calls": counts.calls, "breaks": counts.breaks})
+        await store.close()
+        if profile:
+            profiler.dump_stats(profile)
+
+    import uvloop
+
+    uvloop.run(main())
+
+
+def run_engine(port: int, tokens: int) -> None:
+    """The engine process: answers at once, with `tokens` tokens each time."""
+    from lightningrl.gateway.engine_link import EngineLink
+    from lightningrl.testing.scripted_engine import ScriptedEngine
+    from lightningrl.testing.tokenizers import tiny_tokenizer
+
+    async def main() -> None:
+        text = ("SELECT name FROM singer WHERE age > 20 " * 20)[: tokens - 1]
+        engine = ScriptedEngine(tiny_tokenizer(), reply=lambda _: text, chunk_tokens=tokens)
+        async with EngineLink(engine, f"http://127.0.0.1:{port}", RUN_KEY):
+            await asyncio.Event().wait()
+
+    asyncio.run(main())
+
+
+async def call_all(port: int, attempts: list[tuple[str, str]], turns: int, concurrency: int, prompt_chars: int, stream: bool) -> dict[str, float]:
+    """The client: every attempt is a conversation of `turns` calls."""
+    import httpx
+
+    gate = asyncio.Semaphore(concurrency)
+    latencies: list[float] = []
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=120) as client:
+
+        async def converse(number: int, path: str, key: str) -> None:
+            schema = (f"Table {number // 8}: singer(id, name, age, country), concert(id, singer_id, year). " * 40)[:prompt_chars]
+            messages = [{"role": "system", "content": schema}, {"role": "user", "content": "Who is older than 20?"}]
+            async with gate:
+                for _ in range(turns):
+                    started = time.perf_counter()
+                    body = {"model": "gpt-4o", "messages": messages, "stream": stream}
+                    answer = await client.post(f"{path}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
+                    answer.raise_for_status()
+                    latencies.append(time.perf_counter() - started)
+                    if not stream:
+                        messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "An error; write it again."}]
+
+        warm, rest = attempts[:16], attempts[16:]
+        await asyncio.gather(*(converse(i, *one) for i, one in enumerate(warm)))
+        latencies.clear()
+        start = (await client.get("/mark/start")).json()
+        began = time.perf_counter()
+        await asyncio.gather(*(converse(i + 16, *one) for i, one in enumerate(rest)))
+        wall = time.perf_counter() - began
+        end = (await client.get("/mark/end")).json()
+    calls = len(latencies)
+    latencies.sort()
+    assert not end["torch"], "the server process imported torch"
+    return {
+        "calls": calls,
+        "cpu_ms_per_call": 1000 * (end["cpu_s"] - start["cpu_s"]) / calls,
+        "calls_per_s": calls / wall,
+        "p50_ms": 1000 * latencies[calls // 2],
+        "p99_ms": 1000 * latencies[int(calls * 0.99)],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=100, help="completion tokens per call")
+    parser.add_argument("--prompt-chars", type=int, default=600, help="one token each in the tiny tokenizer")
+    parser.add_argument("--stream", action="store_true", help="stream every call (each then starts a conversation)")
+    parser.add_argument("--profile", help="write the server's cProfile here (the numbers then mean little)")
+    options = parser.parse_args()
+    rollouts = options.calls // options.turns + 16
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = context.Pipe()
+        server = context.Process(target=serve, args=(theirs, folder, rollouts, options.profile))
+        server.start()
+        port, attempts = ours.recv()
+        engine = context.Process(target=run_engine, args=(port, options.tokens), daemon=True)
+        engine.start()
+        result: dict[str, Any] = asyncio.run(
+            call_all(port, attempts, options.turns, options.concurrency, options.prompt_chars, options.stream)
+        )
+        engine.terminate()
+        ours.send("stop")
+        result |= ours.recv()
+        server.join()
+        result["bytes_per_call"] = round((Path(folder) / "store.sqlite").stat().st_size / result["calls"])
+    result["target_ms"] = TARGET_MS
+    print(json.dumps({name: round(value, 3) for name, value in result.items()}))
+
+
+if __name__ == "__main__":
+    main()

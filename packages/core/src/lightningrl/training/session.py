@@ -1,0 +1,175 @@
+"""A run's world: server, engine, workers and loop, built in order, watched while it runs, taken down together.
+
+    train_run ─► Parts (refuses bad recipes) ─► ServerProcess ┐
+                                              ─► WorkerPool    ├─► Trainer.run ─► curve.png
+                                              ─► Backend + EngineLink ┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lightningrl.config import Recipe
+from lightningrl.curve import draw_curve
+from lightningrl.gateway.engine_link import EngineLink
+from lightningrl.loggers import open_loggers
+from lightningrl.plugins import PluginManager
+from lightningrl.protocols import Backend
+from lightningrl.runtime.pool import WorkerPool
+from lightningrl.server.client import ServerClient
+from lightningrl.server.launcher import ServerProcess
+from lightningrl.server.settings import PolicySettings, ServerSettings
+from lightningrl.training.loop import Progress, Trainer
+from lightningrl.training.parts import Parts
+from lightningrl.training.run_folder import LoopState, RunFolder
+
+__all__ = ["Served", "serve_policy", "server_settings", "start_pool", "train_run"]
+
+logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """A policy that is being served."""
+
+    server: ServerProcess
+    client: ServerClient
+    backend: Backend
+    link: EngineLink
+
+
+async def train_run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder, progress: Progress) -> LoopState:
+    """Train to the recipe's end in `folder`, from its newest checkpoint if it has one. Draws the curve, also of a run that fails."""
+    saved = folder.latest()
+    state = saved[1] if saved else LoopState(step=0, seconds=0.0, rollouts=0)
+    loggers = open_loggers(folder.path, recipe.loggers, resume_after=state.step if saved else None, config=recipe.model_dump(mode="json"))
+
+    def log(step: int, metrics: Mapping[str, float]) -> None:
+        for one in loggers:
+            one.log(step, metrics)
+
+    try:
+        settings = server_settings(recipe, parts, folder.store_url)
+        async with serve_policy(settings, parts, folder, saved[0] if saved else None, workers=recipe) as served:
+            trainer = Trainer(
+                recipe=recipe,
+                tasks=parts.tasks,
+                folder=folder,
+                control=served.client,
+                backend=served.backend,
+                link=served.link,
+                scorer=parts.scorer,
+                plugins=plugins,
+                progress=progress,
+                log=log,
+                state=state,
+            )
+            return await trainer.run()
+    finally:
+        for one in loggers:
+            one.close()
+        if folder.metrics.is_file():
+            draw_curve(folder.metrics, folder.curve)
+
+
+@asynccontextmanager
+async def serve_policy(
+    settings: ServerSettings, parts: Parts, folder: RunFolder, checkpoint: Path | None, *, workers: Recipe | None
+) -> AsyncIterator[Served]:
+    """Server, workers and engine, up and watched; the body is cancelled with the sentence of whatever fails for good."""
+    async with AsyncExitStack() as stack:
+        server = ServerProcess(settings, log_path=folder.logs / "server.log")
+        await server.start()
+        stack.push_async_callback(server.stop)
+        client = await stack.enter_async_context(ServerClient(server.url, settings.run_key))
+        await client.interrupt("the run was restarted")
+        pool = start_pool(workers, server.url, settings.run_key, folder.logs)
+        starting = asyncio.create_task(pool.start()) if pool else None
+        if pool:
+            stack.push_async_callback(pool.stop)
+        backend = await asyncio.to_thread(_build_backend, parts, checkpoint)
+        stack.callback(backend.close)
+        link = EngineLink(backend.engine, server.url, settings.run_key)
+        await link.start()
+        stack.push_async_callback(link.close)
+        if starting:
+            await starting
+        async with _watched(server, pool):
+            yield Served(server=server, client=client, backend=backend, link=link)
+
+
+def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str = "127.0.0.1", port: int = 0) -> ServerSettings:
+    """The server's share of the recipe."""
+    policy = PolicySettings(model=parts.model, renderer=recipe.policy.renderer, sampling=recipe.sampling.settings())
+    return ServerSettings(
+        store_url=store_url, host=host, port=port, run_key=secrets.token_urlsafe(24), policies={recipe.policy.name: policy}
+    )
+
+
+def start_pool(recipe: Recipe | None, server_url: str, run_key: str, logs: Path | None) -> WorkerPool | None:
+    """The recipe's worker pool, not started; None where the recipe has no workers here."""
+    if recipe is None or recipe.runtime.workers == 0:
+        return None
+    return WorkerPool(
+        server_url,
+        run_key,
+        recipe.agent,
+        workers=recipe.runtime.workers,
+        concurrency=recipe.runtime.concurrency,
+        adapters=recipe.adapters,
+        base_dir=recipe.folder,
+        log_folder=logs,
+    )
+
+
+def _build_backend(parts: Parts, checkpoint: Path | None) -> Backend:
+    backend = parts.backend()
+    if checkpoint is not None:
+        backend.load(checkpoint)
+    return backend
+
+
+@asynccontextmanager
+async def _watched(server: ServerProcess, pool: WorkerPool | None) -> AsyncIterator[None]:
+    """Restart the server when it dies; end the body when the pool gives up."""
+    body = asyncio.current_task()
+    assert body is not None
+    failure: list[BaseException] = []
+
+    async def watch(watched: Awaitable[Any]) -> None:
+        try:
+            await watched
+        except Exception as error:
+            failure.append(error)
+            body.cancel()
+
+    watchers = [asyncio.create_task(watch(_keep_alive(server)))]
+    if pool:
+        watchers.append(asyncio.create_task(watch(pool.wait())))
+    try:
+        yield
+    except asyncio.CancelledError:
+        if failure:
+            body.uncancel()
+            raise failure[0] from None
+        raise
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+
+
+async def _keep_alive(server: ServerProcess) -> None:
+    while True:
+        status = await server.wait_ended()
+        logger.warning("server process %s ended with status %s; starting it again at %s", os.getpid(), status, server.url)
+        await server.restart()
