@@ -1,0 +1,308 @@
+"""Warm workers: what becomes of agents that answer, raise, hang, die, or cannot be imported."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningrl.errors import ConfigError
+from lightningrl.runtime.pool import WorkerPool, WorkerPoolError
+from lightningrl.testing.scripted_server import ScriptedServer
+
+AGENTS = '''
+import asyncio, os, signal, subprocess, sys, threading, time
+import httpx
+import openai
+
+client = openai.OpenAI(api_key="sk-the-users-own", max_retries=0)
+aclient = openai.AsyncOpenAI(api_key="sk-the-users-own", max_retries=0)
+
+def ask(text):
+    return client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}]).choices[0].message.content
+
+async def ask_async(text):
+    answer = await aclient.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
+    return answer.choices[0].message.content
+
+def ask_in_new_loop(text):
+    return asyncio.run(ask_async(text))
+
+def act(task):
+    what = task["do"]
+    if what == "ask": return ask("hi")
+    if what == "print": print("to the log"); return sys.stdin.read() or "read nothing"
+    if what == "raise": raise ValueError("no such table: singer")
+    if what == "exit": sys.exit(7)
+    if what == "nothing": return None
+    if what == "object": return {"when": object()}
+    if what == "nan": return {"x": float("nan")}
+    if what == "hang": time.sleep(60)
+    if what == "sleep": time.sleep(task["s"]); return "slept"
+    if what == "segfault": os.kill(os.getpid(), signal.SIGSEGV)
+    if what == "environment": return [os.environ["OPENAI_BASE_URL"], os.environ["ANTHROPIC_BASE_URL"], os.environ["OMP_NUM_THREADS"]]
+    if what == "wrapped":
+        try: ask("hi")
+        except openai.APIError as error: raise RuntimeError("my step failed")
+    if what == "pid": time.sleep(0.05); return os.getpid()
+    if what == "unreachable": return httpx.post("http://127.0.0.1:9/v1/nothing").status_code
+    if what == "thread":
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(ask("hi")))
+        thread.start(); thread.join()
+        return answers[0]
+
+async def act_async(task):
+    if task["do"] == "hang":
+        await asyncio.sleep(60)
+    if task["do"] == "stubborn":
+        while True:
+            try: await asyncio.sleep(60)
+            except asyncio.CancelledError: pass
+    if task["do"] == "loop": return id(asyncio.get_running_loop())
+    if task["do"] == "pid": return os.getpid()
+    return await ask_async("hi")
+'''
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(lambda body: {"content": "hello"}) as server:
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "agents.py").write_text(AGENTS)
+    return tmp_path
+
+
+def make_pool(server: ScriptedServer, folder: Path, agent: str = "agents.py:act", **options: Any) -> WorkerPool:
+    return WorkerPool(server.url, server.run_key, agent, **{"workers": 1, "base_dir": folder, "log_folder": folder / "logs", **options})
+
+
+async def run(server: ScriptedServer, folder: Path, *tasks: Any, agent: str = "agents.py:act", timeout_s: float = 30, **options: Any) -> list[Any]:
+    """Results of the tasks, in order."""
+    for number, task in enumerate(tasks):
+        server.add_rollout(f"r{number}", task, timeout_s=timeout_s)
+    async with make_pool(server, folder, agent, **options):
+        await server.wait_finished()
+    return [server.result(f"r{number}") for number in range(len(tasks))]
+
+
+async def test_a_worker_runs_attempt_after_attempt_in_one_process(server: ScriptedServer, folder: Path) -> None:
+    results = await run(server, folder, *[{"do": "pid"}] * 3, {"do": "ask"}, {"do": "thread"}, {"do": "print"})
+    assert [result["outcome"] for result in results] == ["succeeded"] * 6
+    assert len({result["output"] for result in results[:3]}) == 1
+    assert [result["output"] for result in results[3:]] == ["hello", "hello", "read nothing"]
+    assert [call.rollout_id for call in server.calls] == ["r3", "r4"]
+    assert "to the log" in (folder / "logs" / "worker-0.log").read_text()
+
+
+async def test_failures_of_the_agent_are_typed_and_say_why(server: ScriptedServer, folder: Path) -> None:
+    tasks = [{"do": what} for what in ("raise", "exit", "nothing", "object", "nan", "unreachable", "ask")]
+    results = await run(server, folder, *tasks)
+    assert [result["outcome"] for result in results] == ["agent_error"] * 6 + ["succeeded"]
+    errors = [result["error"] for result in results[:6]]
+    assert errors[0].startswith("ValueError: no such table: singer\n") and "agents.py" in errors[0]
+    assert errors[1].startswith("SystemExit: 7")
+    assert errors[2] == "the agent 'agents.py:act' returned nothing; return its answer, which the reward looks at"
+    assert "returned a dict that is not JSON (Object of type object is not JSON serializable)" in errors[3]
+    assert "not JSON (Out of range float values" in errors[4]
+    assert "Connection refused" in errors[5]
+
+
+@pytest.mark.parametrize("what", ["ask", "wrapped"])
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        ((400, "context_length_exceeded", "the prompt has 9000 tokens; the context has 4096"), "context_overflow"),
+        ((503, "engine_unavailable", "no engine"), "infrastructure_error"),
+        ((400, "bad_request", "no messages"), "agent_error"),
+    ],
+)
+async def test_failures_of_the_gateway_are_told_from_the_agents(
+    server: ScriptedServer, folder: Path, what: str, answer: tuple[int, str, str], outcome: str
+) -> None:
+    server.answer = lambda body: answer
+    (result,) = await run(server, folder, {"do": what})
+    assert result["outcome"] == outcome
+
+
+async def test_a_hanging_agent_is_killed_reported_and_replaced(server: ScriptedServer, folder: Path) -> None:
+    hang, pid = await run(server, folder, {"do": "hang"}, {"do": "pid"}, timeout_s=1)
+    assert hang["outcome"] == "timeout"
+    assert 0.9 < hang["duration_s"] < 3
+    assert pid["outcome"] == "succeeded"
+
+
+async def test_a_hanging_async_agent_is_cancelled_without_losing_its_worker(server: ScriptedServer, folder: Path) -> None:
+    tasks = [{"do": what} for what in ("pid", "hang", "pid", "loop", "loop", "ask")]
+    results = await run(server, folder, *tasks, agent="agents.py:act_async", timeout_s=1)
+    assert [result["outcome"] for result in results] == ["succeeded", "timeout", *["succeeded"] * 4]
+    assert results[0]["output"] == results[2]["output"]
+    assert results[3]["output"] == results[4]["output"]
+    assert server.calls[0].headers["connection"] == "keep-alive"
+
+
+async def test_one_event_loop_per_attempt_works_with_import_time_clients(server: ScriptedServer, folder: Path) -> None:
+    results = await run(server, folder, *["hi"] * 10, agent="agents.py:ask_in_new_loop")
+    assert [result["output"] for result in results] == ["hello"] * 10
+
+
+async def test_a_dead_worker_is_reported_and_replaced(server: ScriptedServer, folder: Path) -> None:
+    dead, alive = await run(server, folder, {"do": "segfault"}, {"do": "ask"})
+    assert dead["outcome"] == "infrastructure_error"
+    assert dead["error"].startswith("the worker process died with SIGSEGV while it ran the agent; see ")
+    assert alive["outcome"] == "succeeded"
+
+
+async def test_workers_that_keep_dying_end_the_pool(server: ScriptedServer, folder: Path) -> None:
+    for number in range(5):
+        server.add_rollout(f"r{number}", {"do": "segfault"})
+    pool = make_pool(server, folder)
+    await pool.start()
+    with pytest.raises(WorkerPoolError, match="workers died 5 times"):
+        await asyncio.wait_for(pool.wait(), 60)
+    await pool.stop()
+
+
+async def test_a_cancelled_rollout_stops_its_agent(server: ScriptedServer, folder: Path) -> None:
+    for agent in ("agents.py:act", "agents.py:act_async"):
+        server.add_rollout(agent, {"do": "hang"})
+        async with make_pool(server, folder, agent, lease_s=0.6):
+            while not server.heartbeats(agent):
+                await asyncio.sleep(0.01)
+            server.cancelled.add(agent)
+            await server.wait_finished(agent, timeout_s=10)
+        result = server.result(agent)
+        assert result is not None
+        assert result["outcome"] == "cancelled"
+
+
+async def test_heartbeats_go_on_while_a_sync_agent_runs(server: ScriptedServer, folder: Path) -> None:
+    await run(server, folder, {"do": "sleep", "s": 1.0}, lease_s=0.6)
+    assert server.heartbeats("r0") >= 3
+
+
+async def test_the_environment_points_at_the_rollout(server: ScriptedServer, folder: Path) -> None:
+    (result,) = await run(server, folder, {"do": "environment"})
+    base = f"{server.url}/rollouts/r0/attempts/0"
+    assert result["output"] == [f"{base}/v1", base, "1"]
+
+
+@pytest.mark.parametrize("agent", ["agents.py:act", "agents.py:act_async"])
+async def test_concurrent_attempts_in_one_worker(server: ScriptedServer, folder: Path, agent: str) -> None:
+    tasks = [{"do": "ask"}] * 12
+    results = await run(server, folder, *tasks, agent=agent, concurrency=4)
+    assert [result["output"] for result in results] == ["hello"] * 12
+    assert sorted(call.rollout_id or "" for call in server.calls) == sorted(f"r{number}" for number in range(12))
+
+
+@pytest.mark.parametrize(
+    ("source", "agent", "sentence"),
+    [
+        ("import nowhere_to_be_found", "agent.py:answer", "ModuleNotFoundError"),
+        ("1/0", "agent.py:answer", "ZeroDivisionError"),
+        ("def reply(x): ...", "agent.py:answer", "has no 'answer'; it has: reply"),
+        ("answer = 42", "agent.py:answer", "is a int, not callable"),
+        ("class answer: ...", "agent.py:answer", "is a class"),
+        ("def answer(x): yield x", "agent.py:answer", "is a generator"),
+        ("import os; os._exit(9)", "agent.py:answer", "exited with status 9 while it imported the agent"),
+        ("", "elsewhere.py:answer", "no file"),
+        ("", "agent.py", "names no callable"),
+    ],
+)
+async def test_an_agent_that_cannot_be_loaded_fails_the_pool_with_a_sentence(
+    server: ScriptedServer, tmp_path: Path, source: str, agent: str, sentence: str
+) -> None:
+    (tmp_path / "agent.py").write_text(source)
+    with pytest.raises(ConfigError, match=sentence):
+        async with make_pool(server, tmp_path, agent, workers=2):
+            pass
+
+
+def test_an_agent_that_no_other_process_finds_is_refused() -> None:
+    with pytest.raises(ConfigError, match="define it at the top of a module"):
+        WorkerPool("http://127.0.0.1:1", "key", lambda task: task)
+
+
+def test_a_pool_of_no_workers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="workers = 0"):
+        WorkerPool("http://127.0.0.1:1", "key", "agent.py:answer", workers=0)
+
+
+async def test_a_lost_server_ends_the_pool(server: ScriptedServer, folder: Path) -> None:
+    pool = make_pool(server, folder, patience_s=0.5, lease_wait_s=0.2)
+    await pool.start()
+    server.__exit__(None, None, None)
+    with pytest.raises(WorkerPoolError, match="has lost the server"):
+        await asyncio.wait_for(pool.wait(), 30)
+    await pool.stop()
+
+
+async def test_stopping_lets_a_running_attempt_finish_and_idle_workers_leave_at_once(server: ScriptedServer, folder: Path) -> None:
+    pool = make_pool(server, folder, workers=2)
+    await pool.start()
+    await pool.wait_ready()
+    server.add_rollout("r0", {"do": "sleep", "s": 0.7})
+    while not pool.status.busy:
+        await asyncio.sleep(0.01)
+    started = time.perf_counter()
+    await pool.stop(grace_s=10)
+    assert time.perf_counter() - started < 3
+    result = server.result("r0")
+    assert result is not None
+    assert result["output"] == "slept"
+
+
+async def test_attempts_that_outlast_the_grace_are_cancelled(server: ScriptedServer, folder: Path) -> None:
+    server.add_rollout("r0", {"do": "hang"})
+    pool = make_pool(server, folder)
+    await pool.start()
+    while not pool.status.busy:
+        await asyncio.sleep(0.01)
+    await pool.stop(grace_s=0.1)
+    result = server.result("r0")
+    assert result is not None
+    assert result["outcome"] == "cancelled"
+
+
+def test_workers_die_with_a_killed_pool(server: ScriptedServer, folder: Path) -> None:
+    script = folder / "run.py"
+    script.write_text(
+        "import asyncio, sys\nfrom lightningrl.runtime.pool import WorkerPool\n"
+        f"async def main():\n    async with WorkerPool({server.url!r}, 'run-key', 'agents.py:act', workers=1, base_dir={str(folder)!r}) as pool:\n"
+        "        print('up', flush=True)\n        await pool.wait()\nasyncio.run(main())\n"
+    )
+    server.add_rollout("r0", {"do": "pid"})
+    server.add_rollout("r1", {"do": "hang"})
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    process.stdout.readline()
+    while server.result("r0") is None or not server._attempts["r1"]:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    worker = (server.result("r0") or {})["output"]
+    deadline = time.monotonic() + 5
+    while is_alive(worker):
+        assert time.monotonic() < deadline, "the worker outlived its pool"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
