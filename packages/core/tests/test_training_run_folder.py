@@ -29,12 +29,14 @@ def source(tmp_path: Path) -> Path:
 
 
 def start(source: Path, where: Path) -> RunFolder:
-    return RunFolder.create(where, load_recipe(source), str(source), {})
+    return RunFolder.create(where, load_recipe(source), str(source), {}, model="starter")
 
 
 def test_a_folder_in_use_is_refused_naming_the_process(source: Path, tmp_path: Path) -> None:
     folder = start(source, tmp_path / "run")
-    code = f"from lightningrl.training.run_folder import *; from pathlib import Path; RunFolder.resume(Path({str(tmp_path / 'run')!r}), {{}})"
+    code = (
+        f"from lightningrl.training.run_folder import *; from pathlib import Path; RunFolder.resume(Path({str(tmp_path / 'run')!r}), {{}})"
+    )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert other.returncode != 0
     assert "is in use by process" in other.stderr

@@ -83,24 +83,24 @@ class Trainer:
         """Train to the end of the recipe. Returns where the loop stands; the last state is in a checkpoint."""
         self._started = time.monotonic() - self.state.seconds
         await self.control.rollback_steps(self.state.step)
-        every = self.recipe.validation.every
         if self.state.step == 0:
             await self._validate()
             self._checkpoint()
-        while self.state.step < self.recipe.loop.steps and not self._is_out_of_time():
+        while not self._is_done():
             await self._step()
-            if self.state.step < self.recipe.loop.steps and every and self.state.step % every == 0:
+            every = self.recipe.validation.every
+            if self._is_done() or (every and self.state.step % every == 0):
                 await self._validate()
-        await self._validate()
-        self._checkpoint()
+            if self._is_done() or self.state.step % self.recipe.loop.checkpoint_every == 0:
+                self._checkpoint()
         return self.state
+
+    def _is_done(self) -> bool:
+        minutes = self.recipe.loop.minutes
+        return self.state.step >= self.recipe.loop.steps or (minutes is not None and self._seconds() > minutes * 60)
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started
-
-    def _is_out_of_time(self) -> bool:
-        minutes = self.recipe.loop.minutes
-        return minutes is not None and self._seconds() > minutes * 60
 
     async def _step(self) -> None:
         step = self.state.step
@@ -124,8 +124,6 @@ class Trainer:
         await self.control.set_scores(scored.scores)
         await self.control.mark_trained(step + 1, ids, metrics)
         self.state = LoopState(step=step + 1, seconds=self._seconds(), rollouts=self.state.rollouts + len(ids))
-        if self.state.step % self.recipe.loop.checkpoint_every == 0:
-            self._checkpoint()
         self.log(self.state.step, {**metrics, **{f"outcome/{name}": float(count) for name, count in scored.outcomes.items()}})
         self.progress.step(self.state.step, self.recipe.loop.steps, metrics, scored.outcomes)
         self.plugins.hook.lightningrl_step_finished(report=StepReport(step=self.state.step, metrics=metrics, outcomes=scored.outcomes))
@@ -173,8 +171,6 @@ class Trainer:
         return [found[spec.id] for spec in specs]
 
     def _checkpoint(self) -> None:
-        if any(path.name == f"step-{self.state.step:06d}" for path in self.folder.checkpoints()):
-            return
         scratch = self.folder.new_checkpoint(self.state.step)
         self.backend.save(scratch / "backend")
         self.folder.commit_checkpoint(scratch, self.state, self.recipe.loop.keep_checkpoints)

@@ -21,7 +21,7 @@ from typing import IO, Any
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import RunFolderError
 
-__all__ = ["LoopState", "RunFolder", "newest_run"]
+__all__ = ["LoopState", "RunFolder", "default_run", "newest_run"]
 
 FREE_ON_RESUME = ("loop.steps", "loop.minutes", "loop.checkpoint_every", "loop.keep_checkpoints", "runtime", "loggers", "validation.every")
 """Settings that may change when a run goes on; all others make it another run."""
@@ -47,7 +47,7 @@ class RunFolder:
         self._lock = lock
 
     @classmethod
-    def create(cls, path: Path, recipe: Recipe, source: str, settings: Mapping[str, Any]) -> RunFolder:
+    def create(cls, path: Path, recipe: Recipe, source: str, settings: Mapping[str, Any], *, model: str) -> RunFolder:
         """A new run. Raises RunFolderError where one exists already."""
         if (path / "recipe.json").exists():
             raise RunFolderError(f"run folder {str(path)!r} already holds a run; go on with it by --resume, or give another --run")
@@ -55,7 +55,7 @@ class RunFolder:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             (path / "logs").mkdir(exist_ok=True)
             folder = cls(path, _take_lock(path))
-            _write_durably(path / "run.json", json.dumps({"source": source, "settings": dict(settings)}, indent=2, default=str) + "\n")
+            _write_durably(path / "run.json", json.dumps({"source": source, "settings": dict(settings), "model": model}, indent=2, default=str) + "\n")
             _write_durably(path / "recipe.json", recipe.frozen_text())
         except OSError as error:
             raise RunFolderError(f"run folder {str(path)!r} cannot be written: {error.strerror}; free space or give another --run") from error

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lightningrl.config import Recipe
-from lightningrl.curve import draw_curve
 from lightningrl.gateway.engine_link import EngineLink
-from lightningrl.loggers import open_loggers
+from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import Backend
 from lightningrl.runtime.pool import WorkerPool
@@ -51,7 +50,8 @@ async def train_run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder
     """Train to the recipe's end in `folder`, from its newest checkpoint if it has one. Draws the curve, also of a run that fails."""
     saved = folder.latest()
     state = saved[1] if saved else LoopState(step=0, seconds=0.0, rollouts=0)
-    loggers = open_loggers(folder.path, recipe.loggers, resume_after=state.step if saved else None, config=recipe.model_dump(mode="json"))
+    loggers: list[MetricLogger] = [JsonlLogger(folder.metrics, resume_after=state.step if saved else None)]
+    loggers += build_loggers(recipe.loggers, folder=folder.path, run=folder.path.name, config=recipe.model_dump(mode="json"))
 
     def log(step: int, metrics: Mapping[str, float]) -> None:
         for one in loggers:
@@ -78,7 +78,7 @@ async def train_run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder
         for one in loggers:
             one.close()
         if folder.metrics.is_file():
-            draw_curve(folder.metrics, folder.curve)
+            draw_curve(folder.metrics, folder.curve, title=recipe.name)
 
 
 @asynccontextmanager

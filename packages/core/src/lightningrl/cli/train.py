@@ -1,0 +1,88 @@
+"""`lightningrl train`: from a recipe to a run folder with weights, metrics and a curve."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from lightningrl.config import Recipe, load_recipe
+from lightningrl.errors import ConfigError, LightningError
+from lightningrl.loggers.build import check_loggers
+from lightningrl.plugins import load_plugins
+from lightningrl.training.parts import Parts
+from lightningrl.training.progress import make_progress
+from lightningrl.training.run_folder import RunFolder, default_run, newest_run
+
+__all__ = ["train_command"]
+
+
+def train_command(source: Path | None, *, resume: bool, run: Path | None, runs: Path, settings: Mapping[str, Any]) -> None:
+    console = Console()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)])
+    plugins = load_plugins()
+    if resume:
+        folder, recipe, _ = RunFolder.resume(run or newest_run(runs), settings)
+    elif source is None:
+        raise ConfigError("no recipe given; write `lightningrl train RECIPE`, or `lightningrl train --resume` to go on with the newest run")
+    else:
+        recipe = load_recipe(source, settings)
+        folder = None
+    check_loggers(recipe.loggers)
+    parts = Parts.build(recipe, plugins)
+    if folder is None:
+        assert source is not None
+        folder = RunFolder.create(run or default_run(runs, recipe.name), recipe, str(source.resolve()), settings, model=parts.model)
+    _describe(console, recipe, parts, folder, resume=resume)
+    try:
+        _run(recipe, parts, folder, console)
+    finally:
+        folder.close()
+
+
+def _run(recipe: Recipe, parts: Parts, folder: RunFolder, console: Console) -> None:
+    from lightningrl.training.session import train_run
+
+    async def main() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        with make_progress(console, recipe.loop.minutes) as progress:
+            state = await train_run(recipe, parts, load_plugins(), folder, progress)
+        shown = _relative(folder.path)
+        console.print(f"\n[bold]done:[/] {state.step} steps in {state.seconds / 60:.1f} minutes", highlight=False)
+        console.print(f"  curve    {shown / 'curve.png'}", highlight=False)
+        console.print(f"  rollouts lightningrl rollouts list --run {shown}", highlight=False)
+        console.print(f"  weights  lightningrl export FOLDER --run {shown}", highlight=False)
+
+    try:
+        asyncio.run(main())
+    except asyncio.CancelledError:
+        raise LightningError(f"stopped; nothing is lost: go on with `lightningrl train --resume --run {_relative(folder.path)}`") from None
+
+
+def _describe(console: Console, recipe: Recipe, parts: Parts, folder: RunFolder, *, resume: bool) -> None:
+    console.print(
+        f"[bold]{recipe.name}[/]: {'going on with' if resume else 'training'} {_relative(Path(parts.model)) if os.path.isabs(parts.model) else parts.model}"  # noqa: PTH117
+        f" on {len(parts.tasks.train)} tasks, {len(parts.tasks.validation)} held out; "
+        f"{recipe.loop.tasks_per_step} × {recipe.loop.group_size} rollouts a step, backend {recipe.backend}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"run folder {_relative(folder.path)}", highlight=False, soft_wrap=True)
+
+
+def _relative(path: Path) -> Path:
+    """As a person would write it from here."""
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return path
