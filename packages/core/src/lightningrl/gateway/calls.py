@@ -83,26 +83,12 @@ class Caller:
         info = await self._store.authorise(rollout_id, attempt, key)
         if info is not None:
             return info
-        try:
-            record = await self._store.rollout(rollout_id)
-        except UnknownRecord:
-            raise Refusal(
-                f"no rollout {rollout_id!r}; is the call sent to the run it belongs to?", status=404, code="unknown_rollout"
-            ) from None
-        for known in record.attempts:
-            if known.attempt == attempt and known.outcome is not None:
-                raise Refusal(
-                    f"attempt {attempt} of rollout {rollout_id!r} is over ({known.outcome}); stop working on it",
-                    status=410,
-                    code="attempt_over",
-                )
-        if all(known.attempt != attempt for known in record.attempts):
-            raise Refusal(f"rollout {rollout_id!r} has no attempt {attempt}", status=404, code="unknown_attempt")
-        raise Refusal(
-            f"the key is not the one of attempt {attempt} of rollout {rollout_id!r}; use the key of its lease",
-            status=401,
-            code="invalid_api_key",
-        )
+        reason = await self._store.refusal(rollout_id, attempt, key)
+        if isinstance(reason, UnknownRecord):
+            raise Refusal(str(reason), status=404, code="unknown_rollout")
+        if isinstance(reason, AttemptOver):
+            raise Refusal(str(reason), status=410, code="attempt_over")
+        raise Refusal(str(reason), status=401, code="invalid_api_key")
 
     async def run(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> AsyncIterator[Begun | TextDelta | Answer]:
         """Text as it comes where `request.stream`, then the recorded answer. Raises Refusal before the first item."""
@@ -170,7 +156,7 @@ class Caller:
         records = [self._record(info, context, policy, prompt, one, key, started, time.perf_counter() - clock) for one in sampled]
         # From here on the call exists whether or not the client still listens: memory and store must agree.
         stored = await asyncio.shield(asyncio.ensure_future(self._keep(attempt, records, prompt, sampled)))
-        if stored[0].replayed:
+        if stored:
             if has_begun:
                 raise Refusal(
                     f"the call id {context.call_id!r} was answered before; send each call with its own", status=409, code="replayed"
@@ -310,11 +296,9 @@ class Caller:
     async def _keep(
         self, attempt: _Attempt, records: list[CallRecord], prompt: Prompt, sampled: list[SampledChoice]
     ) -> tuple[StoredCall, ...]:
-        if len(records) == 1:
-            stored: tuple[StoredCall, ...] = (await self._store.append_call(records[0]),)
-        else:
-            stored = await self._store.append_calls(records)
-        if not stored[0].replayed:
+        kept_before = await self._store.append_calls(records)
+        stored = tuple(call for call in kept_before if call is not None)
+        if not stored:
             ids = as_ids(prompt.ids)
             for one in sampled:
                 answer = extend_digest(prompt.digest, one.choice.as_message())

@@ -29,6 +29,7 @@ from lightningrl.gateway.engine_messages import (
     Hold,
     Outbox,
     Release,
+    Welcome,
     pack_floats,
     pack_ids,
     unpack_ids,
@@ -71,6 +72,7 @@ class EngineLink:
         self._sampling = 0
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._outbox: Outbox | None = None
+        self._socket: ClientConnection | None = None
         self._runner: asyncio.Task[None] | None = None
         self._refused: str | None = None
 
@@ -147,8 +149,8 @@ class EngineLink:
         outbox = Outbox()
         outbox.put(Hello(info.policy, info.version, info.context_length, not self._released.is_set()))
         self._outbox = outbox
+        self._socket = socket
         writer = asyncio.create_task(_write(socket, outbox))
-        self._connected.set()
         try:
             async for frame in socket:
                 if isinstance(frame, str):
@@ -157,7 +159,7 @@ class EngineLink:
                     self._take(message, outbox)
         finally:
             self._connected.clear()
-            self._outbox = None
+            self._outbox = self._socket = None
             writer.cancel()
             calls = list(self._calls.values())
             for call in calls:
@@ -165,7 +167,9 @@ class EngineLink:
             await asyncio.gather(writer, *calls, return_exceptions=True)
 
     def _take(self, message: FromServer, outbox: Outbox) -> None:
-        if isinstance(message, Generate):
+        if isinstance(message, Welcome):
+            self._connected.set()
+        elif isinstance(message, Generate):
             call = asyncio.create_task(self._answer(message, outbox))
             self._calls[message.id] = call
             call.add_done_callback(lambda _: self._calls.pop(message.id, None))

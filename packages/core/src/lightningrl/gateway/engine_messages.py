@@ -1,7 +1,7 @@
 """What an engine and the server say to each other.
 
     engine ──► Hello · Chunk · Failed · Hold · Release ──► server
-    engine ◄────────── Generate · Cancel ───────────────── server
+    engine ◄────── Welcome · Generate · Cancel ─────────── server
 
 A binary frame is a msgpack array of messages, so whatever is ready at one moment travels together. Token ids and logprobs are
 packed little-endian int32 / float32: what the engine sampled arrives bit for bit.
@@ -29,6 +29,7 @@ __all__ = [
     "Hold",
     "Outbox",
     "Release",
+    "Welcome",
     "pack_floats",
     "pack_ids",
     "unpack_floats",
@@ -73,6 +74,10 @@ class Release(msgspec.Struct, tag="release", array_like=True):
     version: int
 
 
+class Welcome(msgspec.Struct, tag="welcome", array_like=True):
+    """The engine is in the registry."""
+
+
 class Generate(msgspec.Struct, tag="generate", array_like=True):
     """Sample a completion; `whole` = answer in one chunk."""
 
@@ -89,7 +94,7 @@ class Cancel(msgspec.Struct, tag="cancel", array_like=True):
 
 
 FromEngine = Hello | Chunk | Failed | Hold | Release
-FromServer = Generate | Cancel
+FromServer = Welcome | Generate | Cancel
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:

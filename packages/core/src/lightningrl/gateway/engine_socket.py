@@ -22,6 +22,7 @@ from lightningrl.gateway.engine_messages import (
     Hold,
     Outbox,
     Release,
+    Welcome,
     pack_ids,
     unpack_floats,
     unpack_ids,
@@ -112,6 +113,7 @@ def engine_route(registry: EngineRegistry, key: str, path: str = "/api/v1/engine
                 raise msgspec.ValidationError(f"an engine must say hello first, not {type(first).__name__!r}")
             engine = RemoteEngine(EngineInfo(policy=first.policy, version=first.version, context_length=first.context_length))
             registry.attach(engine, held=first.held)
+            engine.outbox.put(Welcome())
             writer = asyncio.create_task(_write(socket, engine.outbox))
             try:
                 while True:
