@@ -34,7 +34,7 @@ def make_transition(
         policy_version=version,
         prompt_ids=np.array(prompt, dtype=np.int32),
         completion_ids=np.array(completion, dtype=np.int32),
-        logprobs=-np.array(completion, dtype=np.float32) / 1000,
+        logprobs=np.array([-token / 1000 for token in completion], dtype=np.float32),
         finish_reason=FinishReason.STOP,
         sampling=SamplingSettings(temperature=temperature),
         agent=agent,

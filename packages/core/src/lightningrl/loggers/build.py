@@ -1,0 +1,41 @@
+"""The loggers that a recipe names, made."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightningrl.errors import ConfigError
+from lightningrl.loggers.protocol import MetricLogger
+from lightningrl.loggers.tensorboard import TensorBoardLogger
+from lightningrl.loggers.trackio import TrackioLogger
+from lightningrl.loggers.wandb import WandbLogger
+
+__all__ = ["build_loggers", "check_loggers"]
+
+NAMES = ("tensorboard", "trackio", "wandb")
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Raise ConfigError naming a logger that does not exist."""
+    for name in names:
+        if name not in NAMES:
+            guess = difflib.get_close_matches(name, NAMES, n=1)
+            hint = f"did you mean {guess[0]!r}?" if guess else f"there are: {', '.join(NAMES)}"
+            raise ConfigError(f"no logger named {name!r}; {hint}")
+
+
+def build_loggers(names: Sequence[str], *, folder: Path, run: str, config: Mapping[str, Any]) -> list[MetricLogger]:
+    """Loggers by name, beside `metrics.jsonl`. Raises ConfigError when one does not exist or is not installed.
+
+    `folder` is the run's; `run` its name there; `config` what wandb and trackio show as settings.
+    """
+    check_loggers(names)
+    makers: dict[str, Callable[[], MetricLogger]] = {
+        "tensorboard": lambda: TensorBoardLogger(folder / "tensorboard"),
+        "trackio": lambda: TrackioLogger(run=run, config=config),
+        "wandb": lambda: WandbLogger(run=run, folder=folder, config=config),
+    }
+    return [makers[name]() for name in dict.fromkeys(names)]
