@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from lightningrl.store.schema import SCHEMA_VERSION, meta, metadata
 __all__ = ["Database", "explain", "open_database"]
 
 _READERS = 2
+_LOCK_S = 2.0
+"""How long a process that is just ending may still hold the lock."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -117,11 +120,16 @@ def _lock(path: Path) -> IO[bytes] | None:
         lock = path.with_name(path.name + "-lock").open("ab")
     except OSError as error:
         raise explain(error, str(path)) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise StoreError(f"the store '{path}' is in use by another process; stop it first") from None
+    give_up = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() > give_up:
+                lock.close()
+                raise StoreError(f"the store '{path}' is in use by another process; stop it first") from None
+        time.sleep(0.02)
     os.set_inheritable(lock.fileno(), False)
     return lock
 

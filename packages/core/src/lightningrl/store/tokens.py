@@ -8,7 +8,7 @@ A call whose parent is the end of a chain goes on with it; a second child starts
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,26 +18,29 @@ from sqlalchemy import Row
 from lightningrl.store.codec import decode_floats, decode_json, decode_span, decode_tokens
 from lightningrl.types import FinishReason, IntArray, SamplingSettings, Transition
 
-__all__ = ["build_transition", "prompts_and_completions"]
+__all__ = ["assemble", "build_transition", "prompts_and_completions"]
 
 _FINISH = {reason.value: reason for reason in FinishReason}
 
 
-def prompts_and_completions(rows: Sequence[Row[Any]]) -> list[tuple[IntArray, IntArray]]:
-    """`rows` of one attempt, by index. The arrays are read-only and share memory."""
+def assemble(calls: Iterable[tuple[int | None, NDArray[Any], NDArray[Any]]]) -> list[tuple[IntArray, IntArray]]:
+    """From (position of the parent, suffix, completion) to (prompt, completion), as read-only int32 arrays that share memory."""
     chains: list[list[NDArray[Any]]] = []
     lengths: list[int] = []
     tails: list[int] = []  # of each chain, the call it ends with
     places: list[tuple[int, int, int, int]] = []  # of each call: chain, parts, end of prompt, end of completion
-    for position, row in enumerate(rows):
-        suffix, completion = decode_tokens(row.suffix), decode_tokens(row.completion)
-        if row.parent is not None and tails[places[row.parent][0]] == row.parent:
-            chain = places[row.parent][0]
+    for position, (parent, suffix, completion) in enumerate(calls):
+        if parent is not None and tails[places[parent][0]] == parent:
+            chain = places[parent][0]
         else:
             chain = len(chains)
-            shared, parts, start = ([], 0, 0) if row.parent is None else (chains[places[row.parent][0]], *places[row.parent][1::2])
-            chains.append(shared[:parts])
-            lengths.append(start)
+            if parent is None:
+                chains.append([])
+                lengths.append(0)
+            else:
+                shared, parts, _, end = places[parent]
+                chains.append(chains[shared][:parts])
+                lengths.append(end)
             tails.append(position)
         prompt_end = lengths[chain] + len(suffix)
         end = prompt_end + len(completion)
@@ -48,6 +51,11 @@ def prompts_and_completions(rows: Sequence[Row[Any]]) -> list[tuple[IntArray, In
     for array in tokens:
         array.flags.writeable = False
     return [(tokens[chain][:prompt_end], tokens[chain][prompt_end:end]) for chain, _, prompt_end, end in places]
+
+
+def prompts_and_completions(rows: Sequence[Row[Any]]) -> list[tuple[IntArray, IntArray]]:
+    """Of all calls of one attempt, in order."""
+    return assemble((row.parent, decode_tokens(row.suffix), decode_tokens(row.completion)) for row in rows)
 
 
 def build_transition(

@@ -1,0 +1,51 @@
+"""The server's application: control API, engine link and gateway on one port.
+
+/api/v1/…       control API            run key, or an attempt's scoped key for its own attempt
+/api/v1/engines engine link (WebSocket)
+/rollouts/…     the gateway's routes   scoped keys
+/health  /openapi.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.routing import BaseRoute
+
+from lightningrl.server.access import Access
+from lightningrl.server.attempt_routes import AttemptMemory, attempt_routes
+from lightningrl.server.failures import BoundedBodies, add_error_handlers
+from lightningrl.server.run_routes import Engines, run_routes
+from lightningrl.store.protocol import Store
+
+__all__ = ["create_app"]
+
+
+def create_app(
+    store: Store,
+    engines: Engines,
+    *,
+    run_key: str,
+    routes: Sequence[BaseRoute] = (),
+    memory: AttemptMemory | None = None,
+    max_body_bytes: int = 32 * 2**20,
+    longest_wait_s: float = 60.0,
+) -> FastAPI:
+    """`routes` are the gateway's and the engine link's; `memory` is the gateway, told of ended attempts."""
+    app = FastAPI(
+        title="LightningRL", version="1", summary="Order rollouts, work on them, train on what they did.", docs_url=None, redoc_url=None
+    )
+    app.router.routes.extend(routes)
+    access = Access(store, run_key)
+    app.include_router(attempt_routes(store, access, memory, max_body_bytes=max_body_bytes, longest_wait_s=longest_wait_s))
+    app.include_router(run_routes(store, access, engines, longest_wait_s=longest_wait_s))
+
+    @app.get("/health", tags=["server"], summary="Is it up?")
+    async def health() -> dict[str, Any]:
+        return {"ok": True}
+
+    add_error_handlers(app)
+    app.add_middleware(BoundedBodies, limit=max_body_bytes)
+    return app

@@ -1,0 +1,131 @@
+"""The worker's side of the control API: lease, heartbeat, result, rewards, spans of one attempt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lightningrl.server.access import Access
+from lightningrl.server.models import (
+    HeartbeatAnswer,
+    HeartbeatBody,
+    LeaseAnswer,
+    LeaseBody,
+    LeasedTask,
+    ResultAnswer,
+    ResultBody,
+    RewardsBody,
+)
+from lightningrl.server.otlp import EMPTY_ANSWER, parse_spans
+from lightningrl.store.protocol import Store
+from lightningrl.types import Outcome
+
+__all__ = ["AttemptMemory", "attempt_routes", "while_connected"]
+
+T = TypeVar("T")
+
+_PROTOBUF = "application/x-protobuf"
+
+
+class AttemptMemory(Protocol):
+    """What the gateway remembers of an attempt."""
+
+    def is_overflowed(self, rollout_id: str, attempt: int) -> bool: ...
+    def forget(self, rollout_id: str, attempt: int) -> None: ...
+
+
+def attempt_routes(store: Store, access: Access, memory: AttemptMemory | None, *, max_body_bytes: int, longest_wait_s: float) -> APIRouter:
+    router = APIRouter(prefix="/api/v1", tags=["attempts"])
+    base = "/rollouts/{rid}/attempts/{n}"
+
+    @router.post(
+        "/leases",
+        response_model=LeaseAnswer,
+        summary="Lease the next attempt (run key; long poll)",
+        responses={204: {"description": "None yet"}},
+    )
+    async def lease(body: LeaseBody, request: Request) -> Any:
+        """The oldest queued rollout's next attempt, with its scoped key; 204 where none comes within `wait_s`."""
+        await access.run(request)
+        found = await while_connected(request, store.lease(body.worker_id, body.lease_s, min(body.wait_s, longest_wait_s)))
+        if found is None:
+            return Response(status_code=204)
+        if await request.is_disconnected():
+            await store.release(found.rollout_id, found.attempt)
+            return Response(status_code=204)
+        return LeaseAnswer(
+            rollout_id=found.rollout_id,
+            attempt=found.attempt,
+            task=LeasedTask(id=found.task.id, input=found.task.input, metadata=dict(found.task.metadata)),
+            mode=found.mode,
+            timeout_s=found.timeout_s,
+            key=found.key,
+            base_path=found.base_path,
+            expires_at=found.expires_at,
+        )
+
+    @router.post(base + "/heartbeat", response_model=HeartbeatAnswer, summary="Keep the lease (scoped or run key)")
+    async def heartbeat(rid: str, n: int, body: HeartbeatBody, request: Request) -> HeartbeatAnswer:
+        """`continue: false` = the attempt is over: stop working on it."""
+        ended = await access.ended_attempt(request, rid, n)
+        return HeartbeatAnswer(continue_=not ended and await store.heartbeat(rid, n, body.lease_s))
+
+    @router.post(base + "/result", response_model=ResultAnswer, summary="End the attempt (scoped or run key)")
+    async def result(rid: str, n: int, body: ResultBody, request: Request) -> ResultAnswer:
+        """The first result counts; the same outcome again is acknowledged, another is refused (409)."""
+        await access.ended_attempt(request, rid, n)
+        outcome = body.outcome
+        if outcome is Outcome.AGENT_ERROR and memory is not None and memory.is_overflowed(rid, n):
+            outcome = Outcome.CONTEXT_OVERFLOW
+        state = await store.finish_attempt(rid, n, outcome, body.output, body.error, body.duration_s)
+        if memory is not None:
+            memory.forget(rid, n)
+        return ResultAnswer(state=state)
+
+    @router.post(base + "/rewards", status_code=204, summary="Add rewards by name (scoped or run key)")
+    async def rewards(rid: str, n: int, body: RewardsBody, request: Request) -> None:
+        """Of the attempt, or of one transition; null = nobody scored it."""
+        await access.attempt(request, rid, n)
+        await store.add_rewards(rid, n, body.rewards, body.transition_id)
+
+    @router.post(
+        base + "/v1/traces",
+        summary="Export spans: OTLP over HTTP/protobuf (scoped or run key)",
+        response_class=Response,
+        openapi_extra={"requestBody": {"required": True, "content": {_PROTOBUF: {"schema": {"type": "string", "format": "binary"}}}}},
+    )
+    async def traces(rid: str, n: int, request: Request) -> Response:
+        """`execute_tool` spans become tool calls. Repeating an export adds nothing."""
+        await access.attempt(request, rid, n)
+        tool_calls, spans = parse_spans(await request.body(), request.headers.get("content-encoding", "").lower(), max_body_bytes)
+        if tool_calls:
+            await store.append_tool_calls(rid, n, tool_calls)
+        if spans:
+            await store.append_spans(rid, n, spans)
+        return Response(EMPTY_ANSWER, media_type=_PROTOBUF)
+
+    return router
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Wait for the work, or give it up when the client goes away."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watcher.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    return None if task.cancelled() else task.result()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

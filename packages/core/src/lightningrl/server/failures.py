@@ -1,0 +1,107 @@
+"""Every refusal as `{"error": {"message": sentence, "code": …}}`, and bodies that are bounded before they are read."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lightningrl.errors import LightningError, StoreError
+from lightningrl.server.access import Forbidden
+from lightningrl.store.errors import AttemptOver, Conflict, StoreFull, UnknownRecord
+
+__all__ = ["BoundedBodies", "add_error_handlers", "error_response"]
+
+logger = logging.getLogger(__name__)
+
+_STATUSES: tuple[tuple[type[LightningError], int, str], ...] = (
+    (AttemptOver, 409, "attempt_over"),
+    (Conflict, 409, "conflict"),
+    (UnknownRecord, 404, "unknown"),
+    (StoreFull, 507, "store_full"),
+    (Forbidden, 401, "wrong_key"),
+    (StoreError, 400, "store_refused"),
+)
+
+
+def error_response(status: int, message: str, code: str) -> Response:
+    return Response(msgspec.json.encode({"error": {"message": message, "code": code}}), status, media_type="application/json")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(LightningError, _lightning)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _defect)
+
+
+async def _lightning(_: Request, error: Exception) -> Response:
+    for kind, status, code in _STATUSES:
+        if isinstance(error, kind):
+            if status >= 500:
+                logger.error("%s", error)
+            return error_response(status, str(error), code)
+    return error_response(400, str(error), "refused")
+
+
+async def _validation(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+    problem = "it is not JSON" if first["type"] == "json_invalid" else str(first["msg"])
+    if first["type"] == "json_invalid":
+        where = "the body"
+    return error_response(400, f"{request.method} {request.url.path!r}: {where}: {problem}; see /openapi.json", "invalid_body")
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    sentences = {
+        404: f"there is nothing at {request.url.path!r}; see /openapi.json",
+        405: f"{request.url.path!r} does not take {request.method}; see /openapi.json",
+    }
+    message = sentences.get(error.status_code, error.detail) if error.detail in ("Not Found", "Method Not Allowed") else error.detail
+    return error_response(
+        error.status_code, message, {404: "unknown_path", 405: "wrong_method", 413: "body_too_large"}.get(error.status_code, "http")
+    )
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    return error_response(
+        500, f"{request.method} {request.url.path!r} failed: {type(error).__name__}: {error}; see the server's log", "defect"
+    )
+
+
+class BoundedBodies:
+    """Refuses larger request bodies under `/api/`; the gateway bounds its own."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith("/api/"):
+            await self._app(scope, receive, send)
+            return
+        sentence = f"the request body is larger than {self._limit} bytes; send less at a time"
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        if declared.isdigit() and int(declared) > self._limit:
+            await error_response(413, sentence, "body_too_large")(scope, receive, send)
+            return
+        size = 0
+
+        async def bounded() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._limit:
+                raise HTTPException(413, sentence)
+            return message
+
+        await self._app(scope, bounded, send)

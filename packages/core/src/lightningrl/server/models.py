@@ -1,0 +1,214 @@
+"""Bodies of the control API: what is checked where bytes come in, and what OpenAPI shows."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field
+
+from lightningrl.types import Outcome, RolloutMode, RolloutSpec, RolloutState, SamplingSettings
+
+__all__ = [
+    "AttemptView",
+    "CancelBody",
+    "CountAnswer",
+    "CreateAnswer",
+    "CreateBody",
+    "HeartbeatAnswer",
+    "HeartbeatBody",
+    "InterruptBody",
+    "LeaseAnswer",
+    "LeaseBody",
+    "LeasedTask",
+    "PolicyView",
+    "ResultAnswer",
+    "ResultBody",
+    "RewardsBody",
+    "RolloutIdsBody",
+    "RolloutView",
+    "ScoreBody",
+    "ScoresBody",
+    "StatusAnswer",
+    "StepBody",
+    "StepView",
+    "WaitAnswer",
+    "WaitBody",
+]
+
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+
+
+def _rollout_id(value: str) -> str:
+    if not _ID.fullmatch(value):
+        raise ValueError(f"rollout id {value[:80]!r} must be 1 to 200 of A-Z a-z 0-9 . _ : -")
+    return value
+
+
+def _spec(spec: RolloutSpec) -> RolloutSpec:
+    _rollout_id(spec.id)
+    if spec.max_attempts < 1 or not spec.timeout_s > 0:
+        raise ValueError(f"rollout {spec.id!r} needs max_attempts ≥ 1 and timeout_s > 0")
+    return spec
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class CreateBody(_Body):
+    rollouts: list[Annotated[RolloutSpec, AfterValidator(_spec)]] = Field(max_length=100_000)
+
+
+class CreateAnswer(BaseModel):
+    created: int
+    """How many are new."""
+
+
+class CountAnswer(BaseModel):
+    count: int
+
+
+class LeaseBody(_Body):
+    worker_id: str = Field(max_length=200)
+    wait_s: float = Field(default=0.0, ge=0)
+    lease_s: float = Field(default=60.0, gt=0, le=86_400)
+
+
+class LeasedTask(BaseModel):
+    """The task as the agent may see it: without its answer."""
+
+    id: str
+    input: Any
+    metadata: dict[str, Any]
+
+
+class LeaseAnswer(BaseModel):
+    rollout_id: str
+    attempt: int
+    task: LeasedTask
+    mode: RolloutMode
+    timeout_s: float
+    key: str
+    base_path: str
+    expires_at: float
+
+
+class HeartbeatBody(_Body):
+    lease_s: float = Field(default=60.0, gt=0, le=86_400)
+
+
+class HeartbeatAnswer(BaseModel):
+    continue_: bool = Field(serialization_alias="continue")
+
+
+class ResultBody(_Body):
+    outcome: Outcome
+    output: Any = None
+    error: str | None = None
+    duration_s: float = Field(default=0.0, ge=0)
+
+
+class ResultAnswer(BaseModel):
+    state: RolloutState
+
+
+class RewardsBody(_Body):
+    rewards: dict[str, float | None]
+    transition_id: str | None = None
+
+
+class WaitBody(_Body):
+    rollout_ids: list[str]
+    wait_s: float = Field(default=0.0, ge=0)
+    min_finished: int | None = Field(default=None, ge=0)
+
+
+class WaitAnswer(BaseModel):
+    finished: list[str]
+
+
+class RolloutIdsBody(_Body):
+    rollout_ids: list[str]
+
+
+class CancelBody(RolloutIdsBody):
+    pass
+
+
+class InterruptBody(_Body):
+    reason: str = Field(max_length=1000)
+
+
+class ScoreBody(_Body):
+    rollout_id: str
+    attempt: int
+    rewards: dict[str, float | None] = {}
+    reward: float | None = None
+    transition_rewards: dict[str, dict[str, float | None]] = {}
+    advantages: dict[str, Base64Bytes | None] = {}
+    """By transition id; little-endian float32 per completion token."""
+
+
+class ScoresBody(_Body):
+    scores: list[ScoreBody]
+
+
+class StepBody(_Body):
+    step: int = Field(ge=0)
+    rollout_ids: list[str]
+    metrics: dict[str, float | None] = {}
+
+
+class StepView(BaseModel):
+    step: int
+    rollout_ids: list[str]
+    metrics: dict[str, float | None]
+    at: float
+
+
+class AttemptView(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    attempt: int
+    worker_id: str
+    outcome: Outcome | None
+    started_at: float
+    ended_at: float | None
+    duration_s: float
+    output: Any
+    error: str | None
+    calls: int
+
+
+class RolloutView(BaseModel):
+    id: str
+    group_id: str
+    task_id: str
+    mode: RolloutMode
+    step: int
+    sampling: SamplingSettings | None
+    state: RolloutState
+    outcome: Outcome | None
+    attempts: list[AttemptView]
+    reward: float | None
+    trained_step: int | None
+    created_at: float
+
+
+class PolicyView(BaseModel):
+    policy: str
+    version: int | None
+    connected: int
+    held: bool
+    in_flight: int
+
+
+class StatusAnswer(BaseModel):
+    states: dict[RolloutState, int]
+    outcomes: dict[Outcome, int]
+    attempts: int
+    calls: int
+    breaks: int
+    late: int
+    policies: list[PolicyView]

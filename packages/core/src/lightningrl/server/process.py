@@ -1,0 +1,193 @@
+"""The server's own process: binds the port, opens the store, serves, and goes when its parent goes.
+
+stdin   one line of JSON: ServerSettings; its end means that the parent is gone
+stdout  one line of JSON: {"url": …, "pid": …} when ready, or {"error": sentence}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from pydantic import ValidationError
+
+from lightningrl.errors import LightningError, ServerError
+from lightningrl.server.settings import ServerSettings
+
+__all__ = ["main", "run_server"]
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_GRACE_S = 2
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """What `python -m lightningrl.server` does. Returns the exit status."""
+    parent = os.getppid()
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 0  # the parent went before it said anything
+    try:
+        settings = ServerSettings.model_validate_json(line)
+        logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        _die_with(parent)
+        run_server(settings, on_ready=_say_ready, lifeline=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return _fail(ServerError(f"server settings: {'.'.join(map(str, first['loc']))}: {first['msg']}; fix them and start again"))
+    except LightningError as error:
+        return _fail(error)
+    return 0
+
+
+def run_server(settings: ServerSettings, *, on_ready: Callable[[str], None] | None = None, lifeline: bool = False) -> None:
+    """Serve until SIGTERM or SIGINT (or, with `lifeline`, the end of stdin). Calls `on_ready(url)` once requests are answered.
+
+    Raises ServerError (port in use), StoreError, ConfigError (a policy's tokenizer).
+    """
+    listener = bind(settings.host, settings.port)
+    try:
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, listener, on_ready, lifeline=lifeline))
+    finally:
+        listener.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ServerError with a sentence where the port is taken."""
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, number)
+    except OSError as error:
+        raise ServerError(f"cannot listen on {host!r}: {error.strerror or error}; give an address of this machine") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        problem = error.strerror or str(error)
+        raise ServerError(f"cannot listen on {host}:{port}: {problem}; stop what uses the port or choose another") from None
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours, and readiness is told."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+
+async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Callable[[str], None] | None, *, lifeline: bool) -> None:
+    from lightningrl.gateway.app import create_gateway
+    from lightningrl.gateway.engine_socket import engine_route
+    from lightningrl.gateway.engines import EngineRegistry
+    from lightningrl.gateway.rendering import PolicyRenderer
+    from lightningrl.gateway.settings import GatewaySettings
+    from lightningrl.server.app import create_app
+    from lightningrl.store import SqlStore
+
+    store = await SqlStore.open(settings.store_url)
+    try:
+        engines = EngineRegistry(wait_s=settings.engine_wait_s)
+        renderers = {name: PolicyRenderer(policy.model, policy.renderer, name=name) for name, policy in settings.policies.items()}
+        gateway_settings = GatewaySettings(
+            default_policy=settings.default_policy,
+            sampling={name: policy.sampling for name, policy in settings.policies.items()},
+            trainable=frozenset(name for name, policy in settings.policies.items() if policy.trainable),
+            max_body_bytes=settings.max_body_bytes,
+        )
+        gateway = create_gateway(store, engines, renderers, gateway_settings)
+        app = create_app(
+            store,
+            engines,
+            run_key=settings.run_key,
+            routes=[engine_route(engines, settings.run_key), *gateway.routes],
+            memory=gateway,
+            max_body_bytes=settings.max_body_bytes,
+            longest_wait_s=settings.longest_wait_s,
+        )
+        config = uvicorn.Config(
+            app,
+            loop="none",
+            http="httptools",
+            ws="websockets-sansio",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            timeout_keep_alive=300,
+            timeout_graceful_shutdown=_GRACE_S,
+            ws_max_size=256 * 2**20,
+            ws_ping_interval=30,
+            ws_ping_timeout=300,
+        )
+        host, port = listener.getsockname()[:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        server = _Server(config, lambda: on_ready(url) if on_ready else None)
+
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            server.should_exit = True
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        if lifeline:
+            threading.Thread(target=_watch_parent, args=(loop, stop), name="lightningrl-lifeline", daemon=True).start()
+        await server.serve([listener])
+    finally:
+        await store.close()
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    with contextlib.suppress(RuntimeError):  # the loop is closed already
+        loop.call_soon_threadsafe(stop)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process with its parent (Linux); what was acknowledged is on disk."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _say_ready(url: str) -> None:
+    _say({"url": url, "pid": os.getpid()})
+
+
+def _fail(error: LightningError) -> int:
+    _say({"error": str(error)})
+    logger.error("%s", error)
+    return error.exit_code
+
+
+def _say(message: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
