@@ -90,8 +90,11 @@ def _draw(axes: Axes, scores: Points, rewards: Points, control: Points, validati
 
 def _add_minutes(axes: Axes, entries: Sequence[dict[str, Any]]) -> None:
     """Training minutes above, at the steps that are marked below. From the metric `minutes`, else from the lines' times."""
-    began = entries[0].get("time", 0.0)
-    minutes = {entry["step"]: entry.get("minutes", (entry.get("time", began) - began) / 60) for entry in entries}
+    minutes = {entry["step"]: float(entry["minutes"]) for entry in entries if "minutes" in entry}
+    if minutes:
+        minutes.setdefault(0, 0.0)
+    elif all("time" in entry for entry in entries):
+        minutes = {entry["step"]: (entry["time"] - entries[0]["time"]) / 60 for entry in entries}
     steps = sorted(minutes)
     if len(steps) < 2 or minutes[steps[-1]] <= 0:
         return
