@@ -22,7 +22,7 @@ from lightningrl.types import Sample
 from lightningrl_torch.checkpoint import read_checkpoint, restore_generators, write_checkpoint, written_folder
 from lightningrl_torch.engine import EngineSettings, TorchEngine
 from lightningrl_torch.learner import Learner, Reference
-from lightningrl_torch.policy import LoadedPolicy, load_policy
+from lightningrl_torch.policy import LoadedPolicy, load_policy, quiet
 from lightningrl_torch.settings import Settings
 
 __all__ = ["TorchBackend"]
@@ -103,7 +103,7 @@ class TorchBackend:
         model = self._policy.model
         if self._policy.adapters is not None:
             model = copy.deepcopy(self._policy.adapters).merge_and_unload()
-        with written_folder(folder) as scratch:
+        with written_folder(folder) as scratch, quiet():
             model.save_pretrained(scratch)
             self._policy.tokenizer.save_pretrained(scratch)
 

@@ -190,7 +190,8 @@ class Learner:
         if self._settings.gradient_checkpointing:
             self.model.train()
         try:
-            yield
+            with torch.enable_grad():
+                yield
         finally:
             self.model.eval()
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from lightningrl.errors import ConfigError
 from lightningrl_torch.settings import LoraSettings, Settings
 
-__all__ = ["LoadedPolicy", "load_policy"]
+__all__ = ["LoadedPolicy", "load_policy", "quiet"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -41,11 +45,14 @@ def load_policy(settings: Settings) -> LoadedPolicy:
         )
     lora = LoraSettings.parse(settings.lora) if settings.lora is not None else None
     frozen = torch.bfloat16 if lora is not None and settings.dtype == "bfloat16" else torch.float32
-    model = _load("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=frozen).to(device)
+    with quiet():
+        model = _load("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=frozen).to(device)
     adapters = _add_adapters(model, lora, settings) if lora is not None else None
     _silence_dropout(model)
     if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        # its name since transformers 5.20
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     return LoadedPolicy(
         model=model.eval(),
         adapters=adapters,
@@ -84,13 +91,27 @@ def _load(what: str, loader: Any, policy: str, **options: Any) -> Any:
         raise ConfigError(f"the {what} of policy {policy!r} cannot be loaded: {reason[0] if reason else type(error).__name__}") from error
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bar for reading a file; the command line draws its own."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
 def _add_adapters(model: PreTrainedModel, lora: LoraSettings, settings: Settings) -> Any:
     from peft import LoraConfig, get_peft_model
 
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")  # type: ignore[arg-type]
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), warnings.catch_warnings():
         torch.manual_seed(settings.seed)
+        # peft asks transformers by a name that is about to go
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
         try:
             return get_peft_model(model, config)
         except ValueError as error:

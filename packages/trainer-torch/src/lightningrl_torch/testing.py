@@ -21,14 +21,14 @@ __all__ = ["make_config", "make_model", "make_sample", "make_tokenizer", "save_p
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}<|end|>{% endfor %}"
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(context_length: int = 128) -> PreTrainedTokenizerFast:
     """One token for each byte, and <|end|>."""
     pieces = sorted(ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE(vocab={piece: number for number, piece in enumerate(pieces)}, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = ByteLevelDecoder()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>", model_max_length=128, chat_template=CHAT_TEMPLATE
+        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>", model_max_length=context_length, chat_template=CHAT_TEMPLATE
     )
 
 
@@ -63,7 +63,7 @@ def make_model(**overrides: Any) -> Qwen2ForCausalLM:
 def save_policy(folder: Path, **overrides: Any) -> str:
     """Write a tiny policy as an ordinary transformers folder and return its name."""
     make_model(**overrides).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    make_tokenizer(overrides.get("max_position_embeddings", 128)).save_pretrained(folder)
     return str(folder)
 
 

@@ -1,0 +1,272 @@
+"""The learner: what a step does to the policy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from lightningrl.errors import BackendError, ConfigError
+from lightningrl.types import Sample
+from lightningrl_torch._packing import build_batches, build_rows
+from lightningrl_torch.backend import TorchBackend
+from lightningrl_torch.learner import Learner
+from lightningrl_torch.losses import clipped_surrogate
+from lightningrl_torch.settings import Settings
+from lightningrl_torch.testing import make_model, make_sample
+
+MakeBackend = Callable[..., TorchBackend]
+
+
+def make_learner(model: Any = None, **settings: Any) -> Learner:
+    return Learner(model or make_model(), Settings(**{"policy": "tiny", "learning_rate": 1e-2, **settings}))
+
+
+def score(model: Any, sample: Sample) -> torch.Tensor:
+    """Logprobs of a sample's trained tokens by a plain forward of its own row."""
+    ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
+    logits = model(ids).logits[0, :-1] / torch.from_numpy(sample.temperatures)[1:, None]
+    return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0][torch.from_numpy(sample.mask[1:])]
+
+
+def make_samples(model: Any, *, groups: int = 3, size: int = 4, seed: int = 0, temperature: float = 1.0) -> list[Sample]:
+    """Groups that share a prompt, with logprobs near the model's own."""
+    rng = random.Random(seed)
+    samples = []
+    for group in range(groups):
+        prompt = [rng.randrange(256) for _ in range(rng.randint(10, 40))]
+        for number in range(size):
+            completion = [rng.randrange(256) for _ in range(rng.randint(1, 12))]
+            draft = make_sample(prompt, completion, rng.gauss(0, 1), rollout=f"{group}/{number}", weight=rng.random() / 40, temperature=temperature)
+            with torch.no_grad():
+                own = score(model, draft).numpy()
+            noise = np.array([rng.gauss(0, 0.3) for _ in own], np.float32)
+            logprobs = draft.logprobs.copy()
+            logprobs[draft.mask] = own + noise
+            samples.append(replace(draft, logprobs=logprobs))
+    return samples
+
+
+def plain_gradients(model: Any, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    total = torch.zeros(())
+    for sample in samples:
+        mask = torch.from_numpy(sample.mask)
+        log_ratio = score(model, sample) - torch.from_numpy(sample.logprobs)[mask]
+        token_loss = clipped_surrogate(log_ratio, torch.from_numpy(sample.advantages)[mask])
+        total = total + (torch.from_numpy(sample.weights)[mask] * token_loss).sum()
+    total.backward()
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return found
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Relative difference of two gradients."""
+    assert one.keys() == other.keys()
+    difference = sum(float((one[name].double() - other[name].double()).pow(2).sum()) for name in one)
+    return float((difference / sum(float(value.double().pow(2).sum()) for value in one.values())) ** 0.5)
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_gradient_is_that_of_the_plain_rows(share: bool, temperature: float, attention: str) -> None:
+    model = make_model(attn_implementation=attention)
+    samples = make_samples(model, temperature=temperature)
+    learner = make_learner(model, share_prefixes=share)
+    assert distance(plain_gradients(model, samples), learner.gradients(samples)) < 2e-6
+
+
+def test_per_call_rows_and_merged_rows_have_the_same_gradient() -> None:
+    rng = random.Random(3)
+    prompt, first, more, second = ([rng.randrange(256) for _ in range(count)] for count in (30, 8, 10, 9))
+    calls = [
+        make_sample(prompt, first, 0.8, weight=0.05, logprobs=[-5.0] * 8),
+        make_sample(prompt + first + more, second, -0.6, weight=0.05, logprobs=[-5.5] * 9),
+    ]
+    merged = make_sample(prompt, first + more + second, 0.0)
+    chain = [*range(30, 38), *range(48, 57)]
+    mask = np.zeros(57, np.bool_)
+    mask[chain] = True
+    columns = {
+        name: np.zeros(57, np.float32) + (1.0 if name == "temperatures" else 0.0) for name in ("logprobs", "advantages", "weights", "temperatures")
+    }
+    for name, column in columns.items():
+        column[30:38] = getattr(calls[0], name)[30:38]
+        column[48:57] = getattr(calls[1], name)[48:57]
+    merged = replace(merged, mask=mask, **columns)
+    for share in (True, False):
+        model = make_model()
+        per_call = make_learner(model, share_prefixes=share).gradients(calls)
+        assert distance(per_call, make_learner(model, share_prefixes=share).gradients([merged])) < 1e-6
+
+
+def test_microbatches_do_not_change_the_gradient() -> None:
+    model = make_model()
+    samples = make_samples(model, groups=5)
+    whole = make_learner(model, max_tokens_per_microbatch=100000).gradients(samples)
+    for budget in (1, 60, 200):
+        assert distance(whole, make_learner(model, max_tokens_per_microbatch=budget).gradients(samples)) < 2e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.lists(st.integers(0, 2), min_size=1, max_size=4)), min_size=1, max_size=8),
+    max_tokens=st.integers(1, 60),
+    share=st.booleans(),
+)
+def test_every_sample_is_a_path_of_exactly_one_tree(rows: list[tuple[list[int], list[int]]], max_tokens: int, share: bool) -> None:
+    samples = [make_sample(prompt, completion, rollout=str(number)) for number, (prompt, completion) in enumerate(rows)]
+    trees = build_rows(samples, max_tokens=max_tokens, share_prefixes=share)
+    assert sorted(sample.rollout_id for tree in trees for sample in tree.samples) == sorted(sample.rollout_id for sample in samples)
+    for tree in trees:
+        assert tree.size <= max_tokens or len(tree.samples) == 1 or all(len(sample.token_ids) > max_tokens for sample in tree.samples[:1])
+        ids, positions = np.concatenate(tree.token_ids), np.concatenate(tree.positions)
+        for sample, path in zip(tree.samples, tree.paths, strict=True):
+            assert ids[path].tolist() == sample.token_ids.tolist()
+            assert positions[path].tolist() == list(range(len(path)))
+            visible = [key for key in range(tree.size) if key <= path[-1] < tree.ends[key]]
+            assert visible == path.tolist()
+    batches = list(build_batches(samples, max_tokens=max_tokens, share_prefixes=share))
+    assert sum(len(batch.targets) for batch in batches) == sum(int(sample.mask.sum()) for sample in samples)
+
+
+def test_a_group_pays_for_its_prompt_once() -> None:
+    samples = [make_sample(range(50), [number] * 5, rollout=str(number)) for number in range(8)]
+    (batch,) = build_batches(samples, max_tokens=1000, share_prefixes=True)
+    assert batch.token_ids.shape == (1, 50 + 8 * 5)
+
+
+def test_positive_advantage_raises_the_sampled_tokens_and_negative_lowers_them(make_backend: MakeBackend) -> None:
+    for advantage in (1.0, -1.0):
+        backend = make_backend(learning_rate=1e-3)
+        model = backend.learner.model
+        sample = make_sample(range(20), [5, 6, 7, 8], advantage)
+        with torch.no_grad():
+            before = score(model, sample)
+            logprobs = sample.logprobs.copy()
+            logprobs[sample.mask] = before.numpy()
+            report = backend.learn([replace(sample, logprobs=logprobs)])
+            after = score(model, sample)
+        assert float((after - before).sum()) * advantage > 0
+        assert (report.policy_version, report.tokens, backend.engine.info.version) == (1, 4, 1)
+        assert report.metrics["kl_rollout"] == pytest.approx(0.0, abs=1e-9)
+        assert report.metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
+        assert 0 < report.metrics["entropy"] < 6
+        assert {"loss", "clip_fraction", "grad_norm", "lr", "staleness_mean", "staleness_max"} <= report.metrics.keys()
+
+
+def test_learning_rate_zero_leaves_every_bit(make_backend: MakeBackend) -> None:
+    backend = make_backend(learning_rate=0.0, weight_decay=0.1, epochs=2, minibatches=2)
+    before = {name: value.clone() for name, value in backend.learner.model.state_dict().items()}
+    backend.learn(make_samples(backend.learner.model))
+    for name, value in backend.learner.model.state_dict().items():
+        assert torch.equal(value.view(torch.int32), before[name].view(torch.int32)), name
+
+
+@pytest.mark.parametrize("options", [{}, {"minibatches": 3, "epochs": 2}])
+def test_a_loss_that_is_not_finite_leaves_weights_and_version(make_backend: MakeBackend, options: dict[str, int]) -> None:
+    backend = make_backend(**options)
+    samples = make_samples(backend.learner.model)
+    backend.learn(samples)
+    before = {name: value.clone() for name, value in backend.learner.model.state_dict().items()}
+    logprobs = np.where(samples[-1].mask, np.float32(-500.0), np.float32(0.0))
+    broken = [*samples[:-1], replace(samples[-1], logprobs=logprobs, advantages=np.where(samples[-1].mask, np.float32(-1), np.float32(0)))]
+    with pytest.raises(BackendError, match="weights stay at version 1"):
+        backend.learn(broken)
+    assert backend.engine.info.version == 1
+    for name, value in backend.learner.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert backend.learn(samples).policy_version == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"advantages": np.full(6, np.nan, np.float32)}, "advantages that are not finite"),
+        ({"mask": np.ones(6, np.bool_)}, "trains its first token"),
+        ({"mask": np.zeros(6, np.bool_)}, "none of 1 samples has a trained token"),
+        ({"token_ids": np.full(6, 9999, np.int32)}, "outside 0..263"),
+    ],
+)
+def test_samples_that_cannot_be_trained_on_are_named(make_backend: MakeBackend, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(BackendError, match=said):
+        make_backend().learn([replace(make_sample([1, 2, 3], [4, 5, 6]), **change)])
+
+
+def test_minibatches_and_epochs_take_more_updates_and_scale_to_the_whole_step() -> None:
+    model = make_model()
+    samples = make_samples(model, groups=4)
+    learner = make_learner(model, minibatches=4, epochs=3)
+    dealt = learner._deal(samples)
+    assert sorted(sample.rollout_id for part in dealt for sample in part) == sorted(sample.rollout_id for sample in samples)
+    assert [len(part) for part in dealt] == [4, 4, 4, 4]
+    report = learner.learn(samples)
+    assert int(next(iter(learner.optimizer.state.values()))["step"]) == 12
+    assert report.metrics["clip_fraction"] > 0
+
+
+def test_kl_to_the_reference_starts_at_zero_and_holds_the_policy_back(make_backend: MakeBackend) -> None:
+    moved = {}
+    for coefficient in (0.0, 5.0):
+        for lora in (None, {"rank": 4}):
+            backend = make_backend(kl_coef=coefficient, lora=lora, learning_rate=3e-3)
+            samples = make_samples(backend.learner.model)
+            with torch.no_grad():
+                start = torch.cat([score(backend.learner.model, sample) for sample in samples])
+                reports = [backend.learn(samples) for _ in range(6)]
+                moved[coefficient, lora is None] = float((torch.cat([score(backend.learner.model, one) for one in samples]) - start).abs().mean())
+            if coefficient:
+                assert reports[0].metrics["kl_reference"] == pytest.approx(0.0, abs=1e-6)
+                assert reports[-1].metrics["kl_reference"] > 1e-5
+    assert moved[5.0, True] < moved[0.0, True]
+    assert moved[5.0, False] < moved[0.0, False]
+
+
+def test_importance_cap_measures_ratios_to_the_policy_before_the_step(make_backend: MakeBackend) -> None:
+    backend = make_backend(importance_cap=1.5, epochs=2, minibatches=2)
+    samples = [replace(sample, versions=np.where(sample.mask, -2, -1).astype(np.int32)) for sample in make_samples(backend.learner.model)]
+    report = backend.learn(samples)
+    assert 0.5 < report.metrics["importance"] < 1.5
+    assert report.metrics["staleness_max"] == 2.0
+
+
+def test_bfloat16_steps_are_near_float32_ones(make_backend: MakeBackend) -> None:
+    exact, rough = make_backend(), make_backend(dtype="bfloat16")
+    samples = make_samples(exact.learner.model)
+    losses = [backend.learn(samples).metrics["loss"] for backend in (exact, rough)]
+    assert losses[0] == pytest.approx(losses[1], abs=0.02)
+    assert {parameter.dtype for parameter in rough.learner.parameters.values()} == {torch.float32}
+
+
+def test_gradient_checkpointing_has_the_same_gradient(make_backend: MakeBackend) -> None:
+    plain, thrifty = make_backend(), make_backend(gradient_checkpointing=True)
+    samples = make_samples(plain.learner.model)
+    assert distance(plain.learner.gradients(samples), thrifty.learner.gradients(samples)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device": "tpu"}, "device is 'tpu'; choose 'auto'"),
+        ({"schedule": "cosine"}, "set total_steps"),
+        ({"learning_rate": -1.0}, "learning_rate is -1.0; use a number of at least 0"),
+        ({"minibatches": 0}, "at least 1"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"lora": {"rang": 3}}, "lora has no setting 'rang'"),
+        ({"lora": {"rank": 0}}, "lora rank is 0"),
+        ({"lora": {"target_modules": ["nowhere"]}}, "lora cannot be added"),
+        ({"context_length": 4096}, "takes at most 128 tokens"),
+        ({"policy": "./nowhere"}, "policy folder './nowhere' does not exist"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(make_backend: MakeBackend, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_backend(**options)
