@@ -145,5 +145,5 @@ def _backend(recipe: Recipe, plugins: PluginManager, model: str) -> Callable[[],
             plugins.find("lightningrl_trainers", name)
     plugin: Plugin = plugins.find("lightningrl_trainers", recipe.backend)
     options = {"seed": recipe.loop.seed, **recipe.learner, **recipe.backends.get(recipe.backend, {})}
-    check_options(plugin.factory, options, what=f"trainer backend {recipe.backend!r}", reserved=("policy", "policy_name"))
-    return partial(plugin.factory, policy=model, policy_name=recipe.policy.name, **options)
+    check_options(plugin.factory, options, what=f"trainer backend {recipe.backend!r}", reserved=("policy", "name"))
+    return partial(plugin.factory, policy=model, name=recipe.policy.name, **options)

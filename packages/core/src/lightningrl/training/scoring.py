@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightningrl.config import OutcomesConfig, SamplesConfig
+from lightningrl.credit import is_degenerate
 from lightningrl.errors import LightningError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, IntermediateReward
@@ -185,13 +186,9 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _describe(groups: Sequence[TrajectoryGroup], samples: Sequence[Sample]) -> dict[str, float]:
-    degenerate = 0
-    for group in groups:
-        rewards = {trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None}
-        degenerate += len(rewards) <= 1
     return {
         "groups": float(len(groups)),
-        "groups_without_signal": float(degenerate),
+        "groups_without_signal": float(sum(is_degenerate(group) for group in groups)),
         "rows": float(len(samples)),
         "trained_tokens": float(sum(int(sample.mask.sum()) for sample in samples)),
     }

@@ -59,7 +59,7 @@ async def train_run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder
 
     try:
         settings = server_settings(recipe, parts, folder.store_url)
-        async with serve_policy(settings, parts, folder, saved[0] if saved else None, workers=recipe) as served:
+        async with serve_policy(settings, parts, folder.logs, saved[0] if saved else None, workers=recipe) as served:
             trainer = Trainer(
                 recipe=recipe,
                 tasks=parts.tasks,
@@ -83,16 +83,16 @@ async def train_run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder
 
 @asynccontextmanager
 async def serve_policy(
-    settings: ServerSettings, parts: Parts, folder: RunFolder, checkpoint: Path | None, *, workers: Recipe | None
+    settings: ServerSettings, parts: Parts, logs: Path, checkpoint: Path | None, *, workers: Recipe | None
 ) -> AsyncIterator[Served]:
     """Server, workers and engine, up and watched; the body is cancelled with the sentence of whatever fails for good."""
     async with AsyncExitStack() as stack:
-        server = ServerProcess(settings, log_path=folder.logs / "server.log")
+        server = ServerProcess(settings, log_path=logs / "server.log")
         await server.start()
         stack.push_async_callback(server.stop)
         client = await stack.enter_async_context(ServerClient(server.url, settings.run_key))
         await client.interrupt("the run was restarted")
-        pool = start_pool(workers, server.url, settings.run_key, folder.logs)
+        pool = start_pool(workers, server.url, settings.run_key, logs)
         starting = asyncio.create_task(pool.start()) if pool else None
         if pool:
             stack.push_async_callback(pool.stop)

@@ -1,0 +1,71 @@
+"""`lightningrl serve`: the policy behind an endpoint, untrained, with a base URL and key that any OpenAI client can use at once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from lightningrl.config import Recipe, load_recipe
+from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.plugins import load_plugins
+from lightningrl.training.parts import Parts
+from lightningrl.training.run_folder import RunFolder
+from lightningrl.types import RolloutMode, RolloutSpec, Task
+
+__all__ = ["serve_command"]
+
+FOREVER_S = 7 * 24 * 3600.0
+
+
+def serve_command(source: Path | None, *, run: Path | None, host: str, port: int, settings: Mapping[str, Any]) -> None:
+    if (source is None) == (run is None):
+        raise ConfigError("give either a RECIPE, whose starting policy is served, or --run, whose newest checkpoint is")
+    console = Console()
+    if run is not None:
+        trained, recipe, _ = RunFolder.resume(run, settings)
+        saved = trained.latest()
+        if saved is None:
+            trained.close()
+            raise RunFolderError(f"run {str(run)!r} has no checkpoint yet; train it first")
+        checkpoint: Path | None = saved[0]
+        close = trained.close
+    else:
+        assert source is not None
+        recipe, checkpoint, close = load_recipe(source, settings), None, lambda: None
+    try:
+        with tempfile.TemporaryDirectory(prefix="lightningrl-serve-") as scratch:
+            asyncio.run(_serve(recipe, checkpoint, Path(scratch), host, port, console))
+    except asyncio.CancelledError:
+        console.print("stopped")
+    finally:
+        close()
+
+
+async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: str, port: int, console: Console) -> None:
+    from lightningrl.training.session import serve_policy, server_settings
+
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    parts = Parts.build(recipe, load_plugins())
+    settings = server_settings(recipe, parts, f"sqlite:///{scratch / 'store.sqlite'}", host=host, port=port)
+    async with serve_policy(settings, parts, scratch, checkpoint, workers=None) as served:
+        # a rollout of its own for whoever tries the endpoint by hand; the lease outlives the session
+        await served.client.create_rollouts(
+            [RolloutSpec(id="by-hand", task=Task(id="by-hand", input=None), group_id="by-hand", mode=RolloutMode.VALIDATION, timeout_s=FOREVER_S)]
+        )
+        lease = await served.client.lease("serve", lease_s=FOREVER_S)
+        assert lease is not None
+        console.print(f"serving {recipe.policy.name!r} ({parts.model}), version {served.backend.engine.info.version}; stop it with Ctrl-C\n", highlight=False)
+        console.print(f"export OPENAI_BASE_URL={served.server.url}{lease.base_path}", highlight=False, soft_wrap=True)
+        console.print(f"export OPENAI_API_KEY={lease.key}\n", highlight=False, soft_wrap=True)
+        console.print(f"workers join with:  LIGHTNINGRL_KEY={settings.run_key} lightningrl work RECIPE --server {served.server.url}", highlight=False, soft_wrap=True)
+        console.print(f"API description:    {served.server.url}/openapi.json", highlight=False, soft_wrap=True)
+        await asyncio.Event().wait()
