@@ -67,11 +67,17 @@ def serve(pipe: Connection, folder: str, rollouts: int, profile: str | None) -> 
 
         import cProfile
 
-        profiler = cProfile.Profile()
+        profiler = cProfile.Profile(time.thread_time)
         app = Starlette(routes=[*gateway.routes, engine_route(engines, RUN_KEY), Route("/mark/{name}", mark)])
         listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         config: Any = uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="off", http="httptools", ws="websockets-sansio", ws_per_message_deflate=False
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            http="httptools",
+            ws="websockets-sansio",
+            ws_per_message_deflate=False,
         )
         server = uvicorn.Server(config)
         pipe.send((listener.getsockname()[1], [(lease.base_path, lease.key) for lease in leases if lease is not None]))
@@ -109,7 +115,9 @@ def run_engine(port: int, tokens: int) -> None:
     asyncio.run(main())
 
 
-async def call_all(port: int, attempts: list[tuple[str, str]], turns: int, concurrency: int, prompt_chars: int, stream: bool) -> dict[str, float]:
+async def call_all(
+    port: int, attempts: list[tuple[str, str]], turns: int, concurrency: int, prompt_chars: int, stream: bool
+) -> dict[str, float]:
     """The client: every attempt is a conversation of `turns` calls."""
     import httpx
 

@@ -21,7 +21,9 @@ TOOLS = [
     }
     for name in ("search", "lookup")
 ]
-CALLS = '<tool_call>\n{"name": "search", "arguments": {"q": "ü"}}\n</tool_call>\n<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>'
+CALLS = (
+    '<tool_call>\n{"name": "search", "arguments": {"q": "ü"}}\n</tool_call>\n<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>'
+)
 USER = {"role": "user", "content": "What is 6*7?"}
 
 
@@ -115,7 +117,10 @@ async def test_parallel_tool_calls_a_tool_loop_and_no_breaks(gateway: LiveGatewa
                 messages.append({"role": "user", "content": "Sure?"})
             else:
                 assert message.content == "Let me see."
-                assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [("search", {"q": "ü"}), ("lookup", {})]
+                assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+                    ("search", {"q": "ü"}),
+                    ("lookup", {}),
+                ]
                 assert len({call.id for call in calls}) == 2
     transitions = await attempt.transitions()
     assert [transition.is_break for transition in transitions] == [False] * 3

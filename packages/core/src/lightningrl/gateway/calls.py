@@ -6,12 +6,13 @@ request ─► prompt (rendered, or bridged from an earlier call) ─► engine 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from uuid import uuid4
+from itertools import count
 
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
 from lightningrl.gateway.choices import SampledChoice, sample_choices
@@ -60,6 +61,9 @@ class Caller:
         self._engines = engines
         self._renderers = dict(renderers)
         self._settings = settings
+        prefix = secrets.token_hex(4)
+        self._ids = (f"{prefix}{number:x}" for number in count())
+        """Unique in the run, also after a restart of the server."""
         self._attempts: OrderedDict[tuple[str, int], _Attempt] = OrderedDict()
 
     @property
@@ -139,7 +143,7 @@ class Caller:
         clock = time.perf_counter()
         prompt = self._prompt(attempt.history, request, renderer)
         sampling = await self._sampling(info, request, policy, renderer, len(prompt.ids))
-        transition_id = f"{info.rollout_id}/{info.attempt}/{uuid4().hex[:12]}"
+        transition_id = f"{info.rollout_id}/{info.attempt}/{next(self._ids)}"
         if request.stream:
             yield Begun(id=transition_id, policy=policy)
         sampled: list[SampledChoice] = []

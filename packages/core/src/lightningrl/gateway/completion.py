@@ -157,8 +157,7 @@ class CompletionText:
 
     def _parse(self, *, final: bool) -> _Parsed:
         response = self._renderer.parse(self._ids, self._prompt_ids)
-        content: str = response.content or ""
-        reasoning: str = response.reasoning_content or ""
+        content, reasoning = response.content, response.reasoning
         if reasoning:
             content = content.lstrip("\n")
         parsed = _Parsed(content, reasoning)

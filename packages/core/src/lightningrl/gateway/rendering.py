@@ -1,10 +1,8 @@
 """Messages ⇄ tokens of one policy: prompts through the `renderers` library, bridged turns, parsed completions.
 
-    messages ─► prompt_ids            (rendered once per distinct prompt)
-    earlier prompt + completion, new messages ─► prompt_ids whose beginning is exactly those tokens
-    completion_ids ─► content, reasoning, tool calls
-
-The server process has no torch: tokenizers are loaded as `PreTrainedTokenizerFast`, because transformers' `AutoTokenizer` imports it.
+messages ─► prompt_ids            (rendered once per distinct prompt)
+earlier prompt + completion, new messages ─► prompt_ids whose beginning is exactly those tokens
+completion_ids ─► content, reasoning, tool calls
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,25 +19,26 @@ import msgspec
 
 from lightningrl.errors import ConfigError
 from lightningrl.gateway.bridging import TemplateBridge
+from lightningrl.gateway.tokenizer import QuickTokenizer, load_tokenizer
 
-__all__ = ["PolicyRenderer", "load_tokenizer"]
+__all__ = ["ParsedCompletion", "PolicyRenderer"]
 
 T = TypeVar("T")
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def load_tokenizer(source: str | Path) -> Any:
-    """A fast tokenizer of a local folder or hub name, without importing torch."""
-    from transformers import PreTrainedTokenizerFast
+_PROMPT_TAIL = 48
 
-    name = str(source)
-    if Path(name).is_dir() and not (Path(name) / "tokenizer.json").is_file():
-        raise ConfigError(f"model folder {name!r} has no tokenizer.json; save the policy's fast tokenizer there with save_pretrained")
-    try:
-        return PreTrainedTokenizerFast.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"no tokenizer can be loaded from {name!r}: {error}") from error
+
+@dataclass(frozen=True, slots=True)
+class ParsedCompletion:
+    """What a completion's tokens say."""
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[Any, ...]
+    """`renderers.ParsedToolCall`, well-formed or not."""
 
 
 class PolicyRenderer:
@@ -62,16 +62,16 @@ class PolicyRenderer:
             tokenizer = load_tokenizer(tokenizer)
         else:
             self.name = name or str(getattr(tokenizer, "name_or_path", "") or "the policy")
-        self.tokenizer: Any = tokenizer
+        self.tokenizer = QuickTokenizer(tokenizer)
         config = _resolve_config(tokenizer, self.name, renderer_config, thinking_retention, template_options)
-        self._renderer = _create(tokenizer, config, self.name)
+        self._renderer = _create(self.tokenizer, config, self.name)
         has_template = bool(getattr(tokenizer, "chat_template", None))
         if config.name == "default" and not has_template:
             raise ConfigError(
                 f"policy {self.name!r} has no chat template, so messages cannot become its prompt; "
                 "save a tokenizer with a chat_template or name a renderer in the recipe"
             )
-        self._bridge = TemplateBridge(tokenizer, template_options) if has_template else None
+        self._bridge = TemplateBridge(self.tokenizer, template_options) if has_template else None
         stops = list(self._renderer.get_stop_token_ids())
         if config.name == "default" and self._bridge is not None and self._bridge.close_token_id is not None:
             stops.append(self._bridge.close_token_id)
@@ -80,6 +80,8 @@ class PolicyRenderer:
             self._bridge.stop_token_ids = frozenset(self.stop_token_ids)
         self.is_tagged = config.name in ("default", "qwen3")
         """Reasoning and tool calls stand between tokens of their own; all text outside them is content."""
+        added = tokenizer.get_added_vocab()
+        self.has_atomic_thinking = "<think>" in added and "</think>" in added
         self.supports_tools = config.name != "default" or config.tool_parser is not None
         self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
         self._prompts: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
@@ -95,7 +97,7 @@ class PolicyRenderer:
             return found
         try:
             ids = self._renderer.render_ids(list(messages), tools=list(tools) if tools else None, add_generation_prompt=True)
-        except Exception as error:  # noqa: BLE001  (a template is user code: whatever it raises is about these messages)
+        except Exception as error:  # a template is user code: whatever it raises is about these messages
             raise ValueError(f"the chat template of {self.name!r} cannot render these messages: {error}") from error
         return _keep(self._prompts, key, tuple(ids), self._cache_size)
 
@@ -125,17 +127,24 @@ class PolicyRenderer:
         """The policy's own chat template renders; no model-specific renderer is known for it."""
         return bool(self._renderer.config.name == "default")
 
-    def parse(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> Any:
-        """`renderers.ParsedResponse` of a completion; stop tokens may be on it."""
-        ids = list(completion_ids)
-        while ids and ids[-1] in self.stop_token_ids:
-            ids.pop()
+    def parse(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedCompletion:
+        """Content, reasoning and tool calls of a completion; stop tokens may be on it."""
+        end = len(completion_ids)
+        while end and completion_ids[end - 1] in self.stop_token_ids:
+            end -= 1
+        ids = list(completion_ids[:end])
+        tail = list(prompt_ids[-_PROMPT_TAIL:])
+        if self.is_tagged and self.marker_ids.isdisjoint(ids) and self.marker_ids.isdisjoint(tail[-4:]):
+            text = self.decode(ids)
+            if self.has_atomic_thinking or not text.lstrip().startswith("<think>"):
+                return ParsedCompletion(text if self.is_default else text.strip(), "", ())
         # The tail of the prompt says whether it left a reasoning block open; scanning all of it costs, and says no more.
-        return self._renderer.parse_response(ids, prompt_ids=list(prompt_ids[-48:]))
+        parsed = self._renderer.parse_response(ids, prompt_ids=tail)
+        return ParsedCompletion(parsed.content or "", parsed.reasoning_content or "", tuple(parsed.tool_calls))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special ones included."""
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False)) if token_ids else ""
+        return self.tokenizer.decode(token_ids)
 
     def _template_suffix(self, completion_ids: Sequence[int], new_messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
         if self._bridge is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from uuid import uuid4
+from secrets import token_hex
 
 from lightningrl.gateway.request import Answer, CallContext
 from lightningrl.store.protocol import StoredCall
@@ -66,7 +66,7 @@ class Replays:
             self._failed[body] -= 1
         elif context.retries and self._keys[body]:
             return self._keys[body][-1]
-        key = f"{body}-{uuid4().hex[:8]}"
+        key = f"{body}-{token_hex(4)}"
         self._keys[body].append(key)
         return key
 

@@ -1,0 +1,194 @@
+"""What the gateway refuses: each in OpenAI's error format, with a sentence, and nothing recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI, BadRequestError
+from starlette.applications import Starlette
+
+from lightningrl.gateway.app import create_gateway
+from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
+from lightningrl.testing.scripted_engine import ScriptedEngine
+from lightningrl.testing.tokenizers import tiny_tokenizer
+from lightningrl.types import Outcome
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
+    engine = ScriptedEngine(tiny_tokenizer(), context_length=200)
+    async with live_gateway(tmp_path, engine=engine, settings=GatewaySettings(max_body_bytes=10_000)) as running:
+        yield running
+
+
+async def post(attempt: LiveAttempt, body: Any, *, key: str | None = None, path: str = "", raw: bytes | None = None) -> tuple[int, dict[str, Any]]:
+    async with httpx.AsyncClient() as client:
+        headers = {"authorization": f"Bearer {key or attempt.key}"}
+        url = f"{attempt.base_url}/chat/completions{path}"
+        answer = await client.post(url, headers=headers, **({"content": raw} if raw is not None else {"json": body}))
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return answer.status_code, error
+
+
+def image() -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"messages": []}, "no messages"),
+        ({"messages": "hi"}, "Expected `array`, got `str`"),
+        ({"messages": [image()]}, "part of type 'image_url'; the policy reads text only"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "role 'robot'; known are"),
+        ({"n": 0}, "n is 0; it must be at least 1"),
+        ({"n": 1000}, "n is 1000; it must be at least 1 and at most 64"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "is not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format 'json_object' is not supported"),
+        ({"logit_bias": {"5": 10}}, "logit_bias is not supported: the recorded logprobs"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty is not supported"),
+        ({"presence_penalty": 0.5}, "presence_penalty is not supported"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty is not supported"),
+        ({"functions": [{"name": "f"}]}, "use tools"),
+        ({"modalities": ["text", "audio"]}, "text only"),
+        ({"tools": [{"type": "code_interpreter"}]}, r"tools[0] is no function"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused_with_a_sentence(gateway: LiveGateway, change: dict[str, Any], message: str) -> None:
+    attempt = await gateway.attempt()
+    status, error = await post(attempt, {"model": "m", "messages": [USER], **change})
+    assert status == 400
+    assert error["type"] == "invalid_request_error"
+    assert message in error["message"]
+    assert await attempt.transitions() == ()
+
+
+async def test_neutral_settings_are_no_reason_to_refuse(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
+        await client.chat.completions.create(
+            model="m",
+            messages=[{"role": "developer", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "b", "name": "n"}],
+            frequency_penalty=0,
+            presence_penalty=0.0,
+            logit_bias={},
+            response_format={"type": "text"},
+            tool_choice="none",
+            metadata={"a": "b"},
+            reasoning_effort="low",
+            extra_body={"repetition_penalty": 1.0, "chat_template_kwargs": {}},
+        )
+    assert len(await attempt.transitions()) == 1
+
+
+async def test_keys_and_places(gateway: LiveGateway) -> None:
+    attempt, other = await gateway.attempt(), await gateway.attempt()
+    body = {"model": "m", "messages": [USER]}
+    assert (await post(attempt, body, key=other.key))[0] == 401
+    assert (await post(attempt, body, key="nonsense"))[1]["code"] == "invalid_api_key"
+    async with httpx.AsyncClient(base_url=gateway.url, headers={"authorization": f"Bearer {attempt.key}"}) as client:
+        unknown = await client.post("/rollouts/nobody/attempts/1/v1/chat/completions", json=body)
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_rollout")
+        no_attempt = await client.post(f"/rollouts/{attempt.rollout_id}/attempts/9/v1/chat/completions", json=body)
+        assert no_attempt.status_code == 404
+        for path in ("/v1/chat/completions", "/v1/models", "/v1/embeddings"):
+            closed = await client.post(path, json=body)
+            assert closed.status_code == 403
+            assert "belongs to no rollout" in closed.json()["error"]["message"]
+        odd = await client.post(f"/rollouts/{attempt.rollout_id}/attempts/1/v1/embeddings", json={})
+        assert odd.status_code == 404
+        assert "is not served" in odd.json()["error"]["message"]
+    async with httpx.AsyncClient() as client:
+        assert (await client.post(f"{attempt.base_url}/chat/completions", json=body)).status_code == 401
+
+
+async def test_an_attempt_that_is_over_takes_no_more_calls(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED)
+    gateway.gateway.forget(attempt.rollout_id, attempt.attempt)
+    status, error = await post(attempt, {"model": "m", "messages": [USER]})
+    assert (status, error["code"]) == (410, "attempt_over")
+
+
+async def test_an_attempt_that_ends_in_mid_call_records_nothing_more(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    gateway.engine.pause()
+    call = asyncio.create_task(post(attempt, {"model": "m", "messages": [USER]}))
+    while not gateway.engine.requests:
+        await asyncio.sleep(0.01)
+    await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.TIMEOUT)
+    gateway.engine.resume()
+    assert (await call)[0] == 410
+    assert await attempt.transitions() == ()
+
+
+@pytest.mark.parametrize("raw", [b"{", b"\xff\xfe", b"", b'{"messages": [{"role": "user", "content": "\\ud800"}]}'])
+async def test_a_body_that_is_no_json_is_told(gateway: LiveGateway, raw: bytes) -> None:
+    status, error = await post(await gateway.attempt(), None, raw=raw)
+    assert status == 400
+    assert error["code"] in ("invalid_json", "invalid_request")
+
+
+async def test_a_body_beyond_the_bound_is_told(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    status, error = await post(attempt, {"model": "m", "messages": [{"role": "user", "content": "x" * 20_000}]})
+    assert status == 413
+    assert "larger than 10000 bytes" in error["message"]
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b" " * 1000
+
+    async with httpx.AsyncClient() as client:
+        answer = await client.post(f"{attempt.base_url}/chat/completions", headers={"authorization": f"Bearer {attempt.key}"}, content=chunks())
+        assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_beyond_the_context_is_told_and_remembered(gateway: LiveGateway, stream: bool) -> None:
+    attempt = await gateway.attempt()
+    assert not gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt)
+    async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
+        with pytest.raises(BadRequestError, match="maximum context length is 200 tokens") as caught:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 300}], stream=stream)
+    assert caught.value.code == "context_length_exceeded"
+    assert gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt)
+
+
+async def test_completions_are_bounded_by_the_room_that_is_left(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    gateway.engine.enqueue("y" * 500)
+    async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
+        answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 100}])
+    (transition,) = await attempt.transitions()
+    assert answer.choices[0].finish_reason == "length"
+    assert len(transition.prompt_ids) + len(transition.completion_ids) == 200
+
+
+async def test_an_unknown_model_without_a_default_policy_is_told(tmp_path: Path) -> None:
+    engine = ScriptedEngine(tiny_tokenizer())
+
+    async with live_gateway(tmp_path, engine=engine) as gateway:
+        two = {name: PolicyRenderer(engine.tokenizer) for name in ("writer", "checker")}
+        strict = create_gateway(gateway.store, gateway.engines, two)
+        attempt = await gateway.attempt()
+        transport = httpx.ASGITransport(app=Starlette(routes=strict.routes))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            path = attempt.base_url.removeprefix(gateway.url)
+            answer = await client.post(
+                f"{path}/chat/completions", json={"model": "gpt", "messages": [USER]}, headers={"authorization": f"Bearer {attempt.key}"}
+            )
+        assert answer.status_code == 404
+        assert "no policy 'gpt' in this run, and no default policy; it serves checker, writer" in answer.json()["error"]["message"]
