@@ -15,33 +15,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import CallRecord, Lease, Score, ToolCallRecord
 from lightningrl.types import FinishReason, Outcome, RolloutSpec, SamplingSettings, Task, ToolCall, ToolStatus
 
 PROMPT, COMPLETION, VOCABULARY = 120, 60, 150_000
-WORDS = [
-    "select",
-    "from",
-    "where",
-    "join",
-    "on",
-    "group",
-    "by",
-    "order",
-    "limit",
-    "count",
-    "avg",
-    "name",
-    "id",
-    "city",
-    "country",
-    "year",
-    "price",
-    "singer",
-    "stadium",
-    "concert",
-]
+WORDS = ["select", "from", "where", "join", "group", "by", "order", "limit", "count", "name", "id", "city", "country", "year", "singer"]
 
 
 def make_call(lease: Lease, index: int, rng: np.random.Generator) -> CallRecord:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from lightningrl.samples import build_samples
 from lightningrl.server.wire import decode_trajectories, encode_trajectories
 from lightningrl.store import SqlStore

@@ -17,6 +17,7 @@ __all__ = [
     "decode_advantages",
     "decode_floats",
     "decode_json",
+    "decode_many",
     "decode_sampling",
     "decode_span",
     "decode_text",
@@ -63,6 +64,21 @@ def decode_tokens(data: bytes) -> NDArray[Any]:
     wide = np.zeros((len(packed), 4), np.uint8)
     wide[:, :3] = packed
     return wide.view("<i4").ravel()
+
+
+def decode_many(columns: Sequence[bytes]) -> list[NDArray[Any]]:
+    """`decode_tokens` of each, at once where they are of one width."""
+    widths = {data[0] for data in columns}
+    if len(widths) != 1:
+        return [decode_tokens(data) for data in columns]
+    width = widths.pop()
+    flat = decode_tokens(bytes((width,)) + b"".join([data[1:] for data in columns]))
+    parts, start = [], 0
+    for data in columns:
+        end = start + (len(data) - 1) // width
+        parts.append(flat[start:end])
+        start = end
+    return parts
 
 
 def encode_floats(values: Array) -> bytes:

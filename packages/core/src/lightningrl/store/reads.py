@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 
 from lightningrl.store.codec import decode_advantages, decode_json, decode_sampling, decode_text
 from lightningrl.store.errors import UnknownRecord
@@ -20,6 +20,7 @@ __all__ = ["Reader", "chunks"]
 
 _K = TypeVar("_K")
 _IN_MOST = 500
+_REWARDS = select(rewards).where(rewards.c.attempt_pk.in_(bindparam("pks", expanding=True)))
 _task = msgspec.json.Decoder(Task)
 
 
@@ -172,7 +173,7 @@ class Reader:
         """Of each attempt, and of its calls by index."""
         terminal: dict[int, dict[str, float | None]] = defaultdict(dict)
         turns: dict[int, dict[int, dict[str, float | None]]] = defaultdict(lambda: defaultdict(dict))
-        for row in db.execute(select(rewards).where(rewards.c.attempt_pk.in_(attempt_pks))):
+        for row in db.execute(_REWARDS, {"pks": attempt_pks}):
             by_name = terminal[row.attempt_pk] if row.idx < 0 else turns[row.attempt_pk][row.idx]
             by_name[self.text(db, row.name)] = row.value
         return terminal, turns

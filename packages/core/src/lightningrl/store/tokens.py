@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Row
 
-from lightningrl.store.codec import decode_floats, decode_json, decode_span, decode_tokens
+from lightningrl.store.codec import decode_floats, decode_json, decode_many, decode_span
 from lightningrl.types import FinishReason, IntArray, SamplingSettings, Transition
 
 __all__ = ["assemble", "build_transition", "prompts_and_completions"]
@@ -55,7 +55,8 @@ def assemble(calls: Iterable[tuple[int | None, NDArray[Any], NDArray[Any]]]) -> 
 
 def prompts_and_completions(rows: Sequence[Row[Any]]) -> list[tuple[IntArray, IntArray]]:
     """Of all calls of one attempt, in order."""
-    return assemble((row.parent, decode_tokens(row.suffix), decode_tokens(row.completion)) for row in rows)
+    parts = decode_many([data for row in rows for data in (row.suffix, row.completion)])
+    return assemble(zip((row.parent for row in rows), parts[::2], parts[1::2], strict=True))
 
 
 def build_transition(

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import BindParameter, Connection, Row, bindparam, select
 
 from lightningrl.store.codec import decode_json, decode_span, decode_text
 from lightningrl.store.errors import Conflict, UnknownRecord
@@ -20,6 +20,31 @@ __all__ = ["read_trajectories"]
 _LONGEST_PATH = 64
 """Spans walked up at most in search of an agent's name."""
 
+_PKS: BindParameter[Any] = bindparam("pks", expanding=True)
+_CALLS = select(calls).where(calls.c.attempt_pk.in_(_PKS)).order_by(calls.c.attempt_pk, calls.c.idx)
+_TOOL_CALLS = select(tool_calls).where(tool_calls.c.attempt_pk.in_(_PKS)).order_by(tool_calls.c.started_at, tool_calls.c.pk)
+_SPANS = select(spans).where(spans.c.attempt_pk.in_(_PKS))
+_HEADS = (
+    select(
+        rollouts.c.id,
+        rollouts.c.group_id,
+        rollouts.c.mode,
+        rollouts.c.step,
+        tasks.c.body,
+        attempts.c.pk,
+        attempts.c.number,
+        attempts.c.outcome,
+        attempts.c.output,
+        attempts.c.error,
+        attempts.c.duration_s,
+        scores.c.reward,
+    )
+    .join(tasks, tasks.c.pk == rollouts.c.task_pk)
+    .outerjoin(attempts, (attempts.c.rollout_pk == rollouts.c.pk) & (attempts.c.number == rollouts.c.deciding))
+    .outerjoin(scores, scores.c.attempt_pk == attempts.c.pk)
+    .where(rollouts.c.id.in_(bindparam("ids", expanding=True)))
+)
+
 
 def read_trajectories(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> tuple[Trajectory, ...]:
     """In the order asked. Raises UnknownRecord, or Conflict where no attempt has ended."""
@@ -30,40 +55,14 @@ def read_trajectories(reader: Reader, db: Connection, rollout_ids: Sequence[str]
 
 
 def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[str, Trajectory]:
-    heads = {
-        row.id: row
-        for row in db.execute(
-            select(
-                rollouts.c.id,
-                rollouts.c.group_id,
-                rollouts.c.mode,
-                rollouts.c.step,
-                tasks.c.body,
-                attempts.c.pk,
-                attempts.c.number,
-                attempts.c.outcome,
-                attempts.c.output,
-                attempts.c.error,
-                attempts.c.duration_s,
-                scores.c.reward,
-            )
-            .join(tasks, tasks.c.pk == rollouts.c.task_pk)
-            .outerjoin(attempts, (attempts.c.rollout_pk == rollouts.c.pk) & (attempts.c.number == rollouts.c.deciding))
-            .outerjoin(scores, scores.c.attempt_pk == attempts.c.pk)
-            .where(rollouts.c.id.in_(rollout_ids))
-        )
-    }
+    heads = {row.id: row for row in db.execute(_HEADS, {"ids": rollout_ids})}
     for rollout_id in rollout_ids:
         if rollout_id not in heads:
             raise UnknownRecord(f"no rollout {rollout_id!r}; create it first")
         if heads[rollout_id].pk is None:
             raise Conflict(f"rollout {rollout_id!r} has no finished attempt yet; wait for it first")
     pks = [heads[rollout_id].pk for rollout_id in rollout_ids]
-    call_rows = _by_attempt(db.execute(select(calls).where(calls.c.attempt_pk.in_(pks)).order_by(calls.c.attempt_pk, calls.c.idx)))
-    tool_rows = _by_attempt(
-        db.execute(select(tool_calls).where(tool_calls.c.attempt_pk.in_(pks)).order_by(tool_calls.c.started_at, tool_calls.c.pk))
-    )
-    span_rows = _by_attempt(db.execute(select(spans).where(spans.c.attempt_pk.in_(pks))))
+    call_rows, tool_rows, span_rows = (_by_attempt(db.execute(query, {"pks": pks}).all()) for query in (_CALLS, _TOOL_CALLS, _SPANS))
     terminal, turns = reader.rewards(db, pks)
     trajectories = {}
     for rollout_id in rollout_ids:

@@ -102,7 +102,7 @@ class Transaction:
     def flush(self) -> None:
         if self._calls and self._connection is not None:
             rows, self._calls = self._calls, []
-            self._connection.execute(insert(calls), rows)
+            self._connection.execute(_INSERT_CALLS, rows)
 
     def take_events(self) -> list[Event]:
         taken, self._events = self._events, []
@@ -127,7 +127,7 @@ class Transaction:
         """The number a text is interned under."""
         known = self._words.get(text)
         if known is None:
-            known = self.db.execute(select(words.c.pk).where(words.c.text == text)).scalar()
+            known = self.db.execute(_WORD, {"text": text}).scalar()
             if known is None:
                 known = self.db.execute(insert(words).values(text=text).returning(words.c.pk)).scalar_one()
             self._words[text] = known
@@ -194,6 +194,8 @@ def over(rollout_id: str, attempt: int, outcome: str, what: str) -> AttemptOver:
     return AttemptOver(f"attempt {attempt} of rollout {rollout_id!r} is over ({outcome}); {what} came too late and is not kept")
 
 
+_INSERT_CALLS = insert(calls)
+_WORD = select(words.c.pk).where(words.c.text == bindparam("text"))
 ATTEMPT_COLUMNS = (
     attempts.c.pk,
     attempts.c.rollout_pk,
