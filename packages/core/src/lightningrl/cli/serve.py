@@ -20,7 +20,7 @@ from lightningrl.types import RolloutMode, RolloutSpec, Task
 
 __all__ = ["serve_command"]
 
-FOREVER_S = 7 * 24 * 3600.0
+DAY_S = 24 * 3600.0
 
 
 def serve_command(source: Path | None, *, run: Path | None, host: str, port: int, settings: Mapping[str, Any]) -> None:
@@ -57,11 +57,11 @@ async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: s
     parts = Parts.build(recipe, load_plugins())
     settings = server_settings(recipe, parts, f"sqlite:///{scratch / 'store.sqlite'}", host=host, port=port)
     async with serve_policy(settings, parts, scratch, checkpoint, workers=None) as served:
-        # a rollout of its own for whoever tries the endpoint by hand; the lease outlives the session
+        # a rollout of its own for whoever tries the endpoint by hand; the lease lasts a day
         await served.client.create_rollouts(
-            [RolloutSpec(id="by-hand", task=Task(id="by-hand", input=None), group_id="by-hand", mode=RolloutMode.VALIDATION, timeout_s=FOREVER_S)]
+            [RolloutSpec(id="by-hand", task=Task(id="by-hand", input=None), group_id="by-hand", mode=RolloutMode.VALIDATION, timeout_s=DAY_S)]
         )
-        lease = await served.client.lease("serve", lease_s=FOREVER_S)
+        lease = await served.client.lease("serve", lease_s=DAY_S)
         assert lease is not None
         console.print(f"serving {recipe.policy.name!r} ({parts.model}), version {served.backend.engine.info.version}; stop it with Ctrl-C\n", highlight=False)
         console.print(f"export OPENAI_BASE_URL={served.server.url}{lease.base_path}", highlight=False, soft_wrap=True)
