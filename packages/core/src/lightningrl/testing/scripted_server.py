@@ -95,14 +95,19 @@ class Attempt:
 class ScriptedServer:
     """Starts in a thread on a free port of 127.0.0.1; stops on exit."""
 
-    def __init__(self, answer: Answer, *, max_delay_s: float = 0.0, max_attempts: int = 1) -> None:
+    def __init__(self, answer: Answer, *, max_delay_s: float = 0.0, max_attempts: int = 1, hold_until: int = 0) -> None:
+        """`hold_until`: answer no call before so many attempts have been open at one moment."""
         self.answer = answer
         self.run_key = RUN_KEY
         self.calls: list[RecordedCall] = []
         self.cancelled: set[str] = set()
         self.finished_at: dict[str, float] = {}
+        self.most_open = 0
+        """Most leased attempts without a result at one moment."""
+        self._open = 0
         self._max_delay_s = max_delay_s
         self._max_attempts = max_attempts
+        self._hold_until = hold_until
         self._attempts: dict[str, list[Attempt]] = {}
         self._tasks: dict[str, tuple[Any, float]] = {}
         self._queue: deque[str] = deque()
@@ -174,6 +179,8 @@ class ScriptedServer:
             await asyncio.sleep(0.005)
         rid = self._queue.popleft()
         number, base_path, key = self.open_attempt(rid)
+        self._open += 1
+        self.most_open = max(self.most_open, self._open)
         task_input, timeout_s = self._tasks[rid]
         task = {"id": f"task-{rid}", "input": task_input, "metadata": {}}
         lease = {"rollout_id": rid, "attempt": number, "task": task, "timeout_s": timeout_s, "key": key, "base_path": base_path, "mode": "train"}
@@ -201,6 +208,7 @@ class ScriptedServer:
             return JSONResponse({"error": "wrong key"}, 403)
         if attempt.result is None:
             attempt.result = await request.json()
+            self._open -= 1
             self.finished_at[attempt.rollout_id] = time.perf_counter()
             if attempt.result["outcome"] == "infrastructure_error" and len(self._attempts[attempt.rollout_id]) < self._max_attempts:
                 self._queue.append(attempt.rollout_id)
@@ -236,6 +244,8 @@ class ScriptedServer:
         if attempt is None:
             self._record(request, None, body, 403)
             return error_response(403, "wrong_key", "this key does not open this attempt")
+        while self.most_open < self._hold_until:
+            await asyncio.sleep(0.01)
         await asyncio.sleep(self._random.random() * self._max_delay_s)
         message = self.answer(body)
         if isinstance(message, tuple):
