@@ -142,6 +142,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             timeout_keep_alive=300,
             timeout_graceful_shutdown=_GRACE_S,
             ws_max_size=256 * 2**20,
+            ws_per_message_deflate=False,
             ws_ping_interval=30,
             ws_ping_timeout=300,
         )
