@@ -38,7 +38,9 @@ def make_prompts(rng: random.Random, count: int) -> list[tuple[int, ...]]:
     return [tuple(rng.randrange(257, VOCABULARY) for _ in range(rng.randint(180, 220))) for _ in range(count)]
 
 
-async def generate(backend: TorchBackend, prompts: Sequence[tuple[int, ...]], rng: random.Random) -> tuple[list[tuple[int, list[int], list[float]]], float]:
+async def generate(
+    backend: TorchBackend, prompts: Sequence[tuple[int, ...]], rng: random.Random
+) -> tuple[list[tuple[int, list[int], list[float]]], float]:
     """All completions, and CPU seconds of the process: other work on the machine does not count."""
 
     async def one(number: int, prompt: tuple[int, ...], tokens: int) -> tuple[int, list[int], list[float]]:
@@ -64,7 +66,7 @@ def report_generation(backend: TorchBackend, requests: int, *, grouped: bool) ->
     found, seconds = asyncio.run(generate(backend, prompts, rng))
     tokens = sum(len(ids) for _, ids, _ in found)
     kind = f"groups of {GROUP}" if grouped else "distinct prompts"
-    print(f"generate  {requests:4d} requests, {kind:16s}  {seconds:6.2f} CPU s  {tokens / seconds:8.0f} completion tokens per CPU s, prefill included")
+    print(f"generate  {requests:4d} requests, {kind:16s}  {seconds:6.2f} CPU s  {tokens / seconds:8.0f} tokens per CPU s with prefill")
     return [
         make_sample(prompts[number], ids, rng.gauss(0, 1), rollout=str(number), weight=1 / tokens, logprobs=logprobs)
         for number, ids, logprobs in found

@@ -69,9 +69,9 @@ def test_resuming_goes_on_bit_for_bit(make_backend: MakeBackend, tmp_path: Path,
         first.learn(make_samples(step))
         assert asyncio.run(sample_tokens(first)) == tokens[step + 1]
     first.save(tmp_path / "checkpoint")
-    globals_then = (random.random(), np.random.rand(), torch.rand(()).item())  # noqa: NPY002
+    globals_then = (random.random(), np.random.rand(), torch.rand(()).item())
     second.load(tmp_path / "checkpoint")
-    assert (random.random(), np.random.rand(), torch.rand(()).item()) == globals_then  # noqa: NPY002
+    assert (random.random(), np.random.rand(), torch.rand(()).item()) == globals_then
     assert second.engine.info.version == 2
     for step in range(2, 4):
         assert second.learn(make_samples(step)).policy_version == step + 1
@@ -158,7 +158,9 @@ def test_saving_again_replaces_the_folder_and_leaves_no_scratch(make_backend: Ma
     assert backend.engine.info.version == 1
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(make_backend: MakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(
+    make_backend: MakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = make_backend()
     backend.save(tmp_path / "checkpoint")
     backend.learn(make_samples(0))
@@ -223,7 +225,9 @@ def test_the_plugin_is_found_and_says_what_it_takes() -> None:
 
 
 def test_registering_the_plugin_imports_no_torch() -> None:
-    code = "import sys, lightningrl_torch.plugin as p; list(p.lightningrl_trainers()); assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = (
+        "import sys, lightningrl_torch.plugin as p; list(p.lightningrl_trainers()); assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
 from lightningrl.protocols import Engine
 from lightningrl.types import FinishReason, GenerateRequest, SamplingSettings
-from lightningrl_torch._sampling import SamplingBatch, draw_uniforms, sample_tokens
+from lightningrl_torch._sampling import SamplingBatch, draw_noise, sample_tokens
 from lightningrl_torch.engine import EngineSettings, TorchEngine
 from lightningrl_torch.testing import make_model, make_tokenizer
 
@@ -100,7 +101,9 @@ def make_sliding() -> Any:
 def make_gpt2() -> Any:
     torch.manual_seed(1)
     return GPT2LMHeadModel(
-        GPT2Config(vocab_size=264, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3, eos_token_id=None, bos_token_id=None)
+        GPT2Config(
+            vocab_size=264, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3, eos_token_id=None, bos_token_id=None
+        )
     ).eval()
 
 
@@ -256,7 +259,9 @@ async def test_closing_fails_the_running_request() -> None:
 
 
 async def test_requests_of_several_event_loops_are_served(engine: TorchEngine) -> None:
-    results = await asyncio.gather(*(asyncio.to_thread(lambda number=number: asyncio.run(collect(engine, make_request(number)))) for number in range(4)))
+    results = await asyncio.gather(
+        *(asyncio.to_thread(lambda number=number: asyncio.run(collect(engine, make_request(number)))) for number in range(4))
+    )
     assert [ids for ids, *_ in results] == [(await collect(engine, make_request(number)))[0] for number in range(4)]
 
 
@@ -301,12 +306,14 @@ def test_sampling_follows_the_distribution() -> None:
     np.testing.assert_allclose(np.bincount(tokens, minlength=4) / 20000, probs.numpy(), atol=0.015)
 
 
-def test_uniforms_depend_on_seed_and_position_alone() -> None:
+def test_noise_depends_on_seed_and_position_alone_and_is_gumbel() -> None:
     seeds, positions = np.array([1, 2, 1], np.uint64), np.array([5, 5, 5], np.uint64)
-    draws = draw_uniforms(seeds, positions)
-    assert draws[0] == draws[2] != draws[1]
-    many = draw_uniforms(np.zeros(10000, np.uint64), np.arange(10000, dtype=np.uint64))
-    assert 0.0 <= many.min()
-    assert many.max() < 1.0
-    assert abs(many.mean() - 0.5) < 0.01
-    assert abs(np.corrcoef(many[1:], many[:-1])[0, 1]) < 0.03
+    noise = draw_noise(seeds, positions, 50, torch.device("cpu"))
+    assert torch.equal(noise[0], noise[2])
+    assert not torch.equal(noise[0], noise[1])
+    many = draw_noise(np.zeros(300, np.uint64), np.arange(300, dtype=np.uint64), 300, torch.device("cpu"))
+    assert torch.isfinite(many).all()
+    assert many.mean().item() == pytest.approx(0.5772, abs=0.02)
+    assert many.var().item() == pytest.approx(1.6449, abs=0.05)
+    for pair in ((many[1:], many[:-1]), (many[:, 1:], many[:, :-1])):
+        assert abs(np.corrcoef(pair[0].flatten(), pair[1].flatten())[0, 1]) < 0.015

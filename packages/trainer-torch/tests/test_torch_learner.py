@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.types import Sample
@@ -43,7 +44,9 @@ def make_samples(model: Any, *, groups: int = 3, size: int = 4, seed: int = 0, t
         prompt = [rng.randrange(256) for _ in range(rng.randint(10, 40))]
         for number in range(size):
             completion = [rng.randrange(256) for _ in range(rng.randint(1, 12))]
-            draft = make_sample(prompt, completion, rng.gauss(0, 1), rollout=f"{group}/{number}", weight=rng.random() / 40, temperature=temperature)
+            draft = make_sample(
+                prompt, completion, rng.gauss(0, 1), rollout=f"{group}/{number}", weight=rng.random() / 40, temperature=temperature
+            )
             with torch.no_grad():
                 own = score(model, draft).numpy()
             noise = np.array([rng.gauss(0, 0.3) for _ in own], np.float32)
@@ -96,7 +99,8 @@ def test_per_call_rows_and_merged_rows_have_the_same_gradient() -> None:
     mask = np.zeros(57, np.bool_)
     mask[chain] = True
     columns = {
-        name: np.zeros(57, np.float32) + (1.0 if name == "temperatures" else 0.0) for name in ("logprobs", "advantages", "weights", "temperatures")
+        name: np.zeros(57, np.float32) + (1.0 if name == "temperatures" else 0.0)
+        for name in ("logprobs", "advantages", "weights", "temperatures")
     }
     for name, column in columns.items():
         column[30:38] = getattr(calls[0], name)[30:38]
@@ -118,7 +122,11 @@ def test_microbatches_do_not_change_the_gradient() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.lists(st.integers(0, 2), min_size=1, max_size=4)), min_size=1, max_size=8),
+    rows=st.lists(
+        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.lists(st.integers(0, 2), min_size=1, max_size=4)),
+        min_size=1,
+        max_size=8,
+    ),
     max_tokens=st.integers(1, 60),
     share=st.booleans(),
 )
@@ -222,7 +230,9 @@ def test_kl_to_the_reference_starts_at_zero_and_holds_the_policy_back(make_backe
             with torch.no_grad():
                 start = torch.cat([score(backend.learner.model, sample) for sample in samples])
                 reports = [backend.learn(samples) for _ in range(6)]
-                moved[coefficient, lora is None] = float((torch.cat([score(backend.learner.model, one) for one in samples]) - start).abs().mean())
+                moved[coefficient, lora is None] = float(
+                    (torch.cat([score(backend.learner.model, one) for one in samples]) - start).abs().mean()
+                )
             if coefficient:
                 assert reports[0].metrics["kl_reference"] == pytest.approx(0.0, abs=1e-6)
                 assert reports[-1].metrics["kl_reference"] > 1e-5

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lightningrl_torch.losses import approximate_kl, clipped_surrogate, is_clipped, truncated_importance
 from lightningrl_torch.schedules import schedule_factor
@@ -22,7 +23,9 @@ def trl() -> Any:
         return pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
 
 
-def trl_loss(trainer: Any, logprobs: torch.Tensor, inputs: dict[str, torch.Tensor], *, low: float, high: float, beta: float) -> torch.Tensor:
+def trl_loss(
+    trainer: Any, logprobs: torch.Tensor, inputs: dict[str, torch.Tensor], *, low: float, high: float, beta: float
+) -> torch.Tensor:
     """`GRPOTrainer._compute_loss` with logprobs given instead of recomputed; `dapo` = mean over all completion tokens."""
     args = SimpleNamespace(delta=None, use_bias_correction_kl=False)
     itself = SimpleNamespace(

@@ -1,1 +1,1 @@
-"""LightningRL's embedded trainer: transformers and torch on one machine. The public names are in `backend`, `engine`, `learner`, `losses`."""
+"""LightningRL's embedded trainer: transformers and torch on one machine; see `backend`, `engine`, `learner`, `losses`."""

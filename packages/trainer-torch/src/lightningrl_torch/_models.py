@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,15 +44,16 @@ def read_traits(model: PreTrainedModel, policy: str) -> ModelTraits:
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - _ATTENTION:
         raise BackendError(
-            f"policy {policy!r} has {sorted(kinds - _ATTENTION)[0]!r} layers, which the torch engine cannot batch; "
+            f"policy {policy!r} has {min(kinds - _ATTENTION)!r} layers, which the torch engine cannot batch; "
             "choose a model with full or sliding-window attention"
         )
     sliding = "sliding_attention" in kinds or (not kinds and getattr(config, "sliding_window", None) is not None)
     positions = "position_ids" in inspect.signature(model.forward).parameters
     attention = str(config._attn_implementation)
+    embeddings: Any = model.get_input_embeddings()
     return ModelTraits(
         layers=int(config.num_hidden_layers),
-        vocabulary=int(model.get_input_embeddings().weight.shape[0]),
+        vocabulary=int(embeddings.weight.shape[0]),
         explicit_masks=positions and not sliding and attention in ("sdpa", "eager"),
         positions=positions,
         attention=attention,

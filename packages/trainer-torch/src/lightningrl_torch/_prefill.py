@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -62,8 +63,9 @@ class Prefiller:
         ids = torch.tensor([prefix + (0,) * (widest - len(prefix)) for prefix in batch], device=self._device)
         cache = DynamicCache()
         self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        layers: Any = cache.layers
         return [
-            [(layer.keys[row, :, : len(prefix)], layer.values[row, :, : len(prefix)]) for layer in cache.layers]
+            [(layer.keys[row, :, : len(prefix)], layer.values[row, :, : len(prefix)]) for layer in layers]
             for row, prefix in enumerate(batch)
         ]
 

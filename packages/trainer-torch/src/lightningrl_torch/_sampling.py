@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["SamplingBatch", "draw_uniforms", "sample_tokens"]
+__all__ = ["SamplingBatch", "draw_noise", "sample_tokens"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -33,10 +33,21 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def draw_uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """One number in [0, 1) for each (seed, position), the same ever after: a counter-based generator."""
+def draw_noise(seeds: NDArray[np.uint64], positions: NDArray[np.uint64], vocabulary: int, device: torch.device) -> Tensor:
+    """Gumbel noise (rows, vocabulary) from a counter: the same for one (seed, position) ever after."""
     counters = _mix(seeds + np.uint64(0x632BE59BD9B4E019)) + (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    return np.asarray((_mix(counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+    keys = torch.from_numpy(_mix(counters).view(np.int32).reshape(-1, 2)).to(device)
+    tokens = torch.arange(vocabulary, dtype=torch.int32, device=device) * -1640531527  # 2^32 / golden ratio
+    bits = tokens ^ keys[:, :1]
+    # MurmurHash3's finalizer on 32 bits; the second key enters in its middle
+    bits ^= (bits >> 16) & 0xFFFF
+    bits *= -2048144789
+    bits += keys[:, 1:]
+    bits ^= (bits >> 13) & 0x7FFFF
+    bits *= -1028477387
+    bits ^= (bits >> 16) & 0xFFFF
+    uniforms = ((bits >> 8) & 0xFFFFFF).float().add_(0.5).mul_(2.0**-24)
+    return uniforms.log_().neg_().log_().neg_()
 
 
 def _truncate(probs: Tensor, top_ks: Tensor, top_ps: Tensor) -> Tensor:
@@ -64,21 +75,19 @@ def sample_tokens(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list
     if (temperatures != 1.0).any():
         logits = logits / torch.from_numpy(temperatures).to(device)[:, None]
     logprobs = logits.log_softmax(-1)
-    if greedy.all():
-        tokens = logprobs.argmax(-1, keepdim=True)
-    else:
-        probs = logprobs.exp()
+    scores = logprobs
+    if not greedy.all():
         cut = np.flatnonzero(((batch.top_ks > 0) | (batch.top_ps < 1.0)) & ~greedy)
         if len(cut):
             rows = torch.from_numpy(cut).to(device)
             top_ks, top_ps = (torch.from_numpy(values[cut]).to(device) for values in (batch.top_ks, batch.top_ps))
-            probs[rows] = _truncate(probs[rows], top_ks, top_ps)
-        heights = probs.cumsum(-1)
-        total = heights[:, -1:]
-        uniforms = torch.from_numpy(draw_uniforms(batch.seeds, batch.positions)).to(device)[:, None]
-        # the first token whose cumulated probability exceeds u * total; below `total`, so its own probability is positive
-        marks = torch.minimum((uniforms * total.double()).float(), torch.nextafter(total, torch.zeros_like(total)))
-        tokens = torch.searchsorted(heights, marks, right=True).clamp_(max=logits.shape[-1] - 1)
+            scores = logprobs.clone()
+            scores[rows] = _truncate(logprobs[rows].exp(), top_ks, top_ps).log()
+        # argmax of log p + Gumbel noise samples from p (Gumbel 1954); unlike a cumulated sum it forgives rounding, which differs
+        # between batches
+        noise = draw_noise(batch.seeds, batch.positions, logits.shape[-1], device)
         if greedy.any():
-            tokens = torch.where(torch.from_numpy(greedy).to(device)[:, None], logprobs.argmax(-1, keepdim=True), tokens)
+            noise[torch.from_numpy(greedy).to(device)] = 0.0
+        scores = scores + noise
+    tokens = scores.argmax(-1, keepdim=True)
     return tokens[:, 0].tolist(), logprobs.gather(-1, tokens)[:, 0].tolist()

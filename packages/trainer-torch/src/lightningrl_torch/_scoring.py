@@ -48,7 +48,8 @@ def _logits(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autoca
             # key j is seen by query i when j <= i < ends[j]
             allowed = (index[None, :] <= index[:, None]) & (index[:, None] < ends[:, None, :])
             arguments["attention_mask"] = traits.format_mask(allowed, torch.bfloat16 if autocast else model.dtype)
-        with _only_at(model.get_output_embeddings(), rows, columns):
+        head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        with _only_at(head, rows, columns):
             logits: Tensor = model(input_ids=to_tensor(batch.token_ids, model), use_cache=False, **arguments).logits
     return logits[0]
 

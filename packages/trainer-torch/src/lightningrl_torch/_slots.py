@@ -1,8 +1,8 @@
 """Key/value memory of the running requests: rows join and leave at any token, columns move together.
 
-    column:      start                       end
-    row 0      [ ······ | prompt… completion… ]      every row ends at `end`; shorter rows are padded on the left
-    row 1      [ ············ | prompt… compl ]      and the padding is masked, so relative distances stay true
+column:      start                       end
+row 0      [ ······ | prompt… completion… ]      every row ends at `end`; shorter rows are padded on the left
+row 1      [ ············ | prompt… compl ]      and the padding is masked, so relative distances stay true
 """
 
 from __future__ import annotations
@@ -22,32 +22,30 @@ KeyValues = list[tuple[Tensor, Tensor]]
 _ROWS, _COLUMNS = 8, 256
 
 
-class _SlotLayer(CacheLayerMixin):
+class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's buffers (rows, heads, columns, head_dim), handed to attention as views."""
 
     is_sliding = False
 
     def __init__(self, slots: SlotCache) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.slots = slots
+        self.buffers: list[Tensor] = []
+        """Keys and values; empty before the first."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         rows, columns = self.slots.capacity
-        self.keys, self.values = (
-            torch.zeros((rows, states.shape[-3], columns, states.shape[-1]), dtype=states.dtype, device=states.device)
-            for states in (key_states, value_states)
-        )
+        self.buffers = [states.new_zeros((rows, states.shape[-3], columns, states.shape[-1])) for states in (key_states, value_states)]
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        slots = self.slots
-        assert self.keys is not None and self.values is not None
-        self.keys[: slots.rows, :, slots.end] = key_states[:, :, 0]
-        self.values[: slots.rows, :, slots.end] = value_states[:, :, 0]
-        window = (slice(0, slots.rows), slice(None), slice(slots.start, slots.end + 1))
-        return self.keys[window], self.values[window]
+        rows, start, end = self.slots.rows, self.slots.start, self.slots.end
+        keys, values = self.buffers
+        keys[:rows, :, end] = key_states[:, :, 0]
+        values[:rows, :, end] = value_states[:, :, 0]
+        return keys[:rows, :, start : end + 1], values[:rows, :, start : end + 1]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.slots.width + query_length, 0
@@ -67,13 +65,14 @@ class SlotCache(Cache):
         self.rows = 0
         self.start = 0
         self.end = 0
-        super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
+        self._slots = [_SlotLayer(self) for _ in range(layers)]
+        super().__init__(layers=list(self._slots))
 
     @property
     def dtype(self) -> torch.dtype:
         """Number format of the keys; float32 while nothing is kept."""
-        keys = self.layers[0].keys
-        return torch.float32 if keys is None else keys.dtype
+        buffers = self._slots[0].buffers
+        return buffers[0].dtype if buffers else torch.float32
 
     @property
     def width(self) -> int:
@@ -82,8 +81,10 @@ class SlotCache(Cache):
 
     def clear(self) -> None:
         """Forget every row and give the memory back."""
-        layers = len(self.layers)
-        self.__init__(layers)  # type: ignore[misc]
+        self.capacity = (_ROWS, _COLUMNS)
+        self.rows = self.start = self.end = 0
+        for layer in self._slots:
+            layer.buffers, layer.is_initialized = [], False
 
     def join(self, prefixes: Sequence[KeyValues]) -> None:
         """Append one row for each prefix (possibly of no tokens)."""
@@ -95,11 +96,13 @@ class SlotCache(Cache):
         self.start = min(self.start, self.end - widest)
         for number, (kv, length) in enumerate(zip(prefixes, lengths, strict=True), start=first):
             window = slice(self.end - length, self.end)
-            for layer, (keys, values) in zip(self.layers, kv, strict=False):
+            if not kv:
+                continue
+            for layer, sequence in zip(self._slots, kv, strict=True):
                 if not layer.is_initialized:
-                    layer.lazy_initialization(keys, values)
-                layer.keys[number, :, window] = keys
-                layer.values[number, :, window] = values
+                    layer.lazy_initialization(*sequence)
+                for buffer, states in zip(layer.buffers, sequence, strict=True):
+                    buffer[number, :, window] = states
 
     def make_room(self) -> None:
         """Make sure that the next decoding step's column exists."""
@@ -113,11 +116,10 @@ class SlotCache(Cache):
         """Copy row `source` to row `target` for each (target, source), then keep `rows` rows of at most `width` tokens."""
         if moves:
             targets, sources = ([move[side] for move in moves] for side in (0, 1))
-            for layer in self.layers:
-                if layer.is_initialized:
-                    for buffer in (layer.keys, layer.values):
-                        window = buffer[:, :, self.start : self.end]
-                        window[targets] = window[sources]
+            for layer in self._slots:
+                for buffer in layer.buffers:
+                    window = buffer[:, :, self.start : self.end]
+                    window[targets] = window[sources]
         self.rows = rows
         self.start = self.end - width if rows else self.end
 
@@ -137,12 +139,9 @@ class SlotCache(Cache):
         self.start = self.end - kept
         grown = (row_capacity, columns) != self.capacity
         self.capacity = (row_capacity, columns)
-        for layer in self.layers:
-            if not layer.is_initialized:
-                continue
-            for name in ("keys", "values"):
-                old = getattr(layer, name)
+        for layer in self._slots:
+            for number, old in enumerate(layer.buffers):
                 window = old[: self.rows, :, start:end].clone()
                 new = old.new_zeros((row_capacity, old.shape[1], columns, old.shape[3])) if grown else old
                 new[: self.rows, :, self.start : self.end] = window
-                setattr(layer, name, new)
+                layer.buffers[number] = new

@@ -1,7 +1,7 @@
 """The backend: engine and learner on one copy of the weights, on one machine, CPU or one CUDA GPU.
 
-    rollouts ──► engine ──┐                 ┌── learner ◄── samples
-                          └── one model ────┘             `learn` holds the engine, so a call never mixes versions
+rollouts ──► engine ──┐                 ┌── learner ◄── samples
+                      └── one model ────┘             `learn` holds the engine, so a call never mixes versions
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class TorchBackend:
             ours, theirs = (tuple(found[name].shape) if name in found else None for found in (parameters, weights))
             if ours != theirs:
                 raise BackendError(
-                    f"checkpoint {str(folder)!r} does not fit policy {self.settings.policy!r}: {name!r} has shape {theirs} there and {ours} here; "
+                    f"checkpoint {str(folder)!r} does not fit policy {self.settings.policy!r}: {name!r} is {theirs} there and {ours} here; "
                     "use the policy and LoRA settings that it was saved with"
                 )
         with self._engine.held():
@@ -127,7 +127,7 @@ def _reference(policy: LoadedPolicy, settings: Settings) -> Reference | None:
                 yield policy.model
 
         return without_adapters
-    frozen = copy.deepcopy(policy.model).requires_grad_(requires_grad=False).eval()
+    frozen: PreTrainedModel = copy.deepcopy(policy.model).requires_grad_(requires_grad=False).eval()  # type: ignore[no-untyped-call]
     return lambda: contextlib.nullcontext(frozen)
 
 

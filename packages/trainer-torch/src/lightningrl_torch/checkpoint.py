@@ -67,7 +67,7 @@ def read_checkpoint(folder: Path, device: torch.device) -> tuple[dict[str, Tenso
 
 
 def _generators() -> dict[str, Any]:
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
         "numpy": (str(name), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)),
@@ -82,7 +82,7 @@ def restore_generators(state: Mapping[str, Any]) -> None:
     version, internal, gauss = generators["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = generators["numpy"]
-    np.random.set_state((name, np.array(keys, np.uint32), *rest))  # noqa: NPY002
+    np.random.set_state((name, np.array(keys, np.uint32), *rest))
     torch.set_rng_state(generators["torch"].cpu())
     if generators["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([one.cpu() for one in generators["cuda"]])

@@ -191,7 +191,9 @@ class TorchEngine:
                 except Exception as error:
                     # whatever the model raises fails the requests it served; the engine serves the next ones
                     logger.exception("engine of policy %s failed in mid-decode", self._info.policy)
-                    self._fail(BackendError(f"the engine of policy {self._info.policy!r} failed: {_describe(error)}"), self._decoder.evict())
+                    self._fail(
+                        BackendError(f"the engine of policy {self._info.policy!r} failed: {_describe(error)}"), self._decoder.evict()
+                    )
         self._fail(
             EngineUnavailable(f"the engine of policy {self._info.policy!r} was closed while the request ran; send it again"),
             [*self._decoder.evict(), *self._waiting],
@@ -232,4 +234,3 @@ class TorchEngine:
 def _describe(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0] if text else 'no message'}"
-

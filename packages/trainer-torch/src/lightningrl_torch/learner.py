@@ -1,6 +1,6 @@
 """The learner: one optimisation step on samples.
 
-    samples ─► minibatches ─► prefix trees ─► microbatches ─► Σ weights · token_loss ─► gradient ─► clip ─► AdamW
+samples ─► minibatches ─► prefix trees ─► microbatches ─► Σ weights · token_loss ─► gradient ─► clip ─► AdamW
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class Learner:
             {"params": [one for one in self.parameters.values() if one.ndim < 2], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=settings.learning_rate, betas=tuple(settings.betas), fused=True
+            [group for group in groups if group["params"]],
+            lr=settings.learning_rate,
+            betas=(settings.betas[0], settings.betas[1]),
+            fused=True,
         )
 
     def learn(self, samples: Sequence[Sample]) -> LearnReport:
@@ -193,7 +196,7 @@ class Learner:
             with torch.enable_grad():
                 yield
         finally:
-            self.model.eval()
+            self.model.eval()  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def _undone_on_error(self) -> Iterator[None]:
@@ -232,9 +235,13 @@ def _check(samples: Sequence[Sample], vocabulary: int) -> None:
         if not len(sample.token_ids):
             raise BackendError(f"a sample of rollout {sample.rollout_id!r} has no tokens; leave it out")
         if sample.mask[0]:
-            raise BackendError(f"a sample of rollout {sample.rollout_id!r} trains its first token, which nothing predicts; start with a prompt")
+            raise BackendError(
+                f"a sample of rollout {sample.rollout_id!r} trains its first token, which nothing predicts; start with a prompt"
+            )
         if sample.token_ids.min() < 0 or sample.token_ids.max() >= vocabulary:
-            raise BackendError(f"a sample of rollout {sample.rollout_id!r} has token ids outside 0..{vocabulary - 1}; another policy sampled it")
+            raise BackendError(
+                f"a sample of rollout {sample.rollout_id!r} has token ids outside 0..{vocabulary - 1}; another policy sampled it"
+            )
         for name in ("logprobs", "advantages", "weights", "temperatures"):
             if not np.isfinite(getattr(sample, name)).all():
                 raise BackendError(f"a sample of rollout {sample.rollout_id!r} has {name} that are not finite; check rewards and credit")

@@ -75,7 +75,9 @@ def _check_folder(policy: str) -> None:
     folder = Path(policy)
     if not folder.is_dir():
         if policy.startswith((".", "/", "~")) or policy.count("/") > 1:
-            raise ConfigError(f"policy folder {policy!r} does not exist; give a transformers folder or a hub name such as 'Qwen/Qwen2.5-0.5B-Instruct'")
+            raise ConfigError(
+                f"policy folder {policy!r} does not exist; give a transformers folder or a hub name such as 'Qwen/Qwen2.5-0.5B-Instruct'"
+            )
         return
     if not (folder / "config.json").is_file():
         raise ConfigError(f"policy folder {policy!r} has no config.json; give a folder that `save_pretrained` wrote")
@@ -95,12 +97,12 @@ def _load(what: str, loader: Any, policy: str, **options: Any) -> Any:
 def quiet() -> Iterator[None]:
     """No progress bar for reading a file; the command line draws its own."""
     shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if shown:
-            transformers_logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _add_adapters(model: PreTrainedModel, lora: LoraSettings, settings: Settings) -> Any:

@@ -59,7 +59,9 @@ class LoraSettings:
         rank = values.get("rank", 16)
         if not isinstance(rank, int) or rank < 1:
             raise ConfigError(f"lora rank is {rank!r}; use an integer of at least 1")
-        return cls(rank=rank, alpha=float(values.get("alpha", 2.0 * rank)), target_modules=targets if isinstance(targets, str) else tuple(targets))
+        return cls(
+            rank=rank, alpha=float(values.get("alpha", 2.0 * rank)), target_modules=targets if isinstance(targets, str) else tuple(targets)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,14 +21,17 @@ __all__ = ["make_config", "make_model", "make_sample", "make_tokenizer", "save_p
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}<|end|>{% endfor %}"
 
 
+END = "<|end|>"
+
+
 def make_tokenizer(context_length: int = 128) -> PreTrainedTokenizerFast:
     """One token for each byte, and <|end|>."""
     pieces = sorted(ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE(vocab={piece: number for number, piece in enumerate(pieces)}, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = ByteLevelDecoder()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>", model_max_length=context_length, chat_template=CHAT_TEMPLATE
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, eos_token=END, pad_token=END, model_max_length=context_length, chat_template=CHAT_TEMPLATE
     )
 
 
@@ -57,7 +60,8 @@ def make_model(**overrides: Any) -> Qwen2ForCausalLM:
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 torch.nn.init.normal_(parameter, 1.0, 0.1)
-    return model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
 
 
 def save_policy(folder: Path, **overrides: Any) -> str:
