@@ -169,3 +169,8 @@ AGENTS = {"sync": synchronous, "stream": stream, "threads": threads, "async": as
 def answer(task: dict[str, str]) -> Any:
     """All kinds in one agent; for the asynchronous ones an awaitable comes back."""
     return AGENTS[task["kind"]](task["text"])
+
+
+def add_with_tools(task: str) -> str:
+    """An agent with tools, given a task as text."""
+    return str(use_tools(task)["messages"][-1].text)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from lightningrl_langchain import LangChainAdapter
 
 from lightningrl.loading import load_callable
 from lightningrl.testing.adapter_conformance import AdapterConformance, InstrumentedProcess, by_operation
 from lightningrl.tracing import semconv
+from lightningrl_langchain import LangChainAdapter
 
 KINDS = {"sync": "synchronous", "async": "asynchronous"}
 
@@ -40,7 +40,9 @@ class TestLangChainAdapter(AdapterConformance):
     ) -> None:
         (rollout,) = process.run_many(load("nested"), 1, f"NEST={inner}")
         assert [call.agent for call in process.server.calls] == roles
-        names = {span.span_id: span.attributes.get(semconv.AGENT_NAME, "") for span in by_operation(process.spans(rollout), semconv.INVOKE_AGENT)}
+        names = {
+            span.span_id: span.attributes.get(semconv.AGENT_NAME, "") for span in by_operation(process.spans(rollout), semconv.INVOKE_AGENT)
+        }
         chats = by_operation(process.spans(rollout), semconv.CHAT)
         assert [names[chat.parent_id] for chat in chats] == roles
 

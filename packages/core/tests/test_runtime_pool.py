@@ -18,7 +18,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.runtime.pool import WorkerPool, WorkerPoolError
 from lightningrl.testing.scripted_server import ScriptedServer
 
-AGENTS = '''
+AGENTS = """
 import asyncio, os, signal, sys, threading, time
 import httpx
 
@@ -65,9 +65,9 @@ async def act_async(task):
     if task["do"] == "loop": return id(asyncio.get_running_loop())
     if task["do"] == "pid": return os.getpid()
     return await ask_async()
-'''
+"""
 
-SDK_AGENT = '''
+SDK_AGENT = """
 import openai
 client = openai.OpenAI(api_key="sk-the-users-own", max_retries=0)
 
@@ -78,7 +78,7 @@ def act(task):
     if task["do"] == "ask": return ask()
     try: ask()
     except openai.APIError: raise RuntimeError("my step failed")
-'''
+"""
 
 
 @pytest.fixture
@@ -98,7 +98,9 @@ def make_pool(server: ScriptedServer, folder: Path, agent: str = "agents.py:act"
     return WorkerPool(server.url, server.run_key, agent, **{"workers": 1, "base_dir": folder, "log_folder": folder / "logs", **options})
 
 
-async def run(server: ScriptedServer, folder: Path, *tasks: Any, agent: str = "agents.py:act", timeout_s: float = 30, **options: Any) -> list[Any]:
+async def run(
+    server: ScriptedServer, folder: Path, *tasks: Any, agent: str = "agents.py:act", timeout_s: float = 30, **options: Any
+) -> list[Any]:
     """Results of the tasks, in order."""
     for number, task in enumerate(tasks):
         server.add_rollout(f"r{number}", task, timeout_s=timeout_s)
@@ -285,7 +287,8 @@ def test_workers_die_with_a_killed_pool(server: ScriptedServer, folder: Path) ->
     script = folder / "run.py"
     script.write_text(
         "import asyncio, sys\nfrom lightningrl.runtime.pool import WorkerPool\n"
-        f"async def main():\n    async with WorkerPool({server.url!r}, 'run-key', 'agents.py:act', workers=1, base_dir={str(folder)!r}) as pool:\n"
+        f"async def main():\n    pool = WorkerPool({server.url!r}, 'run-key', 'agents.py:act', workers=1, base_dir={str(folder)!r})\n"
+        "    async with pool:\n"
         "        print('up', flush=True)\n        await pool.wait()\nasyncio.run(main())\n"
     )
     server.add_rollout("r0", {"do": "pid"})

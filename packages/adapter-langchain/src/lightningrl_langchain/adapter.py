@@ -33,7 +33,7 @@ class LangChainAdapter(BaseInstrumentor):  # type: ignore[misc]
         if self._handler is None:
             self._handler = Handler()
             # The default of the variable is what makes it active in every context; a hook cannot be unregistered.
-            variable = ContextVar("lightningrl_langchain_handler", default=self._handler)
+            variable: ContextVar[Any] = ContextVar("lightningrl_langchain_handler", default=self._handler)
             register_configure_hook(variable, inheritable=True)
         self._handler.activate(provider.get_tracer("lightningrl_langchain"))
 

@@ -49,6 +49,4 @@ def start_run(parent: Run | None, name: str, metadata: Mapping[str, Any]) -> Run
     if is_node:
         path = "/".join(part.partition(":")[0] for part in namespace.split("|") if part) or name
         role = parent.agent_name if parent is not None and parent.owns_agent_name else path
-    return Run(
-        parent=parent, name=name, namespace=namespace, agent_name=agent_name, owns_agent_name=owns, is_node=is_node, role=role
-    )
+    return Run(parent=parent, name=name, namespace=namespace, agent_name=agent_name, owns_agent_name=owns, is_node=is_node, role=role)

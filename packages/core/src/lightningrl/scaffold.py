@@ -26,7 +26,11 @@ def new_adapter(name: str, folder: Path | str | None = None) -> Path:
     target = Path(folder) if folder is not None else Path(f"lightningrl-{distribution}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"folder {str(target)!r} is in use; name another one")
-    words = {"NAME_MODULE": module, "NAME_DIST": distribution, "NAME_CLASS": "".join(part.title() for part in module.split("_")) + "Adapter"}
+    words = {
+        "NAME_MODULE": module,
+        "NAME_DIST": distribution,
+        "NAME_CLASS": "".join(part.title() for part in module.split("_")) + "Adapter",
+    }
     for source in sorted(TEMPLATE.rglob("*.template")):
         file = target / fill(str(source.relative_to(TEMPLATE)).removesuffix(".template"), words)
         file.parent.mkdir(parents=True, exist_ok=True)

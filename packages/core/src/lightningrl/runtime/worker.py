@@ -131,7 +131,7 @@ class Worker:
             try:
                 self._run_attempt(Attempt(lease, rollout), client)
             except ServerError as error:
-                logger.error("rollout %s: its result is lost, the lease will expire: %s", lease.rollout_id, error)
+                logger.error("rollout %s: its result was not taken: %s", lease.rollout_id, error)
             self.emit(WorkerEvent(kind="finished", rollout_id=lease.rollout_id, attempt=lease.attempt))
         client.close()
 

@@ -36,7 +36,7 @@ from lightningrl.types import ToolStatus
 __all__ = ["KINDS", "AdapterConformance", "InstrumentedProcess", "play_tools"]
 
 KINDS = ("sync", "async", "stream", "async_stream", "threads")
-"""`sync` and `async` call the model; `stream` (sync) and `async_stream` stream its answer; `threads` (sync) calls from threads of its own."""
+"""`sync` and `async` call the model; `stream` (sync) and `async_stream` stream its answer; `threads` (sync) calls from own threads."""
 
 AgentFunction = Callable[[str], Any]
 ROLLOUTS = 40
@@ -150,7 +150,7 @@ class AdapterConformance:
         raise NotImplementedError
 
     def tool_agent(self) -> AgentFunction:
-        """A sync agent that sends its text as the user's message and has the tools `add(a: int, b: int)`, which adds, and `fail()`, which raises."""
+        """A sync agent that sends its text as the user's message; its tools are `add(a: int, b: int)`, and `fail()`, which raises."""
         raise NotImplementedError
 
     @pytest.fixture

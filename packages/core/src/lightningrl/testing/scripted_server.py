@@ -139,7 +139,7 @@ class ScriptedServer:
 
     @property
     def url(self) -> str:
-        return "http://127.0.0.1:{}".format(self._server.servers[0].sockets[0].getsockname()[1])
+        return f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
 
     def add_rollout(self, rollout_id: str, task_input: Any, *, timeout_s: float = 60.0) -> None:
         """Queue a rollout."""
@@ -167,7 +167,7 @@ class ScriptedServer:
     async def wait_finished(self, *rollout_ids: str, timeout_s: float = 60.0) -> None:
         """Returns when these rollouts (default: all) have a result."""
         async with asyncio.timeout(timeout_s):
-            while not all(self.result(rid) is not None for rid in rollout_ids or tuple(self._tasks)):
+            while not all(self.result(rid) is not None for rid in rollout_ids or tuple(self._tasks)):  # noqa: ASYNC110  another thread's state
                 await asyncio.sleep(0.01)
 
     async def _lease(self, request: Request) -> Response:
@@ -183,7 +183,15 @@ class ScriptedServer:
         self.most_open = max(self.most_open, self._open)
         task_input, timeout_s = self._tasks[rid]
         task = {"id": f"task-{rid}", "input": task_input, "metadata": {}}
-        lease = {"rollout_id": rid, "attempt": number, "task": task, "timeout_s": timeout_s, "key": key, "base_path": base_path, "mode": "train"}
+        lease = {
+            "rollout_id": rid,
+            "attempt": number,
+            "task": task,
+            "timeout_s": timeout_s,
+            "key": key,
+            "base_path": base_path,
+            "mode": "train",
+        }
         return JSONResponse(lease)
 
     def _find(self, request: Request) -> Attempt | None:
@@ -244,7 +252,7 @@ class ScriptedServer:
         if attempt is None:
             self._record(request, None, body, 403)
             return error_response(403, "wrong_key", "this key does not open this attempt")
-        while self.most_open < self._hold_until:
+        while self.most_open < self._hold_until:  # noqa: ASYNC110  open_attempt is called from other threads
             await asyncio.sleep(0.01)
         await asyncio.sleep(self._random.random() * self._max_delay_s)
         message = self.answer(body)
@@ -252,7 +260,11 @@ class ScriptedServer:
             self._record(request, attempt, body, message[0])
             return error_response(*message)
         self._record(request, attempt, body, 200)
-        return StreamingResponse(stream_events(body, message), media_type="text/event-stream") if body.get("stream") else completion(body, message)
+        return (
+            StreamingResponse(stream_events(body, message), media_type="text/event-stream")
+            if body.get("stream")
+            else completion(body, message)
+        )
 
     def _record(self, request: Request, attempt: Attempt | None, body: dict[str, Any], status: int) -> None:
         self.calls.append(
@@ -275,7 +287,14 @@ def completion(body: dict[str, Any], message: dict[str, Any]) -> Response:
     choice = {"index": 0, "message": {"role": "assistant", "content": None, **message}, "finish_reason": finish_reason(message)}
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     return JSONResponse(
-        {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": 0, "model": body["model"], "choices": [choice], "usage": usage}
+        {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion",
+            "created": 0,
+            "model": body["model"],
+            "choices": [choice],
+            "usage": usage,
+        }
     )
 
 
