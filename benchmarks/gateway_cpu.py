@@ -65,10 +65,15 @@ def serve(pipe: Connection, folder: str, rollouts: int, profile: str | None) -> 
                 profiler.disable()
             return JSONResponse({"cpu_s": marks[request.path_params["name"]], "torch": "torch" in sys.modules})
 
+        async def in_flight(request: Request) -> JSONResponse:
+            return JSONResponse({"in_flight": sum(policy.in_flight for policy in engines.status())})
+
         import cProfile
 
         profiler = cProfile.Profile(time.thread_time)
-        app = Starlette(routes=[*gateway.routes, engine_route(engines, RUN_KEY), Route("/mark/{name}", mark)])
+        app = Starlette(
+            routes=[*gateway.routes, engine_route(engines, RUN_KEY), Route("/mark/{name}", mark), Route("/in_flight", in_flight)]
+        )
         listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         config: Any = uvicorn.Config(
             app,
@@ -188,6 +193,7 @@ def main() -> None:
         result["bytes_per_call"] = round((Path(folder) / "store.sqlite").stat().st_size / result["calls"])
     result["target_ms"] = TARGET_MS
     print(json.dumps({name: round(value, 3) for name, value in result.items()}))
+    print(f"RESULT {result['cpu_ms_per_call']:.3f}")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,11 @@ USER = {"role": "user", "content": "hi"}
 
 @asynccontextmanager
 async def linked(tmp_path: Path, engine: ScriptedEngine, *, wait_s: float = 10.0) -> AsyncIterator[tuple[LiveGateway, EngineLink]]:
-    async with live_gateway(tmp_path, engine=engine, attach=False, wait_s=wait_s) as gateway:
-        async with EngineLink(engine, gateway.url, gateway.run_key, backoff_s=(0.02, 0.1)) as link:
-            yield gateway, link
+    async with (
+        live_gateway(tmp_path, engine=engine, attach=False, wait_s=wait_s) as gateway,
+        EngineLink(engine, gateway.url, gateway.run_key, backoff_s=(0.02, 0.1)) as link,
+    ):
+        yield gateway, link
 
 
 async def ask(attempt: LiveAttempt, *, stream: bool = False) -> str:
@@ -142,7 +144,7 @@ async def test_a_link_that_reconnects_while_held_is_still_held(tmp_path: Path) -
 async def test_without_an_engine_a_call_waits_so_long_and_is_then_told(tmp_path: Path) -> None:
     async with live_gateway(tmp_path, attach=False, wait_s=0.1) as gateway:
         attempt = await gateway.attempt()
-        with pytest.raises(APIStatusError, match="policy 'policy' has no engine connected after 0.1 s; is the trainer running?") as caught:
+        with pytest.raises(APIStatusError, match=r"policy 'policy' has no engine connected after 0.1 s; is the trainer running?") as caught:
             await ask(attempt)
         assert caught.value.status_code == 503
 
@@ -152,7 +154,7 @@ async def test_a_call_held_too_long_is_told(tmp_path: Path) -> None:
     async with linked(tmp_path, engine, wait_s=0.1) as (gateway, link):
         await link.hold()
         await until(lambda: gateway.engines.status()[0].held)
-        with pytest.raises(APIStatusError, match="is still held for a weight update after 0.1 s"):
+        with pytest.raises(APIStatusError, match=r"is still held for a weight update after 0.1 s"):
             await ask(await gateway.attempt())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +128,7 @@ async def test_parallel_tool_calls_a_tool_loop_and_no_breaks(gateway: LiveGatewa
     assert [transition.parent_id for transition in transitions] == [None, transitions[0].id, transitions[1].id]
     for transition in transitions:
         assert_exact(gateway.engine, transition)
-    for parent, child in zip(transitions, transitions[1:], strict=False):
+    for parent, child in pairwise(transitions):
         past = [*parent.prompt_ids.tolist(), *parent.completion_ids.tolist()]
         assert child.prompt_ids.tolist()[: len(past)] == past
     assert len(transitions[0].tool_call_ids) == 2
@@ -183,7 +184,7 @@ async def test_logprobs_are_the_recorded_ones(gateway: LiveGateway, stream: bool
             entries = answer.choices[0].logprobs.content or []
     (transition,) = await attempt.transitions()
     assert [entry.logprob for entry in entries] == transition.logprobs.tolist()
-    assert [entry.token for entry in entries][0] == "h"
+    assert entries[0].token == "h"
 
 
 @pytest.mark.parametrize("stream", [False, True])

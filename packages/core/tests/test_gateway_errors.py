@@ -30,7 +30,9 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
         yield running
 
 
-async def post(attempt: LiveAttempt, body: Any, *, key: str | None = None, path: str = "", raw: bytes | None = None) -> tuple[int, dict[str, Any]]:
+async def post(
+    attempt: LiveAttempt, body: Any, *, key: str | None = None, path: str = "", raw: bytes | None = None
+) -> tuple[int, dict[str, Any]]:
     async with httpx.AsyncClient() as client:
         headers = {"authorization": f"Bearer {key or attempt.key}"}
         url = f"{attempt.base_url}/chat/completions{path}"
@@ -152,7 +154,9 @@ async def test_a_body_beyond_the_bound_is_told(gateway: LiveGateway) -> None:
             yield b" " * 1000
 
     async with httpx.AsyncClient() as client:
-        answer = await client.post(f"{attempt.base_url}/chat/completions", headers={"authorization": f"Bearer {attempt.key}"}, content=chunks())
+        answer = await client.post(
+            f"{attempt.base_url}/chat/completions", headers={"authorization": f"Bearer {attempt.key}"}, content=chunks()
+        )
         assert answer.status_code == 413
 
 

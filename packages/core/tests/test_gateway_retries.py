@@ -31,7 +31,9 @@ async def post(attempt: LiveAttempt, body: dict[str, Any], app: Starlette | None
     transport = httpx.ASGITransport(app=app) if app is not None else None
     async with httpx.AsyncClient(transport=transport, timeout=30) as client:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        answer = await client.post(f"{attempt.base_url}/chat/completions", json=body, headers={"authorization": f"Bearer {attempt.key}", **named})
+        answer = await client.post(
+            f"{attempt.base_url}/chat/completions", json=body, headers={"authorization": f"Bearer {attempt.key}", **named}
+        )
         assert answer.status_code == 200, answer.text
         return answer
 
@@ -52,7 +54,9 @@ def restarted(gateway: LiveGateway) -> Starlette:
 @pytest.mark.parametrize("again", [False, True], ids=["same process", "after a restart"])
 @pytest.mark.parametrize("headers", [{"x_lightningrl_call_id": "c1"}, {}], ids=["call id", "sdk retry"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_retry_is_recorded_once_and_answered_alike(gateway: LiveGateway, again: bool, headers: dict[str, str], stream: bool) -> None:
+async def test_a_retry_is_recorded_once_and_answered_alike(
+    gateway: LiveGateway, again: bool, headers: dict[str, str], stream: bool
+) -> None:
     gateway.engine.enqueue("first", "second")
     attempt = await gateway.attempt()
     first = await post(attempt, BODY | {"stream": stream}, **headers)

@@ -65,7 +65,7 @@ def create_gateway(
     return Gateway(Caller(store, engines, renderers, settings), settings)
 
 
-class _Disconnected(Exception):
+class _ClientGoneError(Exception):
     """Nobody listens any more."""
 
 
@@ -117,14 +117,14 @@ class _ChatCompletions:
         except Refusal as refusal:
             await _send_refusal(send, refusal)
             return
-        except _Disconnected:
+        except _ClientGoneError:
             return
         answer = self._stream if request.call.stream else self._answer
         await _while_connected(receive, answer(info, request, context, send))
 
     async def _answer(self, info: AttemptInfo, request: ChatRequest, context: CallContext, send: Send) -> None:
         try:
-            async with aclosing(self._caller.run(info, request.call, context)) as items:  # type: ignore[type-var]
+            async with aclosing(self._caller.run(info, request.call, context)) as items:
                 async for item in items:
                     if isinstance(item, Answer):
                         await _send_json(send, 200, write_answer(request, item, self._caller.renderer(item.policy)))
@@ -135,7 +135,7 @@ class _ChatCompletions:
         stream: ChatStream | None = None
         has_text = False
         try:
-            async with aclosing(self._caller.run(info, request.call, context)) as items:  # type: ignore[type-var]
+            async with aclosing(self._caller.run(info, request.call, context)) as items:
                 async for item in items:
                     if isinstance(item, Begun):
                         stream = ChatStream(request, self._caller.renderer(item.policy), int(time.time()), item.id)
@@ -203,7 +203,7 @@ async def _read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: in
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _Disconnected
+            raise _ClientGoneError
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:

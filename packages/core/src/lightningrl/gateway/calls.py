@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -94,12 +94,12 @@ class Caller:
             raise Refusal(str(reason), status=410, code="attempt_over")
         raise Refusal(str(reason), status=401, code="invalid_api_key")
 
-    async def run(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> AsyncIterator[Begun | TextDelta | Answer]:
+    async def run(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> AsyncGenerator[Begun | TextDelta | Answer, None]:
         """Text as it comes where `request.stream`, then the recorded answer. Raises Refusal before the first item."""
         policy, renderer = self._policy(request.model)
         if request.tools and not renderer.supports_tools:
             raise Refusal(
-                f"policy {policy!r} has no tool-call markup that we can read, so it cannot be offered tools; name its renderer in the recipe",
+                f"policy {policy!r} has no tool-call markup that we can read, so it cannot be offered tools; name its renderer",
                 param="tools",
             )
         attempt = await self._attempt(info, request, context)
@@ -138,7 +138,7 @@ class Caller:
         renderer: PolicyRenderer,
         attempt: _Attempt,
         key: str,
-    ) -> AsyncIterator[Begun | TextDelta | Answer]:
+    ) -> AsyncGenerator[Begun | TextDelta | Answer, None]:
         started = time.time()
         clock = time.perf_counter()
         prompt = self._prompt(attempt.history, request, renderer)
@@ -149,7 +149,7 @@ class Caller:
         sampled: list[SampledChoice] = []
         has_begun = False
         choices = sample_choices(self._engines, policy, renderer, request, prompt.ids, sampling, transition_id)
-        async with aclosing(choices) as items:  # type: ignore[type-var]
+        async with aclosing(choices) as items:
             async for item in items:
                 if isinstance(item, SampledChoice):
                     sampled.append(item)
@@ -300,6 +300,7 @@ class Caller:
     async def _keep(
         self, attempt: _Attempt, records: list[CallRecord], prompt: Prompt, sampled: list[SampledChoice]
     ) -> tuple[StoredCall, ...]:
+        """Record the choices, then remember them; returns those kept before where this is a replay."""
         kept_before = await self._store.append_calls(records)
         stored = tuple(call for call in kept_before if call is not None)
         if not stored:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lightningrl.errors import EngineUnavailable
 from lightningrl.gateway.completion import Choice, CompletionText, TextDelta
@@ -38,10 +39,10 @@ async def sample_choices(
     prompt_ids: tuple[int, ...],
     sampling: SamplingSettings,
     transition_id: str,
-) -> AsyncIterator[TextDelta | SampledChoice]:
+) -> AsyncGenerator[TextDelta | SampledChoice, None]:
     """Deltas as they come where `request.stream`, and each choice when it is whole."""
 
-    def one(index: int) -> AsyncIterator[TextDelta | SampledChoice]:
+    def one(index: int) -> AsyncGenerator[TextDelta | SampledChoice, None]:
         text = CompletionText(
             renderer,
             prompt_ids,
@@ -55,23 +56,24 @@ async def sample_choices(
         return _sample_one(engines, policy, call, text, stream=request.stream)
 
     if request.n == 1:
-        async with aclosing(one(0)) as items:  # type: ignore[type-var]
+        async with aclosing(one(0)) as items:
             async for item in items:
                 yield item
         return
     queue: asyncio.Queue[TextDelta | SampledChoice] = asyncio.Queue()
 
     async def pump(index: int) -> None:
-        async with aclosing(one(index)) as items:  # type: ignore[type-var]
+        async with aclosing(one(index)) as items:
             async for item in items:
                 queue.put_nowait(item)
 
     pumps = asyncio.gather(*(pump(index) for index in range(request.n)))
+    waiting: asyncio.Future[Any] = asyncio.ensure_future(asyncio.shield(pumps))
     try:
         whole = 0
         while whole < request.n:
-            getter = asyncio.ensure_future(queue.get())
-            await asyncio.wait({getter, pumps}, return_when=asyncio.FIRST_COMPLETED)
+            getter: asyncio.Future[Any] = asyncio.ensure_future(queue.get())
+            await asyncio.wait({getter, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if not getter.done() and queue.empty():
                 getter.cancel()
                 await pumps  # raises what went wrong
@@ -86,8 +88,8 @@ async def sample_choices(
 
 async def _sample_one(
     engines: EngineRegistry, policy: str, call: GenerateRequest, text: CompletionText, *, stream: bool
-) -> AsyncIterator[TextDelta | SampledChoice]:
-    async with aclosing(engines.generate(policy, call, stream=stream)) as chunks:  # type: ignore[type-var]
+) -> AsyncGenerator[TextDelta | SampledChoice, None]:
+    async with aclosing(engines.generate(policy, call, stream=stream)) as chunks:
         async for chunk in chunks:
             delta = text.push(chunk.token_ids, chunk.logprobs, stream=stream and chunk.finish_reason is None)
             if delta is not None:

@@ -161,6 +161,8 @@ class CompletionText:
         if reasoning:
             content = content.lstrip("\n")
         parsed = _Parsed(content, reasoning)
+        if not final and self._renderer.is_thinking(self._ids, self._prompt_ids):
+            return _Parsed("", reasoning)
         leftovers: list[str] = []
         for call in response.tool_calls:
             usable = self._allow_tools and isinstance(call.name, str) and call.status.value != "unclosed_block"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
 from types import TracebackType
 from urllib.parse import urlsplit, urlunsplit
 
@@ -34,6 +33,7 @@ from lightningrl.gateway.engine_messages import (
     pack_ids,
     unpack_ids,
 )
+from lightningrl.gateway.engines import closing
 from lightningrl.protocols import Engine
 from lightningrl.types import GenerateRequest, TokenChunk
 
@@ -202,7 +202,7 @@ class EngineLink:
         logprobs: list[float] = []
         sent_at = 0.0
         version: int | None = None
-        async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
+        async with closing(self._engine.generate(request)) as chunks:
             async for chunk in chunks:
                 if version is not None and chunk.policy_version != version:
                     outbox.put(

@@ -122,7 +122,7 @@ def _bytes(values: array.array[int] | array.array[float]) -> bytes:
 
 
 def _array(code: str, data: bytes) -> array.array[int]:
-    values: array.array[int] = array.array(code, data)  # type: ignore[call-overload]
+    values: array.array[int] = array.array(code, data)
     if sys.byteorder == "big":
         values.byteswap()
     return values

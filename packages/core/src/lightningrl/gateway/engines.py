@@ -7,26 +7,20 @@ generate ─► a seat that is connected and not held (waits, bounded) ─► ch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, cast
 
 from lightningrl.errors import EngineUnavailable
 from lightningrl.protocols import Engine
 from lightningrl.types import EngineInfo, FinishReason, GenerateRequest, TokenChunk
 
-__all__ = ["EngineGone", "EngineRegistry", "PolicyStatus"]
+__all__ = ["EngineGone", "EngineRegistry", "PolicyStatus", "closing"]
 
 
 class EngineGone(EngineUnavailable):
     """The engine went away in mid-call; another may answer."""
-
-
-class WholeCalls(Protocol):
-    """An engine that can also answer a whole completion as one chunk, which is cheaper than many."""
-
-    def generate_whole(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +115,7 @@ class EngineRegistry:
         assert state.info is not None
         return state.info
 
-    async def generate(self, policy: str, request: GenerateRequest, *, stream: bool) -> AsyncIterator[TokenChunk]:
+    async def generate(self, policy: str, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
         """Chunks of one completion, all of one version. Without `stream` it is one chunk, and an engine's death is not seen."""
         state = self._policies.setdefault(policy, _Policy())
         deadline = asyncio.get_running_loop().time() + self.wait_s
@@ -170,15 +164,20 @@ class EngineRegistry:
         policy.refresh()
 
 
-async def _checked(policy: str, engine: Engine, request: GenerateRequest, *, stream: bool) -> AsyncIterator[TokenChunk]:
+def closing(chunks: AsyncIterator[TokenChunk]) -> aclosing[AsyncGenerator[TokenChunk, None]]:
+    """Close an engine's iterator in the end, whatever happens: that frees the request's place."""
+    return aclosing(cast("AsyncGenerator[TokenChunk, None]", chunks))
+
+
+async def _checked(policy: str, engine: Engine, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
     """One engine's chunks, gathered unless streamed; refuses a call that mixes versions or ends without its last chunk."""
-    whole = getattr(engine, "generate_whole", None)
-    source = whole(request) if whole is not None and not stream else engine.generate(request)
+    whole: Any = None if stream else getattr(engine, "generate_whole", None)  # the engine link's: one chunk is cheaper than many
+    source: AsyncIterator[TokenChunk] = engine.generate(request) if whole is None else whole(request)
     version: int | None = None
     finish: FinishReason | None = None
     tokens: list[int] = []
     logprobs: list[float] = []
-    async with aclosing(source) as chunks:
+    async with closing(source) as chunks:
         async for chunk in chunks:
             if version is None:
                 version = chunk.policy_version

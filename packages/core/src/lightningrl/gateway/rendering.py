@@ -12,6 +12,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,6 +83,7 @@ class PolicyRenderer:
         """Reasoning and tool calls stand between tokens of their own; all text outside them is content."""
         added = tokenizer.get_added_vocab()
         self.has_atomic_thinking = "<think>" in added and "</think>" in added
+        self._think_id, self._think_end_id = added.get("<think>"), added.get("</think>")
         self.supports_tools = config.name != "default" or config.tool_parser is not None
         self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
         self._prompts: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
@@ -142,6 +144,13 @@ class PolicyRenderer:
         parsed = self._renderer.parse_response(ids, prompt_ids=tail)
         return ParsedCompletion(parsed.content or "", parsed.reasoning_content or "", tuple(parsed.tool_calls))
 
+    def is_thinking(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> bool:
+        """Whether a reasoning block was opened and not closed yet; what looks like a tool call in it may still prove to be a draft."""
+        if not self.has_atomic_thinking:
+            return False
+        opened = self._think_id in completion_ids or self._think_id in prompt_ids[-4:]
+        return opened and self._think_end_id not in completion_ids
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special ones included."""
         return self.tokenizer.decode(token_ids)
@@ -167,19 +176,18 @@ def _keep(cache: OrderedDict[bytes, T], key: bytes, value: T, size: int) -> T:
 
 def _resolve_config(tokenizer: Any, name: str, wanted: Any, thinking_retention: str | None, options: Mapping[str, Any]) -> Any:
     """A typed config of the `renderers` library. Its own automatic choice would load the model's config, and torch with it."""
-    from renderers.base import MODEL_RENDERER_MAP
-    from renderers.configs import DefaultRendererConfig, config_from_name
-
+    models: Any = import_module("renderers.base").MODEL_RENDERER_MAP
+    configs: Any = import_module("renderers.configs")
     if not isinstance(wanted, str):
         return wanted
     source = str(getattr(tokenizer, "name_or_path", "") or name)
-    kind = MODEL_RENDERER_MAP.get(source, "default") if wanted == "auto" else wanted
+    kind = models.get(source, "default") if wanted == "auto" else wanted
     if kind == "default":
         if wanted == "auto" and _sees_images(source):
             raise ConfigError(f"policy {name!r} reads images and no renderer is known for it; name one in the recipe")
-        return DefaultRendererConfig(**{**_parsers(tokenizer), **options})
+        return configs.DefaultRendererConfig(**{**_parsers(tokenizer), **options})
     try:
-        config = config_from_name(kind)
+        config = configs.config_from_name(kind)
         fields = {**({"thinking_retention": thinking_retention} if thinking_retention else {}), **options}
         return type(config)(**fields)
     except (ValueError, TypeError) as error:
@@ -187,10 +195,8 @@ def _resolve_config(tokenizer: Any, name: str, wanted: Any, thinking_retention: 
 
 
 def _create(tokenizer: Any, config: Any, name: str) -> Any:
-    from renderers.base import create_renderer
-
     try:
-        return create_renderer(tokenizer, config)
+        return import_module("renderers.base").create_renderer(tokenizer, config)
     except (ValueError, TypeError, AssertionError, KeyError) as error:
         raise ConfigError(f"renderer {config.name!r} does not fit the tokenizer of policy {name!r}: {error}") from error
 

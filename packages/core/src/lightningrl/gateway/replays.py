@@ -39,10 +39,8 @@ class Replays:
 
     async def begin(self, context: CallContext) -> tuple[str, Kept | None]:
         """The call's key, and what it was answered before. Waits for a first try that is still running."""
-        if context.call_id is not None:
-            key = f"id:{context.call_id.replace('#', '-')}"
-        else:
-            key = self._key_of_body(context)
+        given = context.call_id
+        key = self._key_of_body(context) if given is None else f"id:{given.replace('#', '-')}"
         while key in self._open:
             await self._open[key].wait()
         kept = self._done.get(key)

@@ -1,11 +1,11 @@
 """A real gateway on a loopback port, with a real SQLite store and a scripted engine.
 
-    async with live_gateway(folder) as gateway:
-        gateway.engine.enqueue("42")
-        attempt = await gateway.attempt()
-        client = AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key)
-        await client.chat.completions.create(model="any", messages=[…])
-        (call,) = await attempt.transitions()
+async with live_gateway(folder) as gateway:
+    gateway.engine.enqueue("42")
+    attempt = await gateway.attempt()
+    client = AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key)
+    await client.chat.completions.create(model="any", messages=[…])
+    (call,) = await attempt.transitions()
 """
 
 from __future__ import annotations
@@ -96,7 +96,13 @@ async def live_gateway(
     gateway = create_gateway(store, engines, {engine.policy: renderer or PolicyRenderer(engine.tokenizer)}, settings)
     app = Starlette(routes=[*gateway.routes, engine_route(engines, run_key)])
     config: Any = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", ws="websockets-sansio", ws_per_message_deflate=False, timeout_graceful_shutdown=1
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="websockets-sansio",
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)

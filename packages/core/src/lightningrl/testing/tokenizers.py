@@ -55,10 +55,11 @@ def tiny_tokenizer(words: Sequence[str] = (), *, chat_template: str | None = CHA
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
+    build: Any = PreTrainedTokenizerFast
+    tokenizer = build(
         tokenizer_object=core,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
+        eos_token=_FRAMES[2],
+        pad_token=_FRAMES[0],
         additional_special_tokens=["<|im_start|>"],
         clean_up_tokenization_spaces=False,
     )

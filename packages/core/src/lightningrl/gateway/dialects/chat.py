@@ -123,7 +123,7 @@ def parse_chat_request(data: bytes, *, max_choices: int) -> ChatRequest:
 def _refuse_unsupported(body: _Body) -> None:
     if body.tool_choice not in (None, "auto", "none"):
         raise Refusal(
-            f"tool_choice {body.tool_choice!r} is not supported: the policy's sampling is not constrained while it learns; use 'auto' or 'none'",
+            f"tool_choice {body.tool_choice!r} is not supported: sampling is not constrained while the policy learns; use 'auto' or 'none'",
             param="tool_choice",
         )
     if body.response_format is not None and body.response_format.get("type", "text") != "text":

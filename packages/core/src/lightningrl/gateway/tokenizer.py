@@ -1,0 +1,72 @@
+"""A policy's tokenizer: loaded without torch, and quick for the many short texts of a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from lightningrl.errors import ConfigError
+
+__all__ = ["QuickTokenizer", "load_tokenizer"]
+
+_SHORT = 256
+
+
+def load_tokenizer(source: str | Path) -> Any:
+    """A fast tokenizer of a local folder or hub name, without importing torch."""
+    from transformers import PreTrainedTokenizerFast
+
+    name = str(source)
+    if Path(name).is_dir() and not (Path(name) / "tokenizer.json").is_file():
+        raise ConfigError(f"model folder {name!r} has no tokenizer.json; save the policy's fast tokenizer there with save_pretrained")
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no tokenizer can be loaded from {name!r}: {error}") from error
+
+
+class QuickTokenizer:
+    """What the `renderers` library asks of a tokenizer, straight from the Rust core; the rest is transformers'.
+
+    transformers encodes one text as a batch of one, on a pool of threads; and the renderers encode the same headers for every call.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._core = tokenizer.backend_tokenizer
+        self._cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+        self.name_or_path: str = str(getattr(tokenizer, "name_or_path", "") or "")
+        self.unk_token_id: int | None = tokenizer.unk_token_id
+        self.eos_token_id: int | None = tokenizer.eos_token_id
+        self.all_special_tokens: list[str] = list(tokenizer.all_special_tokens)
+        self.added_tokens_decoder: dict[int, Any] = dict(tokenizer.added_tokens_decoder)
+        self._encode_short = lru_cache(4096)(self._encode)
+        self._token_id = lru_cache(1024)(tokenizer.convert_tokens_to_ids)
+
+    def encode(self, text: str, *args: Any, add_special_tokens: bool = False, **options: Any) -> list[int]:
+        """Token ids; nothing is added around them."""
+        if args or options or add_special_tokens:
+            return list(self._tokenizer.encode(text, *args, add_special_tokens=add_special_tokens, **options))
+        return list(self._encode_short(text) if len(text) < _SHORT else self._encode(text))
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False, **options: Any) -> str:
+        """Text; special tokens stay unless asked otherwise."""
+        if options or self._cleans:
+            return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens, **options))
+        return str(self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)) if token_ids else ""
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        return self._token_id(tokens) if isinstance(tokens, str) else self._tokenizer.convert_tokens_to_ids(tokens)
+
+    def apply_chat_template(self, messages: Any, *, tokenize: bool = True, return_dict: bool = False, **options: Any) -> Any:
+        """The template's text, or its tokens."""
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        return self._encode(text) if tokenize else text
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._tokenizer(*args, **options)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._core.encode(text, add_special_tokens=False).ids)
