@@ -57,3 +57,20 @@ def test_one_seed_builds_one_folder(tmp_path: Path) -> None:
         cold_start(tmp_path / name, right_databases=3, faulty_databases=2)
     a, b = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b"))
     assert a == b
+
+
+def test_the_template_is_what_the_qwen3_renderer_renders(tokenizer) -> None:
+    qwen3 = pytest.importorskip("renderers.qwen3").Qwen3Renderer(tokenizer)
+    tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is a?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "1", "tool_call_id": "1"},
+    ]
+    for conversation, given in ((messages[:2], None), (messages, tools)):
+        rendered = tokenizer.apply_chat_template(
+            conversation, tools=given, add_generation_prompt=True, return_dict=False
+        )
+        assert qwen3.render_ids(conversation, tools=given, add_generation_prompt=True) == rendered
