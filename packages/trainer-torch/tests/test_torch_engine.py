@@ -54,7 +54,6 @@ async def collect(engine: TorchEngine, request: GenerateRequest, delay: float = 
     logprobs: list[float] = []
     versions: list[int] = []
     async for chunk in engine.generate(request):
-        assert chunk.finish_reason is None or chunk is not None
         ids += chunk.token_ids
         logprobs += chunk.logprobs
         versions += [chunk.policy_version] * len(chunk.token_ids)
