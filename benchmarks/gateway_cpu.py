@@ -63,7 +63,9 @@ def serve(pipe: Connection, folder: str, rollouts: int, profile: str | None) -> 
                 profiler.enable()
             if profile and request.path_params["name"] == "end":
                 profiler.disable()
-            return JSONResponse({"cpu_s": marks[request.path_params["name"]], "torch": "torch" in sys.modules})
+            return JSONResponse(
+                {"cpu_s": marks[request.path_params["name"]], "loop_s": time.thread_time(), "torch": "torch" in sys.modules}
+            )
 
         async def in_flight(request: Request) -> JSONResponse:
             return JSONResponse({"in_flight": sum(policy.in_flight for policy in engines.status())})
@@ -158,6 +160,7 @@ async def call_all(
     return {
         "calls": calls,
         "cpu_ms_per_call": 1000 * (end["cpu_s"] - start["cpu_s"]) / calls,
+        "loop_thread_ms_per_call": 1000 * (end["loop_s"] - start["loop_s"]) / calls,
         "calls_per_s": calls / wall,
         "p50_ms": 1000 * latencies[calls // 2],
         "p99_ms": 1000 * latencies[int(calls * 0.99)],

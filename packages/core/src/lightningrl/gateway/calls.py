@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
-from lightningrl.gateway.choices import SampledChoice, sample_choices
+from lightningrl.gateway.choices import ChoiceSampler, SampledChoice
 from lightningrl.gateway.completion import CompletionText, TextDelta
 from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.gateway.errors import Refusal
@@ -144,18 +144,20 @@ class Caller:
         prompt = self._prompt(attempt.history, request, renderer)
         sampling = await self._sampling(info, request, policy, renderer, len(prompt.ids))
         transition_id = f"{info.rollout_id}/{info.attempt}/{next(self._ids)}"
-        if request.stream:
-            yield Begun(id=transition_id, policy=policy)
+        sampler = ChoiceSampler(self._engines, policy, renderer, request, prompt.ids, sampling, transition_id)
         sampled: list[SampledChoice] = []
         has_begun = False
-        choices = sample_choices(self._engines, policy, renderer, request, prompt.ids, sampling, transition_id)
-        async with aclosing(choices) as items:
-            async for item in items:
-                if isinstance(item, SampledChoice):
-                    sampled.append(item)
-                else:
-                    has_begun = True
-                    yield item
+        if request.stream:
+            yield Begun(id=transition_id, policy=policy)
+            async with aclosing(sampler.stream()) as items:
+                async for item in items:
+                    if isinstance(item, SampledChoice):
+                        sampled.append(item)
+                    else:
+                        has_begun = True
+                        yield item
+        else:
+            sampled = await sampler.whole()
         sampled.sort(key=lambda one: one.choice.index)
         records = [self._record(info, context, policy, prompt, one, key, started, time.perf_counter() - clock) for one in sampled]
         # From here on the call exists whether or not the client still listens: memory and store must agree.

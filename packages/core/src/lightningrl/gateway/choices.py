@@ -6,16 +6,15 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
 
 from lightningrl.errors import EngineUnavailable
 from lightningrl.gateway.completion import Choice, CompletionText, TextDelta
 from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.request import CallRequest
-from lightningrl.types import GenerateRequest, SamplingSettings
+from lightningrl.types import GenerateRequest, SamplingSettings, TokenChunk
 
-__all__ = ["SampledChoice", "sample_choices"]
+__all__ = ["ChoiceSampler", "SampledChoice"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -31,71 +30,106 @@ class SampledChoice:
     """What of it may be sent only once it is recorded."""
 
 
-async def sample_choices(
-    engines: EngineRegistry,
-    policy: str,
-    renderer: PolicyRenderer,
-    request: CallRequest,
-    prompt_ids: tuple[int, ...],
-    sampling: SamplingSettings,
-    transition_id: str,
-) -> AsyncGenerator[TextDelta | SampledChoice, None]:
-    """Deltas as they come where `request.stream`, and each choice when it is whole."""
+class ChoiceSampler:
+    """Samples the choices of one request."""
 
-    def one(index: int) -> AsyncGenerator[TextDelta | SampledChoice, None]:
+    def __init__(
+        self,
+        engines: EngineRegistry,
+        policy: str,
+        renderer: PolicyRenderer,
+        request: CallRequest,
+        prompt_ids: tuple[int, ...],
+        sampling: SamplingSettings,
+        transition_id: str,
+    ) -> None:
+        self._engines = engines
+        self._policy = policy
+        self._renderer = renderer
+        self._request = request
+        self._prompt_ids = prompt_ids
+        self._sampling = sampling
+        self._id = transition_id
+
+    async def whole(self) -> list[SampledChoice]:
+        """All choices, in order."""
+        if self._request.n == 1:
+            return [await self._one_whole(0)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._one_whole(index)) for index in range(self._request.n)]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the first choice that failed says why the call did
+        return [task.result() for task in tasks]
+
+    async def stream(self) -> AsyncGenerator[TextDelta | SampledChoice, None]:
+        """Deltas as they come, and each choice when it is whole."""
+        if self._request.n == 1:
+            async with aclosing(self._one(0)) as items:
+                async for item in items:
+                    yield item
+            return
+        queue: asyncio.Queue[TextDelta | SampledChoice | None] = asyncio.Queue()
+
+        async def pump(index: int) -> None:
+            try:
+                async with aclosing(self._one(index)) as items:
+                    async for item in items:
+                        queue.put_nowait(item)
+            finally:
+                queue.put_nowait(None)
+
+        pumps = [asyncio.create_task(pump(index)) for index in range(self._request.n)]
+        try:
+            ended = 0
+            while ended < len(pumps):
+                following = await queue.get()
+                if following is not None:
+                    yield following
+                    continue
+                ended += 1
+                for task in pumps:
+                    if task.done():
+                        task.result()  # raises what went wrong
+            await asyncio.gather(*pumps)
+        finally:
+            for task in pumps:
+                task.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    def _place(self, index: int) -> tuple[GenerateRequest, CompletionText]:
+        sampling = self._sampling
+        if index and sampling.seed is not None:
+            sampling = replace(sampling, seed=sampling.seed + index)
         text = CompletionText(
-            renderer,
-            prompt_ids,
+            self._renderer,
+            self._prompt_ids,
             index=index,
-            allow_tools=bool(request.tools) and request.allow_tools,
-            parallel_tools=request.parallel_tools,
+            allow_tools=bool(self._request.tools) and self._request.allow_tools,
+            parallel_tools=self._request.parallel_tools,
             stop=sampling.stop,
         )
-        own = sampling if index == 0 or sampling.seed is None else replace(sampling, seed=sampling.seed + index)
-        call = GenerateRequest(id=transition_id if index == 0 else f"{transition_id}-{index}", prompt_ids=prompt_ids, sampling=own)
-        return _sample_one(engines, policy, call, text, stream=request.stream)
+        call_id = f"{self._id}-{index}" if index else self._id
+        return GenerateRequest(id=call_id, prompt_ids=self._prompt_ids, sampling=sampling), text
 
-    if request.n == 1:
-        async with aclosing(one(0)) as items:
-            async for item in items:
-                yield item
-        return
-    queue: asyncio.Queue[TextDelta | SampledChoice] = asyncio.Queue()
+    async def _one_whole(self, index: int) -> SampledChoice:
+        call, text = self._place(index)
+        chunk = await self._engines.generate_whole(self._policy, call)
+        text.push(chunk.token_ids, chunk.logprobs, stream=False)
+        return self._sampled(call, text, chunk)
 
-    async def pump(index: int) -> None:
-        async with aclosing(one(index)) as items:
-            async for item in items:
-                queue.put_nowait(item)
+    async def _one(self, index: int) -> AsyncGenerator[TextDelta | SampledChoice, None]:
+        call, text = self._place(index)
+        async with aclosing(self._engines.generate(self._policy, call)) as chunks:
+            async for chunk in chunks:
+                delta = text.push(chunk.token_ids, chunk.logprobs, stream=chunk.finish_reason is None)
+                if delta is not None:
+                    yield delta
+                if chunk.finish_reason is not None:
+                    yield self._sampled(call, text, chunk)
 
-    pumps = asyncio.gather(*(pump(index) for index in range(request.n)))
-    waiting: asyncio.Future[Any] = asyncio.ensure_future(asyncio.shield(pumps))
-    try:
-        whole = 0
-        while whole < request.n:
-            getter: asyncio.Future[Any] = asyncio.ensure_future(queue.get())
-            await asyncio.wait({getter, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if not getter.done() and queue.empty():
-                getter.cancel()
-                await pumps  # raises what went wrong
-            item = await getter
-            whole += isinstance(item, SampledChoice)
-            yield item
-        await pumps
-    finally:
-        pumps.cancel()
-        await asyncio.gather(pumps, return_exceptions=True)
-
-
-async def _sample_one(
-    engines: EngineRegistry, policy: str, call: GenerateRequest, text: CompletionText, *, stream: bool
-) -> AsyncGenerator[TextDelta | SampledChoice, None]:
-    async with aclosing(engines.generate(policy, call, stream=stream)) as chunks:
-        async for chunk in chunks:
-            delta = text.push(chunk.token_ids, chunk.logprobs, stream=stream and chunk.finish_reason is None)
-            if delta is not None:
-                yield delta
-            if chunk.finish_reason is not None:
-                if text.token_count == 0:
-                    raise EngineUnavailable(f"the engine of policy {policy!r} returned a completion without a token")
-                choice, last = text.finish(chunk.finish_reason)
-                yield SampledChoice(id=call.id, choice=choice, version=chunk.policy_version, sampling=call.sampling, last_delta=last)
+    def _sampled(self, call: GenerateRequest, text: CompletionText, last: TokenChunk) -> SampledChoice:
+        if text.token_count == 0 or last.finish_reason is None:
+            raise EngineUnavailable(f"the engine of policy {self._policy!r} returned a completion without a token or a finish reason")
+        choice, delta = text.finish(last.finish_reason)
+        return SampledChoice(id=call.id, choice=choice, version=last.policy_version, sampling=call.sampling, last_delta=delta)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import msgspec
 from starlette.routing import WebSocketRoute
@@ -35,12 +36,36 @@ __all__ = ["RemoteEngine", "engine_route"]
 logger = logging.getLogger(__name__)
 
 
+class _Call:
+    """One completion on its way."""
+
+    def __init__(self, policy: str) -> None:
+        self.messages: asyncio.Queue[Chunk | Failed | None] = asyncio.Queue()
+        """None = the engine is gone."""
+        self.is_over = False
+        self._policy = policy
+
+    async def next(self) -> TokenChunk:
+        message = await self.messages.get()
+        self.is_over = not isinstance(message, Chunk) or message.finish_reason is not None
+        if isinstance(message, Chunk):
+            return TokenChunk(
+                token_ids=unpack_ids(message.token_ids),
+                logprobs=unpack_floats(message.logprobs),
+                policy_version=message.policy_version,
+                finish_reason=message.finish_reason,
+            )
+        if message is None:
+            raise EngineGone(f"the engine of policy {self._policy!r} disconnected in mid-call")
+        raise ContextOverflow(message.message) if message.kind == "context_overflow" else BackendError(message.message)
+
+
 class RemoteEngine:
     """The server's end: an `Engine` on the other side of a WebSocket."""
 
     def __init__(self, info: EngineInfo) -> None:
         self._info = info
-        self._waiting: dict[str, asyncio.Queue[Chunk | Failed | None]] = {}
+        self._waiting: dict[str, _Call] = {}
         self.outbox = Outbox()
 
     @property
@@ -50,50 +75,39 @@ class RemoteEngine:
     def set_version(self, version: int) -> None:
         self._info = EngineInfo(policy=self._info.policy, version=version, context_length=self._info.context_length)
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         """Chunks as they are sampled."""
-        return self._generate(request, whole=False)
+        with self._ask(request, whole=False) as call:
+            while not call.is_over:
+                yield await call.next()
 
-    def generate_whole(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate_whole(self, request: GenerateRequest) -> TokenChunk:
         """The completion as one chunk."""
-        return self._generate(request, whole=True)
+        with self._ask(request, whole=True) as call:
+            return await call.next()
 
-    async def _generate(self, request: GenerateRequest, *, whole: bool) -> AsyncIterator[TokenChunk]:
-        queue: asyncio.Queue[Chunk | Failed | None] = asyncio.Queue()
-        self._waiting[request.id] = queue
-        is_over = False
+    @contextmanager
+    def _ask(self, request: GenerateRequest, *, whole: bool) -> Iterator[_Call]:
+        call = _Call(self._info.policy)
+        self._waiting[request.id] = call
         self.outbox.put(Generate(request.id, pack_ids(request.prompt_ids), request.sampling, whole))
         try:
-            while not is_over:
-                message = await queue.get()
-                if isinstance(message, Chunk):
-                    is_over = message.finish_reason is not None
-                    yield TokenChunk(
-                        token_ids=unpack_ids(message.token_ids),
-                        logprobs=unpack_floats(message.logprobs),
-                        policy_version=message.policy_version,
-                        finish_reason=message.finish_reason,
-                    )
-                    continue
-                is_over = True
-                if message is None:
-                    raise EngineGone(f"the engine of policy {self._info.policy!r} disconnected in mid-call")
-                raise ContextOverflow(message.message) if message.kind == "context_overflow" else BackendError(message.message)
+            yield call
         finally:
             del self._waiting[request.id]
-            if not is_over:
+            if not call.is_over:
                 self.outbox.put(Cancel(request.id))
 
     def deliver(self, message: Chunk | Failed) -> None:
         """A message from the engine; one for a call that was given up is dropped."""
-        queue = self._waiting.get(message.id)
-        if queue is not None:
-            queue.put_nowait(message)
+        call = self._waiting.get(message.id)
+        if call is not None:
+            call.messages.put_nowait(message)
 
     def disconnect(self) -> None:
         """Fail what is in flight."""
-        for queue in self._waiting.values():
-            queue.put_nowait(None)
+        for call in self._waiting.values():
+            call.messages.put_nowait(None)
 
 
 def engine_route(registry: EngineRegistry, key: str, path: str = "/api/v1/engines") -> WebSocketRoute:

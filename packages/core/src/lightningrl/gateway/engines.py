@@ -7,8 +7,8 @@ generate ─► a seat that is connected and not held (waits, bounded) ─► ch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -115,29 +115,35 @@ class EngineRegistry:
         assert state.info is not None
         return state.info
 
-    async def generate(self, policy: str, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
-        """Chunks of one completion, all of one version. Without `stream` it is one chunk, and an engine's death is not seen."""
-        state = self._policies.setdefault(policy, _Policy())
-        deadline = asyncio.get_running_loop().time() + self.wait_s
-        state.in_flight += 1
-        try:
+    async def generate(self, policy: str, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Chunks of one completion as they are sampled, all of one version."""
+        state, deadline = self._begin(policy)
+        with _counted(state):
             while True:
                 seat = await self._seat(state, policy, deadline)
                 passed_on = False
-                seat.in_flight += 1
                 try:
-                    async with aclosing(_checked(policy, seat.engine, request, stream=stream)) as chunks:
-                        async for chunk in chunks:
-                            passed_on = True
-                            yield chunk
+                    with _counted(seat):
+                        async with aclosing(_checked(policy, seat.engine, request)) as chunks:
+                            async for chunk in chunks:
+                                passed_on = True
+                                yield chunk
                     return
                 except EngineGone as error:
                     if passed_on:
                         raise EngineUnavailable(f"the engine of policy {policy!r} went away in mid-call; send the call again") from error
-                finally:
-                    seat.in_flight -= 1
-        finally:
-            state.in_flight -= 1
+
+    async def generate_whole(self, policy: str, request: GenerateRequest) -> TokenChunk:
+        """One completion as one chunk; an engine's death is not seen."""
+        state, deadline = self._begin(policy)
+        with _counted(state):
+            while True:
+                seat = await self._seat(state, policy, deadline)
+                with _counted(seat), suppress(EngineGone):
+                    return await _gather(policy, seat.engine, request)
+
+    def _begin(self, policy: str) -> tuple[_Policy, float]:
+        return self._policies.setdefault(policy, _Policy()), asyncio.get_running_loop().time() + self.wait_s
 
     async def _seat(self, state: _Policy, policy: str, deadline: float) -> _Seat:
         while True:
@@ -169,15 +175,20 @@ def closing(chunks: AsyncIterator[TokenChunk]) -> aclosing[AsyncGenerator[TokenC
     return aclosing(cast("AsyncGenerator[TokenChunk, None]", chunks))
 
 
-async def _checked(policy: str, engine: Engine, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
-    """One engine's chunks, gathered unless streamed; refuses a call that mixes versions or ends without its last chunk."""
-    whole: Any = None if stream else getattr(engine, "generate_whole", None)  # the engine link's: one chunk is cheaper than many
-    source: AsyncIterator[TokenChunk] = engine.generate(request) if whole is None else whole(request)
+@contextmanager
+def _counted(place: _Seat | _Policy) -> Iterator[None]:
+    place.in_flight += 1
+    try:
+        yield
+    finally:
+        place.in_flight -= 1
+
+
+async def _checked(policy: str, engine: Engine, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+    """One engine's chunks; refuses a call that mixes versions or ends without its last chunk."""
     version: int | None = None
     finish: FinishReason | None = None
-    tokens: list[int] = []
-    logprobs: list[float] = []
-    async with closing(source) as chunks:
+    async with closing(engine.generate(request)) as chunks:
         async for chunk in chunks:
             if version is None:
                 version = chunk.policy_version
@@ -187,12 +198,21 @@ async def _checked(policy: str, engine: Engine, request: GenerateRequest, *, str
                     "hold the engine while weights change, then send the call again"
                 )
             finish = chunk.finish_reason
-            if stream:
-                yield chunk
-            else:
-                tokens.extend(chunk.token_ids)
-                logprobs.extend(chunk.logprobs)
-    if finish is None or version is None:
+            yield chunk
+    if finish is None:
         raise EngineGone(f"the engine of policy {policy!r} ended a completion without a finish reason")
-    if not stream:
-        yield TokenChunk(token_ids=tuple(tokens), logprobs=tuple(logprobs), policy_version=version, finish_reason=finish)
+
+
+async def _gather(policy: str, engine: Engine, request: GenerateRequest) -> TokenChunk:
+    whole: Any = getattr(engine, "generate_whole", None)  # the engine link's: one message is cheaper than many
+    if whole is not None:
+        answer: TokenChunk = await whole(request)
+        return answer
+    async with aclosing(_checked(policy, engine, request)) as chunks:
+        parts = [chunk async for chunk in chunks]
+    return TokenChunk(
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
+        policy_version=parts[-1].policy_version,
+        finish_reason=parts[-1].finish_reason,
+    )
