@@ -57,7 +57,7 @@ def test_a_python_recipe_may_hold_objects(tmp_path: Path) -> None:
         (MINIMAL + "[loop]\nstps = 4\n", "unknown key 'loop.stps'; did you mean 'steps'?"),
         (MINIMAL + "wieght = 2\n", "unknown key 'rewards.exact.wieght'; did you mean 'weight'?"),
         (MINIMAL + "[loop]\nsteps = -1\n", "'loop.steps'"),
-        (MINIMAL.replace("[rewards.exact]\nuse = \"reward.py:exact\"", ""), "'rewards'"),
+        (MINIMAL.replace('[rewards.exact]\nuse = "reward.py:exact"', ""), "'rewards'"),
         ("agent = ", "not valid TOML"),
     ],
 )

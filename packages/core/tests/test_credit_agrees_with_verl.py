@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-import types
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,27 +10,6 @@ import pytest
 from lightningrl.credit import IdenticalAssignment
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import TrajectoryGroup
-
-
-@pytest.fixture(scope="module")
-def core_algos() -> Iterator[Any]:
-    """verl's own algorithm module. The package around it imports Ray and the workers' configuration, which the algorithms do not use."""
-    torch = pytest.importorskip("torch")
-    found = importlib.util.find_spec("verl")
-    if found is None or found.submodule_search_locations is None:
-        pytest.skip("verl is not installed")
-    before = set(sys.modules)
-    verl, workers, config = (types.ModuleType(name) for name in ("verl", "verl.workers", "verl.workers.config"))
-    verl.__path__ = list(found.submodule_search_locations)
-    workers.__path__ = []
-    config.ActorConfig = type("ActorConfig", (), {})  # type: ignore[attr-defined]
-    sys.modules.update({module.__name__: module for module in (verl, workers, config)})
-    try:
-        yield importlib.import_module("verl.trainer.ppo.core_algos")
-    finally:
-        for name in [name for name in sys.modules if name not in before and name.partition(".")[0] == "verl"]:
-            del sys.modules[name]
-        assert torch is not None
 
 
 def random_groups(seed: int) -> list[TrajectoryGroup]:

@@ -34,7 +34,9 @@ def test_an_unknown_name_lists_what_is_installed() -> None:
 
 
 def test_a_misspelt_hook_is_named_with_its_remedy() -> None:
-    with pytest.raises(PluginError, match="plugin from mine 0.1: no hook named 'lightningrl_adaptors'; did you mean 'lightningrl_adapters'"):
+    with pytest.raises(
+        PluginError, match="plugin from mine 0.1: no hook named 'lightningrl_adaptors'; did you mean 'lightningrl_adapters'"
+    ):
         PluginManager().register(module_with(lightningrl_adaptors=lambda: []), distribution="mine 0.1")
 
 

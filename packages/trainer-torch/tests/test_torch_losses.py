@@ -1,11 +1,8 @@
-"""Losses agree with TRL's GRPO trainer, an independent implementation, on random inputs."""
+"""Losses agree with verl's `core_algos`, an independent implementation, on random inputs."""
 
 from __future__ import annotations
 
-import warnings
-from collections import defaultdict
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,54 +13,62 @@ from lightningrl_torch.losses import approximate_kl, clipped_surrogate, is_clipp
 from lightningrl_torch.schedules import schedule_factor
 
 
-@pytest.fixture(scope="module")
-def trl() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
-
-
-def trl_loss(
-    trainer: Any, logprobs: torch.Tensor, inputs: dict[str, torch.Tensor], *, low: float, high: float, beta: float
-) -> torch.Tensor:
-    """`GRPOTrainer._compute_loss` with logprobs given instead of recomputed; `dapo` = mean over all completion tokens."""
-    args = SimpleNamespace(delta=None, use_bias_correction_kl=False)
-    itself = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None),
-        accelerator=SimpleNamespace(num_processes=1, reduce=lambda value, reduction: value, gather=lambda value: value),
-        args=args, aux_loss_enabled=False, beta=beta, current_gradient_accumulation_steps=1, epsilon_high=high, epsilon_low=low,
-        importance_sampling_level="token", loss_type="dapo", max_completion_length=logprobs.shape[1], model=SimpleNamespace(training=False),
-        off_policy_mask_threshold=None, top_entropy_quantile=1.0, use_vllm=False, vllm_importance_sampling_correction=False,
-        _entropy_bonus_enabled=False, _metrics={"eval": defaultdict(list)},
-    )  # fmt: skip
-    result: torch.Tensor = trainer._compute_loss(itself, None, inputs)
-    return result
-
-
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(("low", "high", "beta"), [(0.2, 0.2, 0.0), (0.2, 0.28, 0.0), (0.1, 0.3, 0.05)])
-def test_loss_and_gradient_are_those_of_trl(trl: Any, seed: int, low: float, high: float, beta: float) -> None:
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_loss_and_gradient_are_those_of_verl(core_algos: Any, seed: int, low: float, high: float, beta: float, aggregation: str) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows, tokens = 6, 9
     old = -3 * torch.rand(rows, tokens, generator=generator)
     logprobs = (old + 0.4 * torch.randn(rows, tokens, generator=generator)).requires_grad_()
     reference = old + 0.4 * torch.randn(rows, tokens, generator=generator)
     advantages = torch.randn(rows, tokens, generator=generator)
-    mask = (torch.arange(tokens) < torch.randint(1, tokens + 1, (rows, 1), generator=generator)).int()
-    inputs = {
-        "prompt_ids": torch.zeros(rows, 1, dtype=torch.long), "prompt_mask": torch.ones(rows, 1, dtype=torch.int),
-        "completion_ids": torch.zeros(rows, tokens, dtype=torch.long), "completion_mask": mask,
-        "advantages": advantages, "old_per_token_logps": old, "ref_per_token_logps": reference, "num_items_in_batch": mask.sum(),
-    }  # fmt: skip
-    expected = trl_loss(trl, logprobs, inputs, low=low, high=high, beta=beta)
+    mask = (torch.arange(tokens) < torch.randint(1, tokens + 1, (rows, 1), generator=generator)).float()
+
+    expected = verl_loss(core_algos, old, logprobs, advantages, mask, aggregation, low=low, high=high)
+    kl = core_algos.kl_penalty(logprobs, reference, "low_var_kl")
+    expected = expected + beta * core_algos.agg_loss(kl, mask, aggregation)
     (expected_gradient,) = torch.autograd.grad(expected, logprobs)
 
     token_loss = clipped_surrogate(logprobs - old, advantages, clip_low=low, clip_high=high) + beta * approximate_kl(reference - logprobs)
-    loss = (mask / mask.sum() * token_loss).sum()
+    loss = (token_weights(mask, aggregation) * token_loss).sum()
     (gradient,) = torch.autograd.grad(loss, logprobs)
 
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
     torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-6)
+
+
+def verl_loss(
+    core_algos: Any,
+    old: torch.Tensor,
+    logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    aggregation: str,
+    *,
+    low: float,
+    high: float,
+) -> torch.Tensor:
+    class Config(dict[str, Any]):
+        clip_ratio = low
+        clip_ratio_low = low
+        clip_ratio_high = high
+        global_batch_info: ClassVar[dict[str, Any]] = {}
+
+    no_dual_clip = Config(clip_ratio_c=1e9)
+    loss, _ = core_algos.compute_policy_loss_vanilla(old, logprobs, advantages, mask, aggregation, no_dual_clip)
+    result: torch.Tensor = loss
+    return result
+
+
+def token_weights(mask: torch.Tensor, aggregation: str) -> torch.Tensor:
+    """`Sample.weights` of rows that are one rollout each: `token_mean` (DAPO), `rollout_mean` (GRPO), `constant` (Dr. GRPO)."""
+    rows, tokens = mask.shape
+    if aggregation == "token-mean":
+        return mask / mask.sum()
+    if aggregation == "seq-mean-token-mean":
+        return mask / mask.sum(dim=1, keepdim=True) / rows
+    return mask / (rows * tokens)
 
 
 @settings(deadline=None)

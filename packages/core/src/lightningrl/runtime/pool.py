@@ -219,7 +219,9 @@ class WorkerPool:
         overdue = process.overdue()
         for held in overdue:
             del process.held[held.rollout_id, held.attempt]
-        await self._report(overdue, Outcome.TIMEOUT, "the agent ran longer than its time limit; its worker was killed")
+        for held in overdue:
+            message = f"the agent ran longer than its time limit of {held.limit_s:g} s; its worker was killed"
+            await self._report([held], Outcome.TIMEOUT, message)
         return "another attempt ran longer than its time limit" if overdue else None
 
     async def _bury(self, index: int, process: WorkerProcess, status: int, verdict: str | None) -> None:

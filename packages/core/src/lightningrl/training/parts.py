@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -81,10 +82,22 @@ def resolve_model(recipe: Recipe) -> str:
     """The policy as a hub name, or the absolute path where a folder of that name lies beside the recipe or here."""
     for base in (recipe.folder, Path.cwd()):
         if (base / recipe.policy.model).is_dir():
-            return str((base / recipe.policy.model).resolve())
+            return str(_checked_folder((base / recipe.policy.model).resolve(), recipe.policy.renderer))
     if recipe.policy.model.startswith((".", "/")) or recipe.policy.model.count("/") > 1:
         raise ConfigError(f"policy.model: no folder {recipe.policy.model!r}; give a transformers folder or a hub name like 'Qwen/Qwen2.5-0.5B'")
     return recipe.policy.model
+
+
+def _checked_folder(folder: Path, renderer: str) -> Path:
+    """A local model folder that can be served: weights' config, a fast tokenizer, and a chat template or a named renderer."""
+    for needed in ("config.json", "tokenizer.json"):
+        if not (folder / needed).is_file():
+            raise ConfigError(f"model folder {str(folder)!r} has no {needed}; save model and tokenizer there with save_pretrained")
+    settings = folder / "tokenizer_config.json"
+    has_template = (folder / "chat_template.jinja").is_file() or (settings.is_file() and "chat_template" in json.loads(settings.read_text(encoding="utf-8")))
+    if renderer == "auto" and not has_template:
+        raise ConfigError(f"model folder {str(folder)!r} has no chat template; add chat_template.jinja, or name a renderer in policy.renderer")
+    return folder
 
 
 def check_agent_file(recipe: Recipe) -> None:

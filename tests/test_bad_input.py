@@ -1,0 +1,242 @@
+"""Bad input at the command line: one sentence that says what, which and what next; a non-zero exit; nothing lost."""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightningrl.store import SqlStore
+
+STARTER = Path(__file__).resolve().parents[1] / "examples" / "text_to_sql" / "starter"
+
+AGENT = """
+import time
+from openai import OpenAI
+
+client = OpenAI(max_retries=0)
+
+
+def ask(text):
+    reply = client.chat.completions.create(model="gpt-4o-mini", messages=[{"role": "user", "content": text}])
+    return reply.choices[0].message.content or "-"
+
+
+def answer(question): return ask(question)
+def raises(question): raise RuntimeError("the database is on fire")
+def hangs(question): time.sleep(60)
+def returns_nothing(question): ask(question)
+def returns_an_object(question): return object()
+def overflows(question): return ask("select " * 5000)
+"""
+
+DATA = """
+def tasks():
+    return [{"id": "one", "input": "count the rows"}]
+def no_tasks(): return []
+def twice(): return tasks() * 2
+def one(task, output, trajectory): return 1.0
+def raises(task, output, trajectory): raise KeyError("gold")
+def is_nan(task, output, trajectory): return float("nan")
+def is_slow(task, output, trajectory):
+    import time
+    time.sleep(30)
+def is_text(task, output, trajectory): return "good"
+"""
+
+RECIPE = """
+agent = "agent.py:answer"
+[tasks]
+train = "data.py:tasks"
+[policy]
+model = "starter"
+[rewards.score]
+use = "data.py:one"
+timeout_s = 1.0
+[runtime]
+workers = 1
+timeout_s = 10.0
+[loop]
+steps = 1
+tasks_per_step = 1
+group_size = 2
+[sampling]
+max_tokens = 4
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "data.py").write_text(DATA)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    (tmp_path / "starter").symlink_to(STARTER)
+    return tmp_path
+
+
+def lightningrl(here: Path, *arguments: str) -> tuple[int, str]:
+    """Exit status and what was said, on one line."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "lightningrl.cli", *arguments],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400"},
+    )
+    assert "Traceback" not in ran.stderr + ran.stdout, ran.stderr + ran.stdout
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+def refused(here: Path, *arguments: str) -> str:
+    """The one sentence after `error:`."""
+    status, said = lightningrl(here, *arguments)
+    assert status != 0, said
+    assert said.count("error: ") == 1, said
+    return said.split("error: ")[1].strip()
+
+
+def train(here: Path, *settings: str) -> str:
+    return refused(here, "train", "recipe.toml", "--run", "run", *(word for setting in settings for word in ("--set", setting)))
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("credit.use=grop", "no credit assigner named 'grop'; installed: discounted, dr_grpo, grpo"),
+        ("backend=troch", "no trainer backend named 'troch'; installed: torch; did you mean 'torch'?"),
+        ('adapters=["langgraph"]', "no adapter named 'langgraph'; installed: langchain"),
+        ("loop.stps=3", "unknown key 'loop.stps'; did you mean 'steps'?"),
+        ("learner.learning_rte=1", "trainer backend 'torch' has no setting 'learning_rte'; did you mean 'learning_rate'?"),
+        ("backends.toch.threads=1", "no trainer backend named 'toch'"),
+        ("credit.options.gamma=1", "'grpo' has no setting 'gamma'"),
+        ("credit.use=discounted", "needs 'turn_rewards'; add an [intermediate_rewards.NAME] table"),
+        ("loop.group_size=1", "needs 'group'; set loop.group_size above 1"),
+        ("tasks.train=data.py:no_tasks", "returned no tasks"),
+        ("tasks.train=data.py:twice", "two tasks have the id 'one'"),
+        ("tasks.validation=data.py:tasks", "task 'one' is in the training and the validation set"),
+        ("tasks.train=data.py:missing", "'data.py' has no 'missing'"),
+        ("rewards.score.use=nowhere.py:score", "no file"),
+        ("agent=nowhere.py:answer", "no file"),
+        ("policy.model=./nowhere", "no folder './nowhere'"),
+        ("samples.aggregation=constant", "needs samples.constant_length"),
+        ('loggers=["tensorbord"]', "no logger named 'tensorbord'; did you mean 'tensorboard'?"),
+    ],
+)
+def test_a_recipe_that_cannot_run_is_refused_before_anything_starts(here: Path, setting: str, says: str) -> None:
+    assert says in train(here, setting)
+    assert not (here / "run" / "store.sqlite").exists()
+
+
+def test_no_recipe_and_nothing_to_resume(here: Path) -> None:
+    assert "no recipe given" in refused(here, "train")
+    assert "no run below 'runs'" in refused(here, "train", "--resume")
+    assert "no recipe at 'none.toml'" in refused(here, "train", "none.toml")
+
+
+def test_a_model_without_a_chat_template_is_refused(here: Path) -> None:
+    folder = here / "bare"
+    shutil.copytree(STARTER, folder)
+    (folder / "chat_template.jinja").unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    said = train(here, "policy.model=bare")
+    assert "chat template" in said
+    assert "bare" in said
+
+
+def rollouts(here: Path) -> dict[str, str]:
+    """Every rollout in the run's store with its state."""
+
+    async def read() -> dict[str, str]:
+        store = await SqlStore.open(f"sqlite:///{here / 'run' / 'store.sqlite'}", read_only=True)
+        try:
+            return {record.spec.id: record.state.value for record in await store.list_rollouts()}
+        finally:
+            await store.close()
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("raises", "reward 'score' raised KeyError"),
+        ("is_nan", "reward 'score' returned nan"),
+        ("is_slow", "reward 'score' took longer than 1 s"),
+        ("is_text", "reward 'score' returned"),
+    ],
+)
+def test_a_bad_reward_stops_the_run_and_loses_nothing(here: Path, function: str, says: str) -> None:
+    said = train(here, f"rewards.score.use=data.py:{function}")
+    assert says in said
+    assert "s000000-0000-00" in said
+    assert set(rollouts(here).values()) == {"succeeded"}
+
+
+def test_a_mended_reward_goes_on_where_the_run_stopped(here: Path) -> None:
+    source = DATA.replace("def one(task, output, trajectory): return 1.0", "def one(task, output, trajectory): raise KeyError('gold')")
+    (here / "data.py").write_text(source)
+    assert "reward 'score' raised KeyError" in train(here)
+    (here / "data.py").write_text(DATA)
+    status, said = lightningrl(here, "train", "--resume", "--run", "run")
+    assert status == 0, said
+    assert "groups without signal 1/1" in said, "a group whose rewards are all equal is counted and shown"
+    assert set(rollouts(here).values()) == {"succeeded"}
+    assert len(rollouts(here)) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "outcome", "says"),
+    [
+        ("raises", "agent_error", "the database is on fire"),
+        ("hangs", "timeout", "longer than its time limit of 10 s"),
+        ("returns_nothing", "agent_error", "returned nothing"),
+        ("returns_an_object", "agent_error", "JSON"),
+        ("overflows", "context_overflow", "context"),
+    ],
+)
+def test_an_agent_that_fails_is_typed_and_the_run_says_so(here: Path, function: str, outcome: str, says: str) -> None:
+    said = train(here, f"agent=agent.py:{function}")
+    assert f"every rollout failed (2 {outcome})" in said
+    assert says in said
+    assert "--resume" in said
+    assert set(rollouts(here).values()) == {"failed"}
+
+
+def test_an_agent_that_cannot_be_imported_is_named(here: Path) -> None:
+    (here / "agent.py").write_text("import no_such_package\n")
+    said = train(here)
+    assert "agent.py" in said
+    assert "no_such_package" in said
+
+
+def test_a_port_in_use_is_named(here: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = refused(here, "serve", "recipe.toml", "--port", str(port))
+    assert f"127.0.0.1:{port}" in said
+    assert "already in use" in said
+    assert "choose another" in said
+
+
+def test_a_run_folder_that_is_taken_is_refused(here: Path) -> None:
+    status, said = lightningrl(here, "train", "recipe.toml", "--run", "run")
+    assert status == 0, said
+    assert "already holds a run" in train(here)
+
+
+def test_looking_at_what_is_not_there(here: Path) -> None:
+    assert "no run below" in refused(here, "rollouts", "list")
+    assert "no store in" in refused(here, "rollouts", "list", "--run", "nowhere")
+    assert "no run in" in refused(here, "export", "weights", "--run", "nowhere")
+    assert "adapter" in refused(here, "new", "adapter", "not a name")
