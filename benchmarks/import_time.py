@@ -11,7 +11,8 @@ CODE = "import time; began = time.perf_counter(); {}; print(time.perf_counter() 
 
 def seconds(statement: str, runs: int = 7) -> float:
     timed = [
-        float(subprocess.run([sys.executable, "-c", CODE.format(statement)], capture_output=True, text=True, check=True).stdout) for _ in range(runs)
+        float(subprocess.run([sys.executable, "-c", CODE.format(statement)], capture_output=True, text=True, check=True).stdout)
+        for _ in range(runs)
     ]
     return statistics.median(timed)
 

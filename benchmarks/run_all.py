@@ -41,7 +41,13 @@ def main() -> None:
     table = Table("what", "target", "measured", "met", title="Benchmarks (this machine, this run)", title_justify="left")
     for benchmark in BENCHMARKS:
         console.print(f"[dim]running {benchmark.script} …[/]")
-        ran = subprocess.run([sys.executable, str(HERE / benchmark.script)], capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        ran = subprocess.run(
+            [sys.executable, str(HERE / benchmark.script)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         found = re.findall(r"^RESULT ([-+.\deE]+)", ran.stdout, re.MULTILINE)
         if ran.returncode or not found:
             console.print(ran.stdout + ran.stderr, markup=False, highlight=False)
@@ -50,7 +56,9 @@ def main() -> None:
         value = float(found[-1])
         met = value >= benchmark.target if benchmark.at_least else value <= benchmark.target
         sign = "≥" if benchmark.at_least else "≤"
-        table.add_row(benchmark.what, f"{sign} {benchmark.target:g} {benchmark.unit}", f"{value:.4g} {benchmark.unit}", "yes" if met else "no")
+        table.add_row(
+            benchmark.what, f"{sign} {benchmark.target:g} {benchmark.unit}", f"{value:.4g} {benchmark.unit}", "yes" if met else "no"
+        )
     console.print(table)
 
 

@@ -104,7 +104,8 @@ def table(rows: Sequence[Row]) -> str:
             finals.append((first, last))
         minutes = read_metrics(folder)[-1]["minutes"]
         lines.append(
-            f"| {row.label} | {row.seed} | {minutes:.1f} | {first.accuracy:.3f} → {last.accuracy:.3f} | {first.first_try:.3f} → {last.first_try:.3f} "
+            f"| {row.label} | {row.seed} | {minutes:.1f} | {first.accuracy:.3f} → {last.accuracy:.3f} "
+            f"| {first.first_try:.3f} → {last.first_try:.3f} "
             f"| {first.rescued:.3f} → {last.rescued:.3f} (of {first.rewritten} → {last.rewritten}) | {first.calls:.2f} → {last.calls:.2f} |"
         )
     if finals:
@@ -168,7 +169,12 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         label = None if kind in labelled else row.label.replace("`", "") + (" (3 seeds)" if kind == "both" else "")
         labelled.add(kind)
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, color=colours[kind], alpha=0.85, label=label)
-    axes.set(xlabel="minutes of training on 2 CPU cores", ylabel="execution accuracy, unseen databases", ylim=(0, 1), title="Text-to-SQL, greedy, held-out databases")
+    axes.set(
+        xlabel="minutes of training on 2 CPU cores",
+        ylabel="execution accuracy, unseen databases",
+        ylim=(0, 1),
+        title="Text-to-SQL, greedy, held-out databases",
+    )
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
     figure.tight_layout()

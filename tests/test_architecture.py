@@ -7,7 +7,20 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "langchain_core", "langgraph", "sqlalchemy", "fastapi", "uvicorn", "httpx", "matplotlib", "verl", "vllm", "ray")
+HEAVY = (
+    "torch",
+    "transformers",
+    "langchain_core",
+    "langgraph",
+    "sqlalchemy",
+    "fastapi",
+    "uvicorn",
+    "httpx",
+    "matplotlib",
+    "verl",
+    "vllm",
+    "ray",
+)
 
 
 def modules_after(statement: str) -> set[str]:

@@ -64,7 +64,7 @@ def test_a_python_recipe_may_hold_objects(tmp_path: Path) -> None:
 def test_a_bad_recipe_is_refused_with_file_key_and_remedy(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="bad.toml") as refused:
+    with pytest.raises(ConfigError, match=r"bad\.toml") as refused:
         load_recipe(path)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)

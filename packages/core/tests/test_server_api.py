@@ -17,6 +17,8 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
 from lightningrl.errors import ServerError
 from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.server.app import create_app
@@ -27,7 +29,6 @@ from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Lease, Score
 from lightningrl.testing.store_conformance import make_call, make_spec
 from lightningrl.types import Outcome, RolloutState, SamplingSettings, ToolStatus
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 RUN_KEY = "the-run-key"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from lightningrl.errors import StoreError
 from lightningrl.store import SqlStore
 from lightningrl.store.errors import StoreFull

@@ -1,7 +1,7 @@
 """Who is installed: hook specifications, `Plugin` records, and a manager that is built once and passed on.
 
-    entry points (group "lightningrl")  ─►  PluginManager.load()  ─►  manager.adapters["langchain"].factory()
-    a user's own object or "file.py:name"  ─────────────────────────►  (needs no package: see lightningrl.loading)
+entry points (group "lightningrl")  ─►  PluginManager.load()  ─►  manager.adapters["langchain"].factory()
+a user's own object or "file.py:name"  ─────────────────────────►  (needs no package: see lightningrl.loading)
 """
 
 from __future__ import annotations
@@ -171,11 +171,13 @@ class PluginManager:
             for record in implementation.function():
                 if not isinstance(record, Plugin):
                     raise PluginError(
-                        f"plugin from {distribution}: {hook} yielded {type(record).__name__}, not Plugin; yield Plugin(name=…, summary=…, factory=…)"
+                        f"plugin from {distribution}: {hook} yielded {type(record).__name__}, not Plugin; "
+                        "yield Plugin(name=…, summary=…, factory=…)"
                     )
                 if record.name in found:
                     raise PluginError(
-                        f"two {YIELDING[hook]}s are named {record.name!r}: from {found[record.name].distribution} and {distribution}; uninstall one"
+                        f"two {YIELDING[hook]}s are named {record.name!r}: from {found[record.name].distribution} and {distribution}; "
+                        "uninstall one"
                     )
                 found[record.name] = Plugin(
                     name=record.name,

@@ -55,7 +55,7 @@ class Agent(Protocol):
 class Reward(Protocol):
     """A terminal reward: a float, or None where it has nothing to say. Sync or async."""
 
-    def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float | None | Awaitable[float | None]: ...
+    def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float | Awaitable[float | None] | None: ...
 
 
 class IntermediateReward(Protocol):

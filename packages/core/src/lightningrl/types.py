@@ -141,9 +141,7 @@ class TokenChunk:
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
-            raise ValueError(
-                f"token chunk: {len(self.token_ids)} tokens but {len(self.logprobs)} logprobs; an engine must return one each"
-            )
+            raise ValueError(f"token chunk: {len(self.token_ids)} tokens but {len(self.logprobs)} logprobs; an engine must return one each")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,8 @@ RecipeArgument = Annotated[
 RunOption = Annotated[Path | None, typer.Option("--run", help="The run folder; by default the newest below --runs.", show_default=False)]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Where run folders lie.")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Override one key of the recipe, e.g. --set loop.steps=20. May be repeated.", metavar="KEY=VALUE")
+    list[str] | None,
+    typer.Option("--set", help="Override one key of the recipe, e.g. --set loop.steps=20. May be repeated.", metavar="KEY=VALUE"),
 ]
 
 
@@ -36,7 +37,9 @@ SetOption = Annotated[
 def train(
     recipe: RecipeArgument = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier run: nothing is lost, nothing is trained twice.")] = False,
-    run: Annotated[Path | None, typer.Option("--run", help="The run folder; by default a new one below --runs.", show_default=False)] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="The run folder; by default a new one below --runs.", show_default=False)
+    ] = None,
     runs: RunsOption = Path("runs"),
     policy: Annotated[str | None, typer.Option(help="Hub name or folder of the model to train (policy.model).", show_default=False)] = None,
     backend: Annotated[str | None, typer.Option(help="Trainer backend, by name (see `lightningrl plugins`).", show_default=False)] = None,

@@ -35,7 +35,19 @@ def list_command(*, run: Path | None, runs: Path, step: int | None, mode: str | 
         limit=limit,
     )
     records = _ask(folder, lambda store: store.list_rollouts(where))
-    table = Table("rollout", "task", "mode", "state", "outcome", "reward", "calls", "attempts", "trained in step", title=f"Rollouts of {folder}", title_justify="left")
+    table = Table(
+        "rollout",
+        "task",
+        "mode",
+        "state",
+        "outcome",
+        "reward",
+        "calls",
+        "attempts",
+        "trained in step",
+        title=f"Rollouts of {folder}",
+        title_justify="left",
+    )
     for record in records:
         table.add_row(*_row(record))
     Console().print(table if records else f"no rollouts in {folder} match; leave out a filter", highlight=False)
@@ -119,9 +131,7 @@ def _heading(record: RolloutRecord, trajectory: Trajectory) -> Panel:
     return Panel(Text("\n".join(lines)), title=Text(f"rollout {record.spec.id}"), title_align="left", border_style="blue")
 
 
-def _call_panel(
-    call: Transition, decode: Callable[[Sequence[int]], str], advantages: Any, rewards: Any, *, full: bool
-) -> Panel:
+def _call_panel(call: Transition, decode: Callable[[Sequence[int]], str], advantages: Any, rewards: Any, *, full: bool) -> Panel:
     prompt = decode(call.prompt_ids.tolist())
     if not full and len(prompt) > 900:
         prompt = f"{prompt[:300]} … {prompt[-600:]}"
@@ -168,7 +178,7 @@ def _short(value: Any, limit: int = 600) -> str:
 
 def _decoder(folder: Path) -> Callable[[Sequence[int]], str]:
     """Token ids → text by the run's own tokenizer; the bare ids where it cannot be loaded."""
-    from lightningrl.gateway.rendering import load_tokenizer
+    from lightningrl.gateway.tokenizer import load_tokenizer
 
     model = json.loads((folder / "run.json").read_text(encoding="utf-8")).get("model")
     if not model:

@@ -59,13 +59,24 @@ async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: s
     async with serve_policy(settings, parts, scratch, checkpoint, workers=None) as served:
         # a rollout of its own for whoever tries the endpoint by hand; the lease lasts a day
         await served.client.create_rollouts(
-            [RolloutSpec(id="by-hand", task=Task(id="by-hand", input=None), group_id="by-hand", mode=RolloutMode.VALIDATION, timeout_s=DAY_S)]
+            [
+                RolloutSpec(
+                    id="by-hand", task=Task(id="by-hand", input=None), group_id="by-hand", mode=RolloutMode.VALIDATION, timeout_s=DAY_S
+                )
+            ]
         )
         lease = await served.client.lease("serve", lease_s=DAY_S)
         assert lease is not None
-        console.print(f"serving {recipe.policy.name!r} ({parts.model}), version {served.backend.engine.info.version}; stop it with Ctrl-C\n", highlight=False)
+        console.print(
+            f"serving {recipe.policy.name!r} ({parts.model}), version {served.backend.engine.info.version}; stop it with Ctrl-C\n",
+            highlight=False,
+        )
         console.print(f"export OPENAI_BASE_URL={served.server.url}{lease.base_path}", highlight=False, soft_wrap=True)
         console.print(f"export OPENAI_API_KEY={lease.key}\n", highlight=False, soft_wrap=True)
-        console.print(f"workers join with:  LIGHTNINGRL_KEY={settings.run_key} lightningrl work RECIPE --server {served.server.url}", highlight=False, soft_wrap=True)
+        console.print(
+            f"workers join with:  LIGHTNINGRL_KEY={settings.run_key} lightningrl work RECIPE --server {served.server.url}",
+            highlight=False,
+            soft_wrap=True,
+        )
         console.print(f"API description:    {served.server.url}/openapi.json", highlight=False, soft_wrap=True)
         await asyncio.Event().wait()

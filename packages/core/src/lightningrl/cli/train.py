@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,8 +69,9 @@ def _run(recipe: Recipe, parts: Parts, folder: RunFolder, console: Console) -> N
 
 
 def _describe(console: Console, recipe: Recipe, parts: Parts, folder: RunFolder, *, resume: bool) -> None:
+    model = Path(parts.model)
     console.print(
-        f"[bold]{recipe.name}[/]: {'going on with' if resume else 'training'} {_relative(Path(parts.model)) if os.path.isabs(parts.model) else parts.model}"  # noqa: PTH117
+        f"[bold]{recipe.name}[/]: {'going on with' if resume else 'training'} {_relative(model) if model.is_absolute() else parts.model}"
         f" on {len(parts.tasks.train)} tasks, {len(parts.tasks.validation)} held out; "
         f"{recipe.loop.tasks_per_step} × {recipe.loop.group_size} rollouts a step, backend {recipe.backend}",
         highlight=False,

@@ -76,7 +76,8 @@ class Trainer:
     plugins: PluginManager
     progress: Progress
     log: Callable[[int, Mapping[str, float]], None]
-    state: LoopState = LoopState(step=0, seconds=0.0, rollouts=0)
+    state: LoopState
+    """Where an earlier process left off; all zero for a new run."""
     _started: float = 0.0
 
     async def run(self) -> LoopState:
@@ -181,9 +182,12 @@ class Trainer:
             return
         worst = next((one for one in trajectories if one.outcome is not Outcome.SUCCEEDED), None)
         if worst is None:
-            raise LightningError(f"step {self.state.step + 1}: no rollout of {len(trajectories)} has a reward; check that the rewards return numbers")
+            raise LightningError(
+                f"step {self.state.step + 1}: no rollout of {len(trajectories)} has a reward; check that the rewards return numbers"
+            )
         outcomes = ", ".join(f"{count} {name}" for name, count in scored.outcomes.items())
+        message = (worst.error or "no message").strip()[-400:]
         raise LightningError(
-            f"step {self.state.step + 1}: every rollout failed ({outcomes}); first, {worst.rollout_id!r}: {(worst.error or 'no message').strip()[-400:]}; "
+            f"step {self.state.step + 1}: every rollout failed ({outcomes}); first, {worst.rollout_id!r}: {message}; "
             f"mend the agent and go on with `lightningrl train --resume --run {self.folder.path}`"
         )

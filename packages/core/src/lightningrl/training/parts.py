@@ -1,6 +1,6 @@
 """A recipe's parts, found and built: everything that can be refused is refused here, before anything heavy starts.
 
-    Recipe + PluginManager  ─►  Parts(tasks, scorer, backend factory, agent, adapters)
+Recipe + PluginManager  ─►  Parts(tasks, scorer, backend factory, agent, adapters)
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def resolve_model(recipe: Recipe) -> str:
         if (base / recipe.policy.model).is_dir():
             return str(_checked_folder((base / recipe.policy.model).resolve(), recipe.policy.renderer))
     if recipe.policy.model.startswith((".", "/")) or recipe.policy.model.count("/") > 1:
-        raise ConfigError(f"policy.model: no folder {recipe.policy.model!r}; give a transformers folder or a hub name like 'Qwen/Qwen2.5-0.5B'")
+        raise ConfigError(
+            f"policy.model: no folder {recipe.policy.model!r}; give a transformers folder or a hub name like 'Qwen/Qwen2.5-0.5B'"
+        )
     return recipe.policy.model
 
 
@@ -94,9 +96,13 @@ def _checked_folder(folder: Path, renderer: str) -> Path:
         if not (folder / needed).is_file():
             raise ConfigError(f"model folder {str(folder)!r} has no {needed}; save model and tokenizer there with save_pretrained")
     settings = folder / "tokenizer_config.json"
-    has_template = (folder / "chat_template.jinja").is_file() or (settings.is_file() and "chat_template" in json.loads(settings.read_text(encoding="utf-8")))
+    has_template = (folder / "chat_template.jinja").is_file() or (
+        settings.is_file() and "chat_template" in json.loads(settings.read_text(encoding="utf-8"))
+    )
     if renderer == "auto" and not has_template:
-        raise ConfigError(f"model folder {str(folder)!r} has no chat template; add chat_template.jinja, or name a renderer in policy.renderer")
+        raise ConfigError(
+            f"model folder {str(folder)!r} has no chat template; add chat_template.jinja, or name a renderer in policy.renderer"
+        )
     return folder
 
 

@@ -72,7 +72,8 @@ class LineProgress:
         left = _duration(self._clock.left(step, steps, metrics.get("minutes", 0.0)))
         self._console.print(
             f"step {step:>4}/{steps}  reward {metrics.get('reward', float('nan')):.3f}  "
-            f"calls/rollout {metrics['calls_per_rollout']:.2f}  groups without signal {metrics['groups_without_signal']:.0f}/{metrics['groups']:.0f}  "
+            f"calls/rollout {metrics['calls_per_rollout']:.2f}  "
+            f"groups without signal {metrics['groups_without_signal']:.0f}/{metrics['groups']:.0f}  "
             f"{metrics['tokens_per_second']:.0f} tok/s  {metrics['seconds']:.1f} s  [{_outcome_text(outcomes)}]  left {left}",
             highlight=False,
             soft_wrap=True,
@@ -80,7 +81,9 @@ class LineProgress:
 
     def validated(self, step: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
         self._console.print(
-            f"validation after step {step}: score {metrics.get('reward', float('nan')):.3f}  [{_outcome_text(outcomes)}]", highlight=False, soft_wrap=True
+            f"validation after step {step}: score {metrics.get('reward', float('nan')):.3f}  [{_outcome_text(outcomes)}]",
+            highlight=False,
+            soft_wrap=True,
         )
 
 
@@ -90,7 +93,12 @@ class LiveProgress:
     def __init__(self, console: Console, minutes: float | None = None) -> None:
         self._clock = _Clock(minutes)
         self._bars = RichBars(
-            TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[note]}"), console=console
+            TextColumn("{task.description:>12}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
         )
         self._steps: TaskID = self._bars.add_task("steps", total=None, note="starting")
         self._phase: TaskID = self._bars.add_task("starting", total=None, note="")
@@ -132,7 +140,9 @@ class LiveProgress:
         if latest:
             table.add_row("tokens/s", f"{latest['tokens_per_second']:.0f}", f"{latest['calls_per_rollout']:.2f} calls a rollout")
             table.add_row(
-                "rollouts", f"{latest['rollouts']:.0f}", f"{_outcome_text(self._outcomes)}; {latest['groups_without_signal']:.0f} groups without signal"
+                "rollouts",
+                f"{latest['rollouts']:.0f}",
+                f"{_outcome_text(self._outcomes)}; {latest['groups_without_signal']:.0f} groups without signal",
             )
         return Group(self._bars, table)
 

@@ -1,9 +1,9 @@
 """The run folder: one directory that holds everything a run is and was.
 
-    runs/<name>-<time>/
-      recipe.json      the frozen recipe            run.json    where it came from, and the settings given
-      store.sqlite     rollouts, calls, rewards     metrics.jsonl, curve.png
-      checkpoints/step-000010/{backend/, loop.json} logs/       server and workers
+runs/<name>-<time>/
+  recipe.json      the frozen recipe            run.json    where it came from, and the settings given
+  store.sqlite     rollouts, calls, rewards     metrics.jsonl, curve.png
+  checkpoints/step-000010/{backend/, loop.json} logs/       server and workers
 """
 
 from __future__ import annotations
@@ -55,10 +55,14 @@ class RunFolder:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             (path / "logs").mkdir(exist_ok=True)
             folder = cls(path, _take_lock(path))
-            _write_durably(path / "run.json", json.dumps({"source": source, "settings": dict(settings), "model": model}, indent=2, default=str) + "\n")
+            _write_durably(
+                path / "run.json", json.dumps({"source": source, "settings": dict(settings), "model": model}, indent=2, default=str) + "\n"
+            )
             _write_durably(path / "recipe.json", recipe.frozen_text())
         except OSError as error:
-            raise RunFolderError(f"run folder {str(path)!r} cannot be written: {error.strerror}; free space or give another --run") from error
+            raise RunFolderError(
+                f"run folder {str(path)!r} cannot be written: {error.strerror}; free space or give another --run"
+            ) from error
         return folder
 
     @classmethod
@@ -146,7 +150,9 @@ def _take_lock(path: Path) -> IO[str]:
         lock.seek(0)
         holder = lock.read().strip() or "unknown"
         lock.close()
-        raise RunFolderError(f"run folder {str(path)!r} is in use by process {holder}; wait for it, stop it, or give another --run") from None
+        raise RunFolderError(
+            f"run folder {str(path)!r} is in use by process {holder}; wait for it, stop it, or give another --run"
+        ) from None
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
@@ -155,7 +161,9 @@ def _take_lock(path: Path) -> IO[str]:
 
 def _check_same(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
     before, after = _flatten(old), _flatten(new)
-    changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key) and not key.startswith(FREE_ON_RESUME)]
+    changed = [
+        key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key) and not key.startswith(FREE_ON_RESUME)
+    ]
     if changed:
         key = changed[0]
         raise RunFolderError(

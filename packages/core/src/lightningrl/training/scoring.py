@@ -1,6 +1,6 @@
 """From finished trajectories to rows: rewards → credit → samples, with everything that was left out counted.
 
-    trajectories ─► terminal rewards + AIR ─► groups ─► credit ─► advantages ─► samples ─► learner
+trajectories ─► terminal rewards + AIR ─► groups ─► credit ─► advantages ─► samples ─► learner
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Scored:
                 rewards=trajectory.rewards,
                 reward=trajectory.reward,
                 transition_rewards={call.id: call.rewards for call in trajectory.transitions if call.rewards},
-                advantages={call.id: credit for call, credit in zip(trajectory.transitions, credits, strict=True)},
+                advantages={call.id: credit for call, credit in zip(trajectory.transitions, calls, strict=True)},
             )
             for group, group_advantages in zip(self.groups, self.advantages, strict=True)
-            for trajectory, credits in zip(group.trajectories, group_advantages, strict=True)
+            for trajectory, calls in zip(group.trajectories, group_advantages, strict=True)
         ]
 
 

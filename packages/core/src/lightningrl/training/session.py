@@ -1,15 +1,14 @@
 """A run's world: server, engine, workers and loop, built in order, watched while it runs, taken down together.
 
-    train_run ─► Parts (refuses bad recipes) ─► ServerProcess ┐
-                                              ─► WorkerPool    ├─► Trainer.run ─► curve.png
-                                              ─► Backend + EngineLink ┘
+train_run ─► Parts (refuses bad recipes) ─► ServerProcess ┐
+                                          ─► WorkerPool    ├─► Trainer.run ─► curve.png
+                                          ─► Backend + EngineLink ┘
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lightningrl.config import Recipe
+from lightningrl.errors import ServerError
 from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve
 from lightningrl.plugins import PluginManager
@@ -33,6 +33,9 @@ from lightningrl.training.run_folder import LoopState, RunFolder
 __all__ = ["Served", "serve_policy", "server_settings", "start_pool", "train_run"]
 
 logger = logging.getLogger(__name__)
+
+MOST_STARTS = 5
+RESTART_PAUSE_S = 0.5
 Answer = TypeVar("Answer")
 
 
@@ -50,7 +53,7 @@ async def train_run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder
     """Train to the recipe's end in `folder`, from its newest checkpoint if it has one. Draws the curve, also of a run that fails."""
     saved = folder.latest()
     state = saved[1] if saved else LoopState(step=0, seconds=0.0, rollouts=0)
-    loggers: list[MetricLogger] = [JsonlLogger(folder.metrics, resume_after=state.step if saved else None)]
+    loggers: list[MetricLogger] = [JsonlLogger(folder.metrics, resume_after=state.step if saved else -1)]
     loggers += build_loggers(recipe.loggers, folder=folder.path, run=folder.path.name, config=recipe.model_dump(mode="json"))
 
     def log(step: int, metrics: Mapping[str, float]) -> None:
@@ -91,11 +94,14 @@ async def serve_policy(
         await server.start()
         stack.push_async_callback(server.stop)
         client = await stack.enter_async_context(ServerClient(server.url, settings.run_key))
-        await client.interrupt("the run was restarted")
         pool = start_pool(workers, server.url, settings.run_key, logs)
-        starting = asyncio.create_task(pool.start()) if pool else None
         if pool:
             stack.push_async_callback(pool.stop)
+        await stack.enter_async_context(_watched(server, pool))
+        await client.interrupt("the run was restarted")
+        starting = asyncio.create_task(pool.start()) if pool else None
+        if starting:
+            starting.add_done_callback(lambda done: done.cancelled() or done.exception())  # the pool's watcher raises it
         backend = await asyncio.to_thread(_build_backend, parts, checkpoint)
         stack.callback(backend.close)
         link = EngineLink(backend.engine, server.url, settings.run_key)
@@ -103,8 +109,7 @@ async def serve_policy(
         stack.push_async_callback(link.close)
         if starting:
             await starting
-        async with _watched(server, pool):
-            yield Served(server=server, client=client, backend=backend, link=link)
+        yield Served(server=server, client=client, backend=backend, link=link)
 
 
 def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str = "127.0.0.1", port: int = 0) -> ServerSettings:
@@ -148,7 +153,7 @@ async def _watched(server: ServerProcess, pool: WorkerPool | None) -> AsyncItera
     async def watch(watched: Awaitable[Any]) -> None:
         try:
             await watched
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  handed to the body, which raises it
             failure.append(error)
             body.cancel()
 
@@ -169,7 +174,16 @@ async def _watched(server: ServerProcess, pool: WorkerPool | None) -> AsyncItera
 
 
 async def _keep_alive(server: ServerProcess) -> None:
+    """Start it again whenever it ends; give up when it does not come up `MOST_STARTS` times in a row."""
     while True:
         status = await server.wait_ended()
-        logger.warning("server process %s ended with status %s; starting it again at %s", os.getpid(), status, server.url)
-        await server.restart()
+        logger.warning("the server ended with status %s; starting it again at %s", status, server.url)
+        for left in reversed(range(MOST_STARTS)):
+            try:
+                await server.restart()
+                break
+            except ServerError as error:
+                if not left:
+                    raise
+                logger.warning("%s; trying again", error)
+                await asyncio.sleep(RESTART_PAUSE_S)

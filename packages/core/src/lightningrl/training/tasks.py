@@ -75,7 +75,9 @@ def _read(which: str, reference: Any, options: Mapping[str, Any], resolve: Calla
     check_options(source, options, what=f"tasks.{which} {reference!r}")
     loaded = source(**options)
     if inspect.isawaitable(loaded) or not isinstance(loaded, Iterable):
-        raise ConfigError(f"tasks.{which} {reference!r} returned {type(loaded).__name__}; return an iterable of Task or of dicts with its fields")
+        raise ConfigError(
+            f"tasks.{which} {reference!r} returned {type(loaded).__name__}; return an iterable of Task or of dicts with its fields"
+        )
     tasks = tuple(_task(which, index, item) for index, item in enumerate(loaded))
     if not tasks:
         raise ConfigError(f"tasks.{which} {reference!r} returned no tasks; check its path and filters")
