@@ -37,7 +37,7 @@ def test_a_misspelt_hook_is_named_with_its_remedy() -> None:
     with pytest.raises(
         PluginError, match=r"plugin from mine 0\.1: no hook named 'lightningrl_adaptors'; did you mean 'lightningrl_adapters'"
     ):
-        PluginManager().register(module_with(lightningrl_adaptors=list), distribution="mine 0.1")
+        PluginManager().register(module_with(lightningrl_adaptors=lambda: iter(())), distribution="mine 0.1")
 
 
 def test_a_hook_with_an_argument_that_does_not_exist_is_refused() -> None:
