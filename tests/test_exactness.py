@@ -1,7 +1,7 @@
 """Exactness, end to end with the real torch engine, server and SDK: what was sampled is what is stored, recomputed and trained.
 
-    OpenAI SDK ─► server process (gateway, store) ─► engine link ─► RecordingEngine(TorchEngine)
-                        └─ trajectories ─► rows ─► learner
+OpenAI SDK ─► server process (gateway, store) ─► engine link ─► RecordingEngine(TorchEngine)
+                    └─ trajectories ─► rows ─► learner
 """
 
 from __future__ import annotations

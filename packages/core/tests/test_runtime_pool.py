@@ -237,6 +237,16 @@ async def test_an_agent_that_cannot_be_loaded_fails_the_pool_with_a_sentence(
             pass
 
 
+async def test_a_worker_killed_while_it_imports_the_agent_again_is_replaced(server: ScriptedServer, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(
+        "import os, pathlib\nfile = pathlib.Path(__file__).with_name('lives')\nlife = len(file.read_text()) if file.exists() else 0\n"
+        "file.write_text('x' * (life + 1))\nif life == 1: os.kill(os.getpid(), 9)\n"
+        "def answer(task): return life if task == 'live' else os.kill(os.getpid(), 9)\n"
+    )
+    results = await run(server, tmp_path, "die", "live", agent="agent.py:answer")
+    assert (results[0]["outcome"], results[1]["output"]) == ("infrastructure_error", 2)
+
+
 def test_an_agent_that_no_other_process_finds_is_refused() -> None:
     with pytest.raises(ConfigError, match="define it at the top of a module"):
         WorkerPool("http://127.0.0.1:1", "key", lambda task: task)

@@ -131,8 +131,8 @@ class EngineLink:
                 async with connect(
                     self.url, additional_headers=headers, max_size=None, compression=None, ping_timeout=300, proxy=None
                 ) as socket:
-                    await self._serve(socket)
                     wait_s = self._backoff_s[0]
+                    await self._serve(socket)
             except InvalidStatus as error:
                 if error.response.status_code in (401, 403):
                     self._refused = f"the server at {self.url!r} refused the engine: wrong run key"

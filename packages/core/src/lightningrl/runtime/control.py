@@ -42,8 +42,8 @@ class ControlClient:
         self._interrupted = threading.Event()
 
     def lease(self, *, worker_id: str, wait_s: float, lease_s: float) -> Lease | None:
-        """The next attempt to run; None = there was none for `wait_s`."""
-        body = {"worker_id": worker_id, "wait_s": wait_s, "lease_s": lease_s}
+        """The next attempt to run; None = there was none for `wait_s`. `worker_id` runs one at a time."""
+        body = {"worker_id": worker_id, "wait_s": wait_s, "lease_s": lease_s, "exclusive": True}
         status, answer = self._post("/leases", body, key=self._run_key, wait_s=wait_s)
         if status == 204:
             return None

@@ -232,7 +232,7 @@ class WorkerPool:
             return
         how = describe_exit(status)
         log = "its stderr" if self._log_folder is None else f"{str(self._log_folder / f'worker-{index}.log')!r}"
-        if not process.is_ready:
+        if not process.is_ready and not self._first_ready.is_set() and status != -signal.SIGKILL:
             raise ConfigError(f"agent {self._settings.agent!r}: the worker {how} while it imported the agent; see {log}")
         logger.warning("worker %d %s; see %s", index, how, log)
         await self._report(held, Outcome.INFRASTRUCTURE_ERROR, f"the worker process {how} while it ran the agent; see {log}")

@@ -52,7 +52,8 @@ def attempt_routes(store: Store, access: Access, memory: AttemptMemory | None, *
     async def lease(body: LeaseBody, request: Request) -> Any:
         """The oldest queued rollout's next attempt, with its scoped key; 204 where none comes within `wait_s`."""
         await access.run(request)
-        found = await while_connected(request, store.lease(body.worker_id, body.lease_s, min(body.wait_s, longest_wait_s)))
+        wait_s = min(body.wait_s, longest_wait_s)
+        found = await while_connected(request, store.lease(body.worker_id, body.lease_s, wait_s, exclusive=body.exclusive))
         if found is None:
             return Response(status_code=204)
         if await request.is_disconnected():

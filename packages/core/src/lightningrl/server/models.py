@@ -73,6 +73,8 @@ class LeaseBody(_Body):
     worker_id: str = Field(max_length=200)
     wait_s: float = Field(default=0.0, ge=0)
     lease_s: float = Field(default=60.0, gt=0, le=86_400)
+    exclusive: bool = False
+    """The worker runs one attempt at a time: an earlier one of the same `worker_id` is queued again, uncharged."""
 
 
 class LeasedTask(BaseModel):

@@ -251,8 +251,9 @@ class Store(Protocol):
         task or settings the whole request is refused (`Conflict`)."""
         ...
 
-    async def lease(self, worker_id: str, lease_s: float, wait_s: float = 0.0) -> Lease | None:
-        """Start the next attempt of the oldest queued rollout; waits up to `wait_s` for one, else None."""
+    async def lease(self, worker_id: str, lease_s: float, wait_s: float = 0.0, *, exclusive: bool = False) -> Lease | None:
+        """Start the next attempt of the oldest queued rollout; waits up to `wait_s` for one, else None. `exclusive`: the worker runs
+        one attempt at a time, so what it still holds (the answer to an earlier lease was lost) is queued again, uncharged."""
         ...
 
     async def release(self, rollout_id: str, attempt: int) -> None:

@@ -184,11 +184,11 @@ class SqlStore:
     async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int:
         return await self._write(lambda tx: writes.create_rollouts(tx, specs, time.time())) if specs else 0
 
-    async def lease(self, worker_id: str, lease_s: float, wait_s: float = 0.0) -> Lease | None:
+    async def lease(self, worker_id: str, lease_s: float, wait_s: float = 0.0, *, exclusive: bool = False) -> Lease | None:
         until = self._loop.time() + wait_s
         while not self._closing:
             seen = self._queued_count
-            lease = await self._lease_now(worker_id, lease_s)
+            lease = await self._lease_now(worker_id, lease_s, exclusive=exclusive)
             left = until - self._loop.time()
             if lease is not None or left <= 0:
                 return lease
@@ -199,12 +199,12 @@ class SqlStore:
                 return None
         return None
 
-    async def _lease_now(self, worker_id: str, lease_s: float) -> Lease | None:
+    async def _lease_now(self, worker_id: str, lease_s: float, *, exclusive: bool) -> Lease | None:
         key = secrets.token_urlsafe(24)
         expires_at = time.time() + lease_s
 
         def op(tx: Transaction) -> Lease | None:
-            taken = writes.lease(tx, worker_id, _digest(key), lease_s, expires_at - lease_s)
+            taken = writes.lease(tx, worker_id, _digest(key), lease_s, expires_at - lease_s, exclusive=exclusive)
             if taken is None:
                 return None
             row = self._reader.leased(tx.db, taken[0])

@@ -83,9 +83,11 @@ def _task(tx: Transaction, spec: RolloutSpec) -> int:
     return int(tx.db.execute(insert(tasks).values(row).returning(tasks.c.pk)).scalar_one())
 
 
-def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, now: float) -> tuple[str, int] | None:
+def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, now: float, *, exclusive: bool) -> tuple[str, int] | None:
     """Rollout id and attempt number."""
     expire(tx, now)
+    if exclusive:
+        interrupt(tx, f"worker {worker_id!r} asked for other work, so it does not run this attempt", now, worker_id)
     row = tx.db.execute(
         select(rollouts.c.pk, rollouts.c.id, rollouts.c.started).where(rollouts.c.state == "queued").order_by(rollouts.c.pk).limit(1)
     ).one_or_none()
@@ -135,8 +137,11 @@ def expire(tx: Transaction, now: float) -> float | None:
     return None if soonest is None else float(soonest)
 
 
-def interrupt(tx: Transaction, reason: str, now: float) -> int:
+def interrupt(tx: Transaction, reason: str, now: float, worker_id: str | None = None) -> int:
+    """All running attempts, or those of one worker."""
     running = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.outcome.is_(None))
+    if worker_id is not None:
+        running = running.where(attempts.c.worker_id == worker_id)
     rows = tx.db.execute(running).all()
     for row in rows:
         tx.end(row, Outcome.INFRASTRUCTURE_ERROR, now=now, again=True, forgive=True, error=encode_text(reason))

@@ -160,6 +160,15 @@ class StoreConformance:
         await leased(store)
         assert await store.finish_attempt("a", 4, Outcome.SUCCEEDED) is RolloutState.SUCCEEDED
 
+    async def test_a_worker_that_asks_again_never_received_its_lease(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a"), make_spec("b")])
+        assert await store.lease("w/0", 60.0, exclusive=True) is not None  # the answer is lost: the server was killed
+        assert await store.lease("w/1", 60.0, exclusive=True) is not None
+        again = await store.lease("w/0", 60.0, exclusive=True)
+        assert again is not None and (again.rollout_id, again.attempt) == ("a", 2)
+        assert (await store.rollout("b")).state is RolloutState.RUNNING
+        assert await store.heartbeat("a", 1, 60.0) is False
+
     # ------------------------------------------------------------------ results
 
     async def test_the_first_result_wins_and_repeats_are_acknowledged(self, store: Store) -> None:

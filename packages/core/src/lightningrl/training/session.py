@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from lightningrl.config import Recipe
 from lightningrl.errors import ServerError
@@ -35,8 +35,9 @@ __all__ = ["Served", "serve_policy", "server_settings", "start_pool", "train_run
 logger = logging.getLogger(__name__)
 
 MOST_STARTS = 5
+"""Tries to start the server again before the run fails."""
 RESTART_PAUSE_S = 0.5
-Answer = TypeVar("Answer")
+Announce = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,8 +50,11 @@ class Served:
     link: EngineLink
 
 
-async def train_run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder, progress: Progress) -> LoopState:
-    """Train to the recipe's end in `folder`, from its newest checkpoint if it has one. Draws the curve, also of a run that fails."""
+async def train_run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder, progress: Progress, announce: Announce) -> LoopState:
+    """Train to the recipe's end in `folder`, from its newest checkpoint if it has one. Draws the curve, also of a run that fails.
+
+    `announce(url, run_key)` is called when workers can join.
+    """
     saved = folder.latest()
     state = saved[1] if saved else LoopState(step=0, seconds=0.0, rollouts=0)
     loggers: list[MetricLogger] = [JsonlLogger(folder.metrics, resume_after=state.step if saved else -1)]
@@ -63,6 +67,7 @@ async def train_run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder
     try:
         settings = server_settings(recipe, parts, folder.store_url)
         async with serve_policy(settings, parts, folder.logs, saved[0] if saved else None, workers=recipe) as served:
+            announce(served.server.url, settings.run_key)
             trainer = Trainer(
                 recipe=recipe,
                 tasks=parts.tasks,
@@ -101,14 +106,14 @@ async def serve_policy(
         await client.interrupt("the run was restarted")
         starting = asyncio.create_task(pool.start()) if pool else None
         if starting:
-            starting.add_done_callback(lambda done: done.cancelled() or done.exception())  # the pool's watcher raises it
+            starting.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen: the pool's watcher raises it
         backend = await asyncio.to_thread(_build_backend, parts, checkpoint)
         stack.callback(backend.close)
         link = EngineLink(backend.engine, server.url, settings.run_key)
         await link.start()
         stack.push_async_callback(link.close)
         if starting:
-            await starting
+            await asyncio.wait({starting})
         yield Served(server=server, client=client, backend=backend, link=link)
 
 
