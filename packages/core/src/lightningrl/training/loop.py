@@ -84,7 +84,7 @@ class Trainer:
         """Train to the end of the recipe. Returns where the loop stands; the last state is in a checkpoint."""
         self._started = time.monotonic() - self.state.seconds
         await self.control.rollback_steps(self.state.step)
-        if self.state.step == 0:
+        if not self.folder.checkpoints():
             await self._validate()
             self._checkpoint()
         while not self._is_done():

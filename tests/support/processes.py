@@ -1,0 +1,138 @@
+"""A `lightningrl train` run as a test sees it from outside: started, its processes found through /proc, killed, resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["Process", "TrainRun", "wait_for"]
+
+Role = Literal["server", "worker"]
+MARKS: dict[bytes, Role] = {b"lightningrl.server": "server", b"lightningrl.runtime.worker": "worker"}
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that no other can be mistaken for, though its id is used again."""
+
+    pid: int
+    started: int
+    role: Role
+
+    @property
+    def is_alive(self) -> bool:
+        stat = read_stat(self.pid)
+        return stat is not None and stat.started == self.started and stat.state not in "ZX"
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    state: str
+    parent: int
+    started: int
+
+
+class TrainRun:
+    """One run folder and whichever trainer process works on it now."""
+
+    def __init__(self, folder: Path, journal: Path) -> None:
+        self.folder = folder
+        self.journal = journal
+        self.console = folder.with_name(f"{folder.name}.console")
+        self.seen: set[Process] = set()
+        self._trainer: subprocess.Popen[bytes] | None = None
+
+    @property
+    def trainer(self) -> subprocess.Popen[bytes]:
+        assert self._trainer is not None, "the run was not started"
+        return self._trainer
+
+    def start(self, *arguments: str) -> None:
+        """`lightningrl train …` in this run folder."""
+        environment = {**os.environ, "CRASH_JOURNAL": str(self.journal), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "lightningrl.cli", "train", "--run", str(self.folder), *arguments]
+        with self.console.open("ab") as console:
+            self._trainer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment)
+
+    def children(self, role: Role) -> list[Process]:
+        """Of the trainer, as they are now."""
+        found = [child for child in list_children(self.trainer.pid) if child.is_alive]
+        self.seen.update(found)
+        return [child for child in found if child.role == role]
+
+    def kill(self, process: Process) -> None:
+        if process.is_alive:
+            os.kill(process.pid, signal.SIGKILL)
+
+    def kill_trainer(self) -> None:
+        self.children("worker")
+        self.trainer.send_signal(signal.SIGKILL)
+        self.trainer.wait()
+
+    def orphans(self) -> list[Process]:
+        """Processes of this run that live."""
+        return [process for process in self.seen if process.is_alive]
+
+    def lines(self) -> list[list[str]]:
+        """The journal, finished lines only."""
+        if not self.journal.exists():
+            return []
+        return [line.split() for line in self.journal.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def wait(self, *, timeout_s: float) -> int:
+        """The trainer's exit status. What it starts meanwhile is seen."""
+        wait_for(lambda: (self.children("worker"), self.trainer.poll() is not None)[1], timeout_s, self.describe)
+        return self.trainer.wait()
+
+    def close(self) -> None:
+        """Leave nothing behind, whatever happened."""
+        if self._trainer is not None and self._trainer.poll() is None:
+            self.kill_trainer()
+        for process in self.orphans():
+            self.kill(process)
+
+    def describe(self) -> str:
+        """For a failure's message: what the run said last."""
+        logs = [self.console, *sorted((self.folder / "logs").glob("*.log"))]
+        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs if log.is_file())
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float, describe: Callable[[], str]) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain\n{describe()}"
+        time.sleep(0.05)
+
+
+def list_children(parent: int) -> Sequence[Process]:
+    found = []
+    for pid in child_ids(parent):
+        stat = read_stat(pid)
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if stat is not None:
+            found += [Process(pid, stat.started, role) for mark, role in MARKS.items() if mark in command]
+    return found
+
+
+def child_ids(parent: int) -> list[int]:
+    stats = {int(entry.name): read_stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    return [pid for pid, stat in stats.items() if stat is not None and stat.parent == parent]
+
+
+def read_stat(pid: int) -> Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return Stat(state=fields[0], parent=int(fields[1]), started=int(fields[19]))
