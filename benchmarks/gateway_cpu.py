@@ -85,6 +85,7 @@ def serve(pipe: Connection, folder: str, rollouts: int, profile: str | None) -> 
             http="httptools",
             ws="websockets-sansio",
             ws_per_message_deflate=False,
+            timeout_keep_alive=600,
         )
         server = uvicorn.Server(config)
         pipe.send((listener.getsockname()[1], [(lease.base_path, lease.key) for lease in leases if lease is not None]))
@@ -181,7 +182,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = context.Pipe()
-        server = context.Process(target=serve, args=(theirs, folder, rollouts, options.profile))
+        server = context.Process(target=serve, args=(theirs, folder, rollouts, options.profile), daemon=True)
         server.start()
         port, attempts = ours.recv()
         engine = context.Process(target=run_engine, args=(port, options.tokens), daemon=True)

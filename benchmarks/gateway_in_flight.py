@@ -61,7 +61,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = context.Pipe()
-        server = context.Process(target=serve, args=(theirs, folder, options.calls, None))
+        server = context.Process(target=serve, args=(theirs, folder, options.calls, None), daemon=True)
         server.start()
         port, attempts = ours.recv()
         result = asyncio.run(hold_all(port, attempts))

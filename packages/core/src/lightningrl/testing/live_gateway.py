@@ -102,6 +102,7 @@ async def live_gateway(
         lifespan="off",
         ws="websockets-sansio",
         ws_per_message_deflate=False,
+        timeout_keep_alive=300,
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
