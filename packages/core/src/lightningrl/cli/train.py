@@ -15,7 +15,7 @@ from rich.logging import RichHandler
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.loggers.build import check_loggers
-from lightningrl.plugins import load_plugins
+from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.training.parts import Parts
 from lightningrl.training.progress import make_progress
 from lightningrl.training.run_folder import RunFolder, default_run, newest_run
@@ -41,13 +41,18 @@ def train_command(source: Path | None, *, resume: bool, run: Path | None, runs: 
         folder = RunFolder.create(run or default_run(runs, recipe.name), recipe, str(source.resolve()), settings, model=parts.model)
     _describe(console, recipe, parts, folder, resume=resume)
     try:
-        _run(recipe, parts, folder, console)
+        _run(recipe, parts, plugins, folder, console)
     finally:
         folder.close()
 
 
-def _run(recipe: Recipe, parts: Parts, folder: RunFolder, console: Console) -> None:
+def _run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder, console: Console) -> None:
     from lightningrl.training.session import train_run
+
+    def announce(url: str, run_key: str) -> None:
+        if recipe.runtime.workers == 0:
+            join = f"LIGHTNINGRL_KEY={run_key} lightningrl work RECIPE --server {url}"
+            console.print(f"no workers here; they join with:  {join}", highlight=False, soft_wrap=True)
 
     async def main() -> None:
         task = asyncio.current_task()
@@ -55,7 +60,7 @@ def _run(recipe: Recipe, parts: Parts, folder: RunFolder, console: Console) -> N
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         with make_progress(console, recipe.loop.minutes) as progress:
-            state = await train_run(recipe, parts, load_plugins(), folder, progress)
+            state = await train_run(recipe, parts, plugins, folder, progress, announce)
         shown = _relative(folder.path)
         console.print(f"\n[bold]done:[/] {state.step} steps in {state.seconds / 60:.1f} minutes", highlight=False)
         console.print(f"  curve    {shown / 'curve.png'}", highlight=False)

@@ -50,7 +50,9 @@ class Served:
     link: EngineLink
 
 
-async def train_run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder, progress: Progress, announce: Announce) -> LoopState:
+async def train_run(
+    recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder, progress: Progress, announce: Announce
+) -> LoopState:
     """Train to the recipe's end in `folder`, from its newest checkpoint if it has one. Draws the curve, also of a run that fails.
 
     `announce(url, run_key)` is called when workers can join.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,12 +72,16 @@ def _spec(rollout_id: str, task: Task, group: str, mode: RolloutMode, step: int,
 def _read(which: str, reference: Any, options: Mapping[str, Any], resolve: Callable[[Any], Callable[..., Any]]) -> tuple[Task, ...]:
     source = resolve(reference)
     check_options(source, options, what=f"tasks.{which} {reference!r}")
-    loaded = source(**options)
-    if inspect.isawaitable(loaded) or not isinstance(loaded, Iterable):
+    try:
+        loaded = source(**options)
+        items = list(loaded) if isinstance(loaded, Iterable) else None
+    except Exception as error:
+        raise ConfigError(f"tasks.{which} {reference!r} raised {type(error).__name__}: {error}") from error
+    if items is None:
         raise ConfigError(
             f"tasks.{which} {reference!r} returned {type(loaded).__name__}; return an iterable of Task or of dicts with its fields"
         )
-    tasks = tuple(_task(which, index, item) for index, item in enumerate(loaded))
+    tasks = tuple(_task(which, index, item) for index, item in enumerate(items))
     if not tasks:
         raise ConfigError(f"tasks.{which} {reference!r} returned no tasks; check its path and filters")
     seen: set[str] = set()
