@@ -7,7 +7,7 @@ from lightningrl.errors import LightningError
 __all__ = ["Refusal"]
 
 
-class Refusal(LightningError):  # noqa: N818  (it is an answer)
+class Refusal(LightningError):
     """A call that is not answered with a completion."""
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", param: str | None = None) -> None:
