@@ -101,7 +101,7 @@ def _add_minutes(axes: Axes, entries: Sequence[dict[str, Any]]) -> None:
     low, high = axes.get_xlim()
     marked = [tick for tick in axes.get_xticks() if max(low, steps[0]) <= tick <= min(high, steps[-1])]
     above = axes.secondary_xaxis("top")
-    above.set_xticks(marked, [f"{minutes[min(steps, key=lambda step: abs(step - tick))]:.3g}" for tick in marked])
+    above.set_xticks(marked, [f"{minutes[min(steps, key=lambda step: abs(step - tick))]:.1f}" for tick in marked])
     above.set_xlabel("minutes")
     above.spines["top"].set_visible(False)
     above.tick_params(length=0)
