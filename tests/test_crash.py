@@ -65,8 +65,10 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_train_nothing_twice(run
         if victim == "trainer":
             kill_trainer_and_resume(run)
         else:
-            wait_for(lambda role=victim: bool(run.children(role)), 60, run.describe)
-            run.kill(chance.choice(run.children(victim)))
+            kill_one(run, victim, chance)
+            if chance.random() < 0.25:  # and what takes its place, perhaps before it is ready
+                kills.append((victim, last_step(run)))
+                kill_one(run, victim, chance)
     assert len(kills) >= 20
     assert kills[-1][1] < STEPS, f"the run was over before the last kill: {kills}"
     finish(run)
@@ -110,6 +112,12 @@ def wait_for_answers(run: Any, count: int) -> None:
         return len(run.lines()) >= aim
 
     wait_for(ready, 120, run.describe)
+
+
+def kill_one(run: Any, role: str, chance: random.Random) -> None:
+    """One process of that role, as soon as there is any."""
+    wait_for(lambda: bool(run.children(role)), 60, run.describe)
+    run.kill(chance.choice(run.children(role)))
 
 
 def kill_trainer_and_resume(run: Any) -> None:
@@ -164,6 +172,7 @@ def check_run(run: Any, *, steps: int) -> None:
     assert validated == sorted({0, *range(7, steps + 1, 7), steps})
     versions = [line["policy_version"] for line in lines if "policy_version" in line]
     assert versions == list(range(1, len(versions) + 1)), "each step with a signal made one version"
+    assert {line["learn/staleness_max"] for line in lines if "learn/staleness_max" in line} == {0.0}, "sampled by older weights"
     state = json.loads((newest_checkpoint(run.folder) / "loop.json").read_text())
     assert (state["step"], state["rollouts"]) == (steps, steps * 6)
 

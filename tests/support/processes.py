@@ -47,6 +47,7 @@ class TrainRun:
         self.journal = journal
         self.console = folder.with_name(f"{folder.name}.console")
         self.seen: set[Process] = set()
+        self.killed: set[Process] = set()
         self._trainer: subprocess.Popen[bytes] | None = None
 
     @property
@@ -62,12 +63,13 @@ class TrainRun:
             self._trainer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment)
 
     def children(self, role: Role) -> list[Process]:
-        """Of the trainer, as they are now."""
+        """Of the trainer, as they are now, without those that are dying."""
         found = [child for child in list_children(self.trainer.pid) if child.is_alive]
         self.seen.update(found)
-        return [child for child in found if child.role == role]
+        return [child for child in found if child.role == role and child not in self.killed]
 
     def kill(self, process: Process) -> None:
+        self.killed.add(process)
         if process.is_alive:
             os.kill(process.pid, signal.SIGKILL)
 

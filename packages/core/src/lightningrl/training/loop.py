@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,6 +78,8 @@ class Trainer:
     log: Callable[[int, Mapping[str, float]], None]
     state: LoopState
     """Where an earlier process left off; all zero for a new run."""
+    start_workers: Callable[[], Awaitable[None]]
+    """Called where rollouts are wanted that the store does not have yet."""
     _started: float = 0.0
 
     async def run(self) -> LoopState:
@@ -161,6 +163,8 @@ class Trainer:
         waiting = {spec.id for spec in specs}
         found: dict[str, Trajectory] = {}
         self.progress.phase(phase, 0, len(specs))
+        if len(await self.control.wait(sorted(waiting), 0.0)) < len(waiting):
+            await self.start_workers()
         while waiting:
             wanted = min(len(waiting), FETCH)
             finished = list(await self.control.wait(sorted(waiting), POLL_S, wanted))

@@ -48,6 +48,8 @@ class Served:
     client: ServerClient
     backend: Backend
     link: EngineLink
+    start_workers: Callable[[], Awaitable[None]]
+    """Returns once the first has imported the agent; does nothing the second time."""
 
 
 async def train_run(
@@ -82,6 +84,7 @@ async def train_run(
                 progress=progress,
                 log=log,
                 state=state,
+                start_workers=served.start_workers,
             )
             return await trainer.run()
     finally:
@@ -95,7 +98,10 @@ async def train_run(
 async def serve_policy(
     settings: ServerSettings, parts: Parts, logs: Path, checkpoint: Path | None, *, workers: Recipe | None
 ) -> AsyncIterator[Served]:
-    """Server, workers and engine, up and watched; the body is cancelled with the sentence of whatever fails for good."""
+    """Server, workers and engine, up and watched; the body is cancelled with the sentence of whatever fails for good.
+
+    With a checkpoint the body starts the workers: what a killed run left queued belongs to newer weights, which it makes first.
+    """
     async with AsyncExitStack() as stack:
         server = ServerProcess(settings, log_path=logs / "server.log")
         await server.start()
@@ -106,17 +112,35 @@ async def serve_policy(
             stack.push_async_callback(pool.stop)
         await stack.enter_async_context(_watched(server, pool))
         await client.interrupt("the run was restarted")
-        starting = asyncio.create_task(pool.start()) if pool else None
-        if starting:
-            starting.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen: the pool's watcher raises it
+        starter = _Starter(pool)
+        if checkpoint is None:
+            starter.begin()
         backend = await asyncio.to_thread(_build_backend, parts, checkpoint)
         stack.callback(backend.close)
         link = EngineLink(backend.engine, server.url, settings.run_key)
         await link.start()
         stack.push_async_callback(link.close)
-        if starting:
-            await asyncio.wait({starting})
-        yield Served(server=server, client=client, backend=backend, link=link)
+        if checkpoint is None:
+            await starter.ready()
+        yield Served(server=server, client=client, backend=backend, link=link, start_workers=starter.ready)
+
+
+class _Starter:
+    """Starts a pool once. Where it fails, the pool's watcher says so."""
+
+    def __init__(self, pool: WorkerPool | None) -> None:
+        self._pool = pool
+        self._starting: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        if self._pool is not None and self._starting is None:
+            self._starting = asyncio.create_task(self._pool.start())
+            self._starting.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen
+
+    async def ready(self) -> None:
+        self.begin()
+        if self._starting is not None:
+            await asyncio.wait({self._starting})
 
 
 def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str = "127.0.0.1", port: int = 0) -> ServerSettings:
