@@ -33,7 +33,7 @@ RECIPE = SUPPORT / "crash" / "recipe.toml"
 TrainRun: Any = load_callable("processes.py:TrainRun", SUPPORT)
 wait_for: Any = load_callable("processes.py:wait_for", SUPPORT)
 
-SEED = 11
+SEED = 12
 STEPS = 36
 TRAINER_KILLS, SERVER_KILLS, WORKER_KILLS = 6, 8, 8
 GONE_S = 15.0
@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> Iterator[Any]:
     run.close()
 
 
-def test_twenty_kills_at_random_moments_lose_nothing_and_train_nothing_twice(run: Any, tiny_policy: Path) -> None:
+def test_more_than_twenty_kills_at_random_moments_lose_nothing_and_train_nothing_twice(run: Any, tiny_policy: Path) -> None:
     chance = random.Random(SEED)
     victims = ["trainer"] * TRAINER_KILLS + ["server"] * SERVER_KILLS + ["worker"] * WORKER_KILLS
     chance.shuffle(victims)
@@ -69,7 +69,7 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_train_nothing_twice(run
             if chance.random() < 0.25:  # and what takes its place, perhaps before it is ready
                 kills.append((victim, last_step(run)))
                 kill_one(run, victim, chance)
-    assert len(kills) >= 20
+    assert len(kills) >= 25
     assert kills[-1][1] < STEPS, f"the run was over before the last kill: {kills}"
     finish(run)
     check_run(run, steps=STEPS)
