@@ -42,6 +42,7 @@ ROWS = (
     Row(name="control-0", label="control: learning rate 0", seed=0, settings=("learner.learning_rate=0.0",)),
     Row(name="write-0", label="only `write`", seed=0, settings=('policy.trained_agents=["write"]',)),
     Row(name="rewrite-0", label="only `rewrite`", seed=0, settings=('policy.trained_agents=["rewrite"]',)),
+    Row(name="long-0", label="`write` and `rewrite`, 150 steps", seed=0, settings=("loop.steps=150",)),
 )
 
 
@@ -160,7 +161,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    colours = {"both": "#1b7837", "control": "#888888", "write": "#2166ac", "rewrite": "#b2182b"}
+    colours = {"both": "#1b7837", "control": "#888888", "write": "#2166ac", "rewrite": "#b2182b", "long": "#7fbf7b"}
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=130)
     labelled: set[str] = set()
     for row in rows:

@@ -1,0 +1,27 @@
+"""The torch backend does what every trainer backend does, fully fine-tuned and with LoRA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningrl.protocols import Backend
+from lightningrl.testing.backend_conformance import BackendConformance
+from lightningrl_torch.backend import TorchBackend
+from lightningrl_torch.testing import save_policy
+
+
+class TestFullFineTuning(BackendConformance):
+    @pytest.fixture(autouse=True)
+    def _policy(self, tmp_path: Path) -> None:
+        self.policy = save_policy(tmp_path / "policy")
+
+    def make_backend(self, **learner: Any) -> Backend:
+        return TorchBackend(policy=self.policy, device="cpu", threads=1, **learner)
+
+
+class TestLora(TestFullFineTuning):
+    def make_backend(self, **learner: Any) -> Backend:
+        return super().make_backend(lora={"rank": 8, "alpha": 32.0}, **learner)
