@@ -1,8 +1,8 @@
 """A text-to-SQL agent in LangGraph.
 
-    START -> write -> execute -> check -- correct, or three queries tried --> END
-                         ^          |
-                         +- rewrite <- incorrect
+START -> write -> execute -> check -- correct, or three queries tried --> END
+                     ^          |
+                     +- rewrite <- incorrect
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
-
 from prompts import check_prompt, rewrite_prompt, write_prompt
 from sandbox import run_query
 

@@ -16,24 +16,41 @@ from pathlib import Path
 __all__ = ["Database", "Table", "build_database"]
 
 TEXT_VALUES = {
-    "name": "anna ben carla david emma felix grace henry iris jack karen leo maria nina oscar paula".split(),
-    "country": "france spain italy japan brazil canada kenya india".split(),
-    "city": "paris london rome tokyo berlin madrid oslo lima".split(),
-    "language": "french english german hindi arabic swedish".split(),
-    "status": "active retired injured absent free".split(),
-    "region": "north south east west center".split(),
-    "type": "public private modern classic royal".split(),
-    "manager": "smith jones brown miller davis wilson".split(),
-    "brand": "acme nova orion zenith apex delta".split(),
-    "color": "red blue green black white silver".split(),
-    "material": "wood steel glass plastic leather".split(),
-    "category": "family sport comedy drama action".split(),
-    "theme": "summer winter love peace future".split(),
-    "month": "january march april june august october".split(),
-    "season": "spring autumn rainy dry".split(),
-    "level": "junior senior amateur expert novice".split(),
-    "genre": "rock jazz pop folk soul".split(),
-    "sponsor": "visa shell nike sony lego".split(),
+    "name": [
+        "anna",
+        "ben",
+        "carla",
+        "david",
+        "emma",
+        "felix",
+        "grace",
+        "henry",
+        "iris",
+        "jack",
+        "karen",
+        "leo",
+        "maria",
+        "nina",
+        "oscar",
+        "paula",
+    ],
+    "country": ["france", "spain", "italy", "japan", "brazil", "canada", "kenya", "india"],
+    "city": ["paris", "london", "rome", "tokyo", "berlin", "madrid", "oslo", "lima"],
+    "language": ["french", "english", "german", "hindi", "arabic", "swedish"],
+    "status": ["active", "retired", "injured", "absent", "free"],
+    "region": ["north", "south", "east", "west", "center"],
+    "type": ["public", "private", "modern", "classic", "royal"],
+    "manager": ["smith", "jones", "brown", "miller", "davis", "wilson"],
+    "brand": ["acme", "nova", "orion", "zenith", "apex", "delta"],
+    "color": ["red", "blue", "green", "black", "white", "silver"],
+    "material": ["wood", "steel", "glass", "plastic", "leather"],
+    "category": ["family", "sport", "comedy", "drama", "action"],
+    "theme": ["summer", "winter", "love", "peace", "future"],
+    "month": ["january", "march", "april", "june", "august", "october"],
+    "season": ["spring", "autumn", "rainy", "dry"],
+    "level": ["junior", "senior", "amateur", "expert", "novice"],
+    "genre": ["rock", "jazz", "pop", "folk", "soul"],
+    "sponsor": ["visa", "shell", "nike", "sony", "lego"],
 }
 NUMBER_RANGES = {
     "age": (18, 65),
@@ -66,10 +83,10 @@ ENTITIES = {
     "races": "event", "shows": "event", "trips": "event",
 }  # fmt: skip
 COLUMNS = {
-    "person": ("name country language status level".split(), "age salary height weight experience score".split()),
-    "place": ("city country region type manager".split(), "capacity rating area year stock budget".split()),
-    "thing": ("brand color material category genre".split(), "price weight speed power year stock rating".split()),
-    "event": ("theme month season sponsor region".split(), "attendance budget duration distance year score".split()),
+    "person": (["name", "country", "language", "status", "level"], ["age", "salary", "height", "weight", "experience", "score"]),
+    "place": (["city", "country", "region", "type", "manager"], ["capacity", "rating", "area", "year", "stock", "budget"]),
+    "thing": (["brand", "color", "material", "category", "genre"], ["price", "weight", "speed", "power", "year", "stock", "rating"]),
+    "event": (["theme", "month", "season", "sponsor", "region"], ["attendance", "budget", "duration", "distance", "year", "score"]),
 }
 
 
@@ -154,9 +171,7 @@ def build_database(db_id: str, rng: random.Random) -> Database:
     return Database(db_id=db_id, tables=tuple(tables))
 
 
-def _fill_table(
-    name: str, parent: Table | None, texts: list[str], numbers: list[str], rng: random.Random
-) -> Table:
+def _fill_table(name: str, parent: Table | None, texts: list[str], numbers: list[str], rng: random.Random) -> Table:
     size = rng.randint(9, 12) if parent is None else rng.randint(12, 18)
     parent_keys = [] if parent is None else rng.sample([row[0] for row in parent.rows], len(parent.rows) - 3)
     common = {column: rng.sample(TEXT_VALUES[column], 4) for column in texts}

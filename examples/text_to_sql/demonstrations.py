@@ -1,8 +1,8 @@
 """Demonstrations for the starter policy: for each role, prompts as the agent makes them and imperfect answers.
 
-    write      the gold query with `mistakes.imperfect` made in it
-    check      right verdicts on such queries
-    rewrite    of a wrong query: now and then the gold query, most often the wrong query again
+write      the gold query with `mistakes.imperfect` made in it
+check      right verdicts on such queries
+rewrite    of a wrong query: now and then the gold query, most often the wrong query again
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class Demonstration:
     answer: str
 
 
-def build_demonstrations(
-    databases: int, questions: int, seed: int, taken: set[str], *, is_faulty: bool = True
-) -> Iterator[Demonstration]:
+def build_demonstrations(databases: int, questions: int, seed: int, taken: set[str], *, is_faulty: bool = True) -> Iterator[Demonstration]:
     """Three demonstrations, one for each role, of every question; databases with a signature in `taken` are skipped.
 
     With `is_faulty=False` every answer is right: write and rewrite give the gold query.
@@ -73,9 +71,7 @@ def _check(question: str, gold: Query, connection: sqlite3.Connection, rng: rand
     return Demonstration(role="check", prompt=prompt, answer="correct" if is_right else "incorrect")
 
 
-def _rewrite(
-    schema: str, question: str, gold: Query, connection: sqlite3.Connection, rng: random.Random
-) -> Demonstration:
+def _rewrite(schema: str, question: str, gold: Query, connection: sqlite3.Connection, rng: random.Random) -> Demonstration:
     query = imperfect(gold, rng)
     result, is_right = _run(query, gold, connection)
     prompt = rewrite_prompt(schema, question, str(query), str(result))

@@ -11,8 +11,7 @@ def write_prompt(schema: str, question: str) -> str:
 
 def check_prompt(question: str, query: str, result: str) -> str:
     return (
-        f"Question: {question}\nQuery: {query}\nResult: {result}\n"
-        "Check the query. Does it answer the question? Say correct or incorrect."
+        f"Question: {question}\nQuery: {query}\nResult: {result}\nCheck the query. Does it answer the question? Say correct or incorrect."
     )
 
 

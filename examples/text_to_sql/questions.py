@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from databases import Database, Table
 
-__all__ = ["KINDS", "Nested", "Condition", "Query", "Question"]
+__all__ = ["KINDS", "Condition", "Nested", "Query", "Question"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,9 +146,7 @@ def list_column(database: Database, rng: random.Random) -> tuple[str, Query]:
 def aggregate_column(database: Database, rng: random.Random) -> tuple[str, Query]:
     table = _any_table(database, rng)
     column, (function, word) = rng.choice(table.numbers), _aggregate(rng)
-    return f"{_show(rng)} {word} {column} of all {table.name}.", Query(
-        select=f"{function}( {column} )", table=table.name
-    )
+    return f"{_show(rng)} {word} {column} of all {table.name}.", Query(select=f"{function}( {column} )", table=table.name)
 
 
 @kind("easy")
@@ -156,9 +154,7 @@ def filter_text(database: Database, rng: random.Random) -> tuple[str, Query]:
     table = _any_table(database, rng)
     condition, words = _text_filter(table, rng)
     column = rng.choice([name for name in table.texts + table.numbers if name != condition.column])
-    return f"{_show(rng)} {column} of the {table.name} {words}.", Query(
-        select=column, table=table.name, where=(condition,)
-    )
+    return f"{_show(rng)} {column} of the {table.name} {words}.", Query(select=column, table=table.name, where=(condition,))
 
 
 @kind("easy")
@@ -184,9 +180,7 @@ def filter_number(database: Database, rng: random.Random) -> tuple[str, Query]:
     table = _any_table(database, rng)
     condition, words = _number_filter(table, rng)
     column = rng.choice([name for name in table.texts + table.numbers if name != condition.column])
-    return f"{_show(rng)} {column} of the {table.name} {words}.", Query(
-        select=column, table=table.name, where=(condition,)
-    )
+    return f"{_show(rng)} {column} of the {table.name} {words}.", Query(select=column, table=table.name, where=(condition,))
 
 
 @kind("medium")

@@ -67,9 +67,7 @@ def _schema(entry: dict[str, Any]) -> str:
     """The schema text of one entry of tables.json, which lists columns as [table number, name]."""
     names = entry["table_names_original"]
     columns = entry["column_names_original"]
-    tables = [
-        (name, [_quoted(column) for table, column in columns if table == number]) for number, name in enumerate(names)
-    ]
+    tables = [(name, [_quoted(column) for table, column in columns if table == number]) for number, name in enumerate(names)]
     keys = [f"{_full(names, columns[left])} = {_full(names, columns[right])}" for left, right in entry["foreign_keys"]]
     return schema_text(tables, keys)
 

@@ -21,16 +21,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
+from data import SPLITS, build_splits
+from demonstrations import Demonstration, build_demonstrations
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Sequence as PreTokenizers, Split
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
-from transformers import GenerationConfig, PreTrainedTokenizerFast, LlamaConfig, LlamaForCausalLM
-
-from data import SPLITS, build_splits
-from demonstrations import Demonstration, build_demonstrations
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 __all__ = ["build_model", "build_tokenizer", "cold_start"]
 
@@ -82,17 +82,17 @@ CHAT_TEMPLATE = """\
 
 def build_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     """One token for each common word of `texts` (with its leading space); any other word falls apart into bytes, lossless."""
-    split = PreTokenizers([
-        Split(Regex(WORDS), behavior="isolated"),
-        ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    split = PreTokenizers(
+        [
+            Split(Regex(WORDS), behavior="isolated"),
+            ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     counts = Counter(piece for text in texts for piece, _ in split.pre_tokenize_str(text))
     words = sorted(word for word, count in counts.items() if count >= COMMON)
     pieces = sorted(ByteLevel.alphabet())
     pieces += [word for word in words if len(word) > 1]
-    tokenizer = Tokenizer(
-        BPE(vocab={piece: number for number, piece in enumerate(pieces)}, merges=[], ignore_merges=True)
-    )
+    tokenizer = Tokenizer(BPE(vocab={piece: number for number, piece in enumerate(pieces)}, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = ByteLevelDecoder()
     fast = PreTrainedTokenizerFast(
@@ -157,15 +157,15 @@ def make_batches(encoded: list[tuple[list[int], int]], rng: random.Random) -> It
 
 def answer_loss(model: LlamaForCausalLM, batch: list[tuple[list[int], int]], pad: int) -> torch.Tensor:
     """Cross-entropy of the answers' tokens; each answer weighs the same, a verdict as much as a query."""
-    length = max(len(ids) for ids, _ in batch)
-    ids_B_T = torch.tensor([ids + [pad] * (length - len(ids)) for ids, _ in batch])
-    weights_B_T = torch.zeros(len(batch), length)
+    length = max(len(ids) for ids, _ in batch)  # tokens, weights, mask: [row][position]
+    tokens = torch.tensor([ids + [pad] * (length - len(ids)) for ids, _ in batch])
+    weights = torch.zeros(len(batch), length)
     for row, (ids, prompt) in enumerate(batch):
-        weights_B_T[row, prompt - 1 : len(ids) - 1] = 1.0 / (len(ids) - prompt)
-    mask_B_T = weights_B_T > 0
-    hidden_B_T_D = model.model(input_ids=ids_B_T).last_hidden_state  # padding is on the right, where nothing looks
-    losses = cross_entropy(model.lm_head(hidden_B_T_D[mask_B_T]), ids_B_T.roll(-1, dims=1)[mask_B_T], reduction="none")
-    return (losses * weights_B_T[mask_B_T]).sum() / len(batch)
+        weights[row, prompt - 1 : len(ids) - 1] = 1.0 / (len(ids) - prompt)
+    mask = weights > 0
+    hidden = model.model(input_ids=tokens).last_hidden_state  # padding is on the right, where nothing looks
+    losses = cross_entropy(model.lm_head(hidden[mask]), tokens.roll(-1, dims=1)[mask], reduction="none")
+    return (losses * weights[mask]).sum() / len(batch)
 
 
 def cold_start(out: Path, *, right_databases: int = RIGHT_DATABASES, faulty_databases: int = FAULTY_DATABASES, seed: int = SEED) -> None:
@@ -180,16 +180,15 @@ def cold_start(out: Path, *, right_databases: int = RIGHT_DATABASES, faulty_data
     tokenizer = build_tokenizer([*texts, *["system", "user", "assistant", "\n"] * COMMON])
     model = build_model(tokenizer)
     batches = [
-        batch
-        for demonstrations in (right, faulty)
-        for batch in make_batches([encode(item, tokenizer) for item in demonstrations], rng)
+        batch for demonstrations in (right, faulty) for batch in make_batches([encode(item, tokenizer) for item in demonstrations], rng)
     ]
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     warmup = 50
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / warmup) * max(0.02, 1.0 - step / len(batches))
     )
-    print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens, {len(right):,} right and {len(faulty):,} imperfect demonstrations")
+    print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
+    print(f"{len(right):,} right and {len(faulty):,} imperfect demonstrations")
     bar = tqdm(batches, desc="cold start", unit="batch")
     smooth = None
     for batch in bar:

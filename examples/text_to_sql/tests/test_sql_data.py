@@ -5,9 +5,8 @@ import sqlite3
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 import data
+import pytest
 from mistakes import wrong_versions
 from questions import Condition, Nested, Query
 from sandbox import run_query
@@ -98,9 +97,7 @@ def spider(tmp_path: Path) -> Path:
         "primary_keys": [1],
         "foreign_keys": [[4, 1]],
     }  # fmt: skip
-    (tmp_path / "tables.json").write_text(
-        json.dumps([{"db_id": "concert_singer", **tables}, {"db_id": "pets_1", **tables}])
-    )
+    (tmp_path / "tables.json").write_text(json.dumps([{"db_id": "concert_singer", **tables}, {"db_id": "pets_1", **tables}]))
     question = {"question": "How many singers do we have?", "query": "SELECT count(*) FROM singer", "sql": {}}
     (tmp_path / "train_spider.json").write_text(json.dumps([{"db_id": "pets_1", **question}]))
     (tmp_path / "dev.json").write_text(json.dumps([{"db_id": "concert_singer", **question}] * 2))
@@ -115,8 +112,7 @@ def test_spider_gives_tasks_of_the_same_form(spider: Path, cache: Path) -> None:
     assert set(train) == set(generated)
     assert set(train["input"]) == set(generated["input"])
     assert train["input"]["schema"] == (
-        '- singer : Singer_ID "Song release"\n- concert : concert_ID Singer_ID\n'
-        "Keys: concert.Singer_ID = singer.Singer_ID"
+        '- singer : Singer_ID "Song release"\n- concert : concert_ID Singer_ID\nKeys: concert.Singer_ID = singer.Singer_ID'
     )
     assert run_query(first["input"]["db_path"], first["answer"]).rows == ((1,),)
     assert first["id"] != second["id"]
@@ -124,7 +120,7 @@ def test_spider_gives_tasks_of_the_same_form(spider: Path, cache: Path) -> None:
 
 def test_spider_says_what_is_missing(spider: Path) -> None:
     (spider / "database" / "pets_1" / "pets_1.sqlite").unlink()
-    with pytest.raises(FileNotFoundError, match="pets_1.sqlite"):
+    with pytest.raises(FileNotFoundError, match=r"pets_1\.sqlite"):
         load_spider(spider, "train_spider")
-    with pytest.raises(FileNotFoundError, match="nothing.json"):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.json"):
         load_spider(spider, "nothing")

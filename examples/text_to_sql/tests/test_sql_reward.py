@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from reward import calls, execution_match, first_try_correct, is_ordered, was_rescued
 from sandbox import connect, run_query
 
@@ -66,7 +65,7 @@ def test_a_gold_query_that_fails_is_broken_data(db_path: str) -> None:
 
 
 def test_a_missing_database_is_not_a_wrong_answer(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="gone.sqlite"):
+    with pytest.raises(FileNotFoundError, match=r"gone\.sqlite"):
         score(str(tmp_path / "gone.sqlite"), "SELECT 1", "SELECT 1")
 
 

@@ -6,12 +6,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 import data
 from demonstrations import build_demonstrations
 from prompts import write_prompt
 from starter import cold_start
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 STARTER = Path(__file__).resolve().parent.parent / "starter"
 
@@ -70,7 +69,5 @@ def test_the_template_is_what_the_qwen3_renderer_renders(tokenizer) -> None:
         {"role": "tool", "content": "1", "tool_call_id": "1"},
     ]
     for conversation, given in ((messages[:2], None), (messages, tools)):
-        rendered = tokenizer.apply_chat_template(
-            conversation, tools=given, add_generation_prompt=True, return_dict=False
-        )
+        rendered = tokenizer.apply_chat_template(conversation, tools=given, add_generation_prompt=True, return_dict=False)
         assert qwen3.render_ids(conversation, tools=given, add_generation_prompt=True) == rendered
