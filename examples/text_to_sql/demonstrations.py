@@ -1,8 +1,8 @@
 """Demonstrations for the starter policy: for each role, prompts as the agent makes them and imperfect answers.
 
-write      the gold query with `mistakes.imperfect` made in it
-check      right verdicts on such queries
-rewrite    of a wrong query: now and then the gold query, most often the wrong query again
+write      the gold query with the writer's mistakes made in it
+check      right verdicts on such queries, and on overcorrected ones
+rewrite    of a wrong query: the gold query, overcorrected; a right one stays
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from data import build_split, database_schema
-from mistakes import imperfect
+from mistakes import MISTAKES, OVERCORRECTIONS, imperfect
 from prompts import check_prompt, rewrite_prompt, write_prompt
 from questions import Query
 from reward import is_match
@@ -21,14 +21,10 @@ from sandbox import Result, run_query_on
 
 __all__ = ["Demonstration", "build_demonstrations"]
 
-REPAIRS_ERROR = 0.40
-"""How often the demonstrator's rewrite of a query that SQLite refused is the gold query."""
-REPAIRS_ROWS = 0.30
-"""The same for a query that ran and gave wrong rows."""
-REPEATS = 0.80
-"""How often a rewrite that is not the gold query is the wrong query once more; else it is a new imperfect one."""
-MISTAKES_SHOWN_TO_CHECK = 0.6
-"""Share of the writer's mistakes in the queries that check is shown, so that both verdicts are common."""
+OVERCORRECTED = 0.30
+"""Share of the queries shown to check and to rewrite that a rewriter has spoilt."""
+SHARE_SHOWN_TO_CHECK = 0.6
+"""Check is shown so much of the usual rate of mistakes, so that both verdicts are common."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,22 +61,18 @@ def _write(schema: str, question: str, gold: Query, rng: random.Random) -> Demon
 
 
 def _check(question: str, gold: Query, connection: sqlite3.Connection, rng: random.Random) -> Demonstration:
-    query = imperfect(gold, rng, MISTAKES_SHOWN_TO_CHECK)
+    mistakes = OVERCORRECTIONS if rng.random() < OVERCORRECTED else MISTAKES
+    query = imperfect(gold, rng, mistakes, SHARE_SHOWN_TO_CHECK)
     result, is_right = _run(query, gold, connection)
     prompt = check_prompt(question, str(query), str(result))
     return Demonstration(role="check", prompt=prompt, answer="correct" if is_right else "incorrect")
 
 
 def _rewrite(schema: str, question: str, gold: Query, connection: sqlite3.Connection, rng: random.Random) -> Demonstration:
-    query = imperfect(gold, rng)
+    query = imperfect(gold, rng, OVERCORRECTIONS if rng.random() < OVERCORRECTED else MISTAKES)
     result, is_right = _run(query, gold, connection)
     prompt = rewrite_prompt(schema, question, str(query), str(result))
-    if is_right or rng.random() < (REPAIRS_ROWS if result.error is None else REPAIRS_ERROR):
-        answer = gold
-    elif rng.random() < REPEATS:
-        answer = query
-    else:
-        answer = imperfect(gold, rng)
+    answer = gold if is_right else imperfect(gold, rng, OVERCORRECTIONS)
     return Demonstration(role="rewrite", prompt=prompt, answer=str(answer))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import data
 import pytest
-from mistakes import wrong_versions
+from mistakes import MISTAKES, OVERCORRECTIONS, wrong_versions
 from questions import Condition, Nested, Query
 from sandbox import run_query
 from spider import load_spider, spider_train_tasks, spider_validation_tasks
@@ -124,3 +124,10 @@ def test_spider_says_what_is_missing(spider: Path) -> None:
         load_spider(spider, "train_spider")
     with pytest.raises(FileNotFoundError, match=r"nothing\.json"):
         load_spider(spider, "nothing")
+
+
+def test_the_rewriter_makes_none_of_the_writers_mistakes() -> None:
+    assert not {mistake.name for mistake in MISTAKES} & {mistake.name for mistake in OVERCORRECTIONS}
+    query = Query(select="avg( age )", table="pilots")
+    assert [str(wrong) for mistake in OVERCORRECTIONS if (wrong := mistake.change(query))] == ["SELECT age FROM pilots"]
+    assert [str(wrong) for wrong in wrong_versions(query)] == ["SELECT sum( age ) FROM pilots"]
