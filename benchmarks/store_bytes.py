@@ -121,6 +121,7 @@ def main() -> None:
     for rollouts in (1, 16, 128):
         cpu, rate = asyncio.run(cost_per_call(rollouts))
         print(f"append_call, {rollouts:>3} at once     {cpu:8.3f} ms CPU  {rate:6.0f} durable calls/s")
+    print(f"RESULT {asyncio.run(bytes_per_rollout(50)):.0f}")
 
 
 if __name__ == "__main__":
