@@ -200,7 +200,8 @@ async def test_heartbeats_go_on_while_a_sync_agent_runs(server: ScriptedServer, 
     assert server.heartbeats("r0") >= 3
 
 
-async def test_the_environment_points_at_the_rollout(server: ScriptedServer, folder: Path) -> None:
+async def test_the_environment_points_at_the_rollout(server: ScriptedServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (result,) = await run(server, folder, {"do": "environment"})
     base = f"{server.url}/rollouts/r0/attempts/0"
     assert result["output"] == [f"{base}/v1", base, "1"]
