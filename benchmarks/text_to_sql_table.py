@@ -17,6 +17,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightningrl.types import Trajectory
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "text_to_sql"
@@ -134,7 +138,7 @@ async def measure(folder: Path) -> tuple[Measures, Measures]:
         await store.close()
 
 
-def judge(trajectories: Sequence) -> Measures:  # type: ignore[type-arg]
+def judge(trajectories: Sequence[Trajectory]) -> Measures:
     from reward import execution_match, first_try_correct, was_rescued
 
     ended = [one for one in trajectories if one.output is not None]

@@ -19,7 +19,6 @@ from lightningrl.types import (
 )
 
 __all__ = [
-    "Agent",
     "Backend",
     "Capabilities",
     "CreditAssigner",
@@ -44,12 +43,6 @@ class Engine(Protocol):
         Raises ContextOverflow when the prompt leaves no room for one token.
         """
         ...
-
-
-class Agent(Protocol):
-    """The user's agent: a plain function of the task's input, sync or async."""
-
-    def __call__(self, task_input: Any, /) -> Any | Awaitable[Any]: ...
 
 
 class Reward(Protocol):
@@ -83,8 +76,6 @@ class Capabilities:
     devices: frozenset[str]
     lora: bool
     reference_kl: bool
-    async_rollouts: bool = False
-    max_policies: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

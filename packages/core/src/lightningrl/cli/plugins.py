@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from lightningrl.plugins import load_plugins
+from lightningrl.plugins import Plugin, load_plugins
 
 __all__ = ["plugins_command"]
 
@@ -22,5 +22,14 @@ def plugins_command() -> None:
     }
     for kind, records in kinds.items():
         for record in records.values():
-            table.add_row(kind, record.name, record.summary, record.distribution)
+            table.add_row(kind, record.name, _summary(record), record.distribution)
     Console().print(table)
+
+
+def _summary(plugin: Plugin) -> str:
+    """What it is, and for a backend what it declares that it can do."""
+    can = plugin.capabilities
+    if can is None:
+        return plugin.summary
+    extras = [name for name, is_able in (("LoRA", can.lora), ("reference KL", can.reference_kl)) if is_able]
+    return f"{plugin.summary} (declares: {', '.join([*sorted(can.devices), *sorted(can.losses), *extras])})"
