@@ -1,0 +1,32 @@
+"""vLLM on a CPU keeps plain weights, so that a trainer can replace them.
+
+vLLM packs every linear weight for oneDNN when it has loaded the model, and drops the parameter
+(vllm 0.32: model_executor/layers/linear.py:207, layers/utils.py:470): nothing can be loaded afterwards. With tied embeddings
+lm_head keeps a packed copy, which `reload_weights` does not refresh: wrong logprobs and no error. Plain weights cure both.
+
+vLLM calls `keep_plain_weights` in each of its processes before it loads a model (entry point group `vllm.general_plugins`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lightningrl_verl_cpu.settings import is_active
+
+__all__ = ["keep_plain_weights"]
+
+
+def keep_plain_weights() -> None:
+    """Make layers multiply with `layer.weight` as it is at the time of the call."""
+    if not is_active():
+        return
+    from vllm.model_executor.layers import utils
+
+    # linear.py:214 and vocab_parallel_embedding.py:69 import the name when they need it, so this reaches both
+    utils.dispatch_cpu_unquantized_gemm = _keep_weight
+
+
+def _keep_weight(layer: Any, remove_weight: bool = False) -> None:
+    layer.cpu_linear = torch.nn.functional.linear
