@@ -1,22 +1,29 @@
 # make quickstart: train the text-to-SQL agent and draw its curve.   make test: pass the tests.   Both install what they need.
-.PHONY: help quickstart test check fix bench table clean
+.PHONY: help quickstart test test-verl check fix bench table clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
 PYTHONS := packages examples tests benchmarks
 
 help:  ## Say what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 .venv/.installed: uv.lock scripts/install.sh
 	@echo "installing into .venv (once) ..."
 	@scripts/install.sh
+
+.venv-verl/.installed: packages/verl-cpu/uv.lock scripts/install-verl.sh
+	@echo "installing into .venv-verl (once; 2.5 GB) ..."
+	@scripts/install-verl.sh
 
 quickstart: .venv/.installed  ## Train an unchanged LangGraph text-to-SQL agent on this machine and draw its curve
 	@$(BIN)/lightningrl train examples/text_to_sql
 
 test: .venv/.installed  ## Run all tests
 	@$(BIN)/python -m pytest -q
+
+test-verl: .venv-verl/.installed  ## Run the tests of the verl backend: verl, Ray and vLLM for real, on the CPU
+	@.venv-verl/bin/python -m pytest -q packages/trainer-verl packages/verl-cpu
 
 check: .venv/.installed  ## Lint, types, import rules
 	@$(BIN)/ruff check .
