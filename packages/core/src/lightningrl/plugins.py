@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import pluggy
 from lightningrl.errors import PluginError
 
 if TYPE_CHECKING:
+    from lightningrl.config import Recipe
     from lightningrl.protocols import Capabilities, StepReport
     from lightningrl.types import Advantages, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
 
@@ -42,6 +43,8 @@ class Plugin:
     """What a run must provide for this part (credit assigners)."""
     capabilities: Capabilities | None = None
     """What a trainer backend declares."""
+    check: Callable[[Recipe], None] | None = None
+    """Raises ConfigError for a recipe that this trainer backend cannot honour, before anything heavy starts."""
     distribution: str = field(default="", compare=False)
     """Filled in by the manager: distribution and version that brought it."""
 
@@ -74,6 +77,11 @@ class HookSpecs:
         """Yield credit assigners with what they `requires`; each factory returns a `CreditAssigner`."""
         return ()
 
+    @hookspec
+    def lightningrl_worker_launchers(self) -> Iterable[Plugin]:
+        """Yield places where agent workers run; each factory returns a `WorkerLauncher`."""
+        return ()
+
     @hookspec(firstresult=True)
     def lightningrl_classify_tool_result(self, tool_call: ToolCall) -> ToolStatus | None:
         """Say whether a tool's result is a failure; the first answer that is not None wins."""
@@ -97,6 +105,7 @@ YIELDING = {
     "lightningrl_reward_functions": "reward",
     "lightningrl_intermediate_rewards": "intermediate reward",
     "lightningrl_credit_assigners": "credit assigner",
+    "lightningrl_worker_launchers": "worker launcher",
 }
 
 
@@ -155,6 +164,10 @@ class PluginManager:
     def credit_assigners(self) -> Mapping[str, Plugin]:
         return self.records("lightningrl_credit_assigners")
 
+    @property
+    def worker_launchers(self) -> Mapping[str, Plugin]:
+        return self.records("lightningrl_worker_launchers")
+
     def find(self, hook: str, name: str) -> Plugin:
         """The plugin called `name`. Raises PluginError naming what is installed."""
         records = self.records(hook)
@@ -179,14 +192,7 @@ class PluginManager:
                         f"two {YIELDING[hook]}s are named {record.name!r}: from {found[record.name].distribution} and {distribution}; "
                         "uninstall one"
                     )
-                found[record.name] = Plugin(
-                    name=record.name,
-                    summary=record.summary,
-                    factory=record.factory,
-                    requires=record.requires,
-                    capabilities=record.capabilities,
-                    distribution=distribution,
-                )
+                found[record.name] = replace(record, distribution=distribution)
         return MappingProxyType(found)
 
 

@@ -76,6 +76,8 @@ class Capabilities:
     devices: frozenset[str]
     lora: bool
     reference_kl: bool
+    critic: bool = False
+    """Can turn a call's reward into token advantages with a learned critic (PPO)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,13 +106,19 @@ class Backend(Protocol):
     """Owns engine and optimiser; knows nothing of tasks, rewards or credit."""
 
     @property
+    def ahead(self) -> int:
+        """Steps whose rollouts may be collected while an earlier one is learned. 0: on-policy, the caller holds requests while `learn`
+        runs. Above: the engine serves while it learns, each call by one version."""
+        ...
+
+    @property
     def engine(self) -> Engine:
         """The engine that serves the policy's current weights."""
         ...
 
     def learn(self, samples: Iterable[Sample]) -> LearnReport:
-        """Take one optimisation step (all minibatches and epochs of it). Blocking; run it in a thread. The engine's requests are held
-        by the caller while it runs; the engine serves the new version afterwards."""
+        """Take one optimisation step (all minibatches and epochs of it). Blocking; run it in a thread. With `ahead` 0 the engine's
+        requests are held by the caller while it runs; the engine serves the new version afterwards."""
         ...
 
     def save(self, folder: Path) -> None:

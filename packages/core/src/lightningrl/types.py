@@ -126,6 +126,8 @@ class GenerateRequest:
     id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingSettings
+    session: str = ""
+    """Calls of one session (an attempt) grow from each other; an engine of several replicas may send them to one, for its prefix cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

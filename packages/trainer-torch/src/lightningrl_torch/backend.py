@@ -56,6 +56,11 @@ class TorchBackend:
         )
 
     @property
+    def ahead(self) -> int:
+        """Engine and learner share one copy of the weights, so learning is on-policy."""
+        return 0
+
+    @property
     def engine(self) -> TorchEngine:
         """The engine that serves the policy's current weights."""
         return self._engine

@@ -110,7 +110,8 @@ class ChoiceSampler:
             stop=sampling.stop,
         )
         call_id = f"{self._id}-{index}" if index else self._id
-        return GenerateRequest(id=call_id, prompt_ids=self._prompt_ids, sampling=sampling), text
+        session = self._id.rpartition("/")[0]  # rollout/attempt
+        return GenerateRequest(id=call_id, prompt_ids=self._prompt_ids, sampling=sampling, session=session), text
 
     async def _one_whole(self, index: int) -> SampledChoice:
         call, text = self._place(index)

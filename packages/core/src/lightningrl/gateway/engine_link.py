@@ -184,7 +184,9 @@ class EngineLink:
         self._sampling += 1
         self._idle.clear()
         try:
-            request = GenerateRequest(id=message.id, prompt_ids=unpack_ids(message.prompt_ids), sampling=message.sampling)
+            request = GenerateRequest(
+                id=message.id, prompt_ids=unpack_ids(message.prompt_ids), sampling=message.sampling, session=message.session
+            )
             await self._sample(request, outbox, whole=message.whole)
         except ContextOverflow as error:
             outbox.put(Failed(message.id, "context_overflow", str(error)))

@@ -85,6 +85,7 @@ class Generate(msgspec.Struct, tag="generate", array_like=True):
     prompt_ids: bytes
     sampling: SamplingSettings
     whole: bool
+    session: str
 
 
 class Cancel(msgspec.Struct, tag="cancel", array_like=True):

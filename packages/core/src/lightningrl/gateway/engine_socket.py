@@ -90,7 +90,7 @@ class RemoteEngine:
     def _ask(self, request: GenerateRequest, *, whole: bool) -> Iterator[_Call]:
         call = _Call(self._info.policy)
         self._waiting[request.id] = call
-        self.outbox.put(Generate(request.id, pack_ids(request.prompt_ids), request.sampling, whole))
+        self.outbox.put(Generate(request.id, pack_ids(request.prompt_ids), request.sampling, whole, request.session))
         try:
             yield call
         finally:

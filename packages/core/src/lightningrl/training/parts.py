@@ -165,4 +165,6 @@ def _backend(recipe: Recipe, plugins: PluginManager, model: str) -> Callable[[],
     plugin: Plugin = plugins.find("lightningrl_trainers", recipe.backend)
     options = {"seed": recipe.loop.seed, **recipe.learner, **recipe.backends.get(recipe.backend, {})}
     check_options(plugin.factory, options, what=f"trainer backend {recipe.backend!r}", reserved=("policy", "name"))
+    if plugin.check is not None:
+        plugin.check(recipe)
     return partial(plugin.factory, policy=model, name=recipe.policy.name, **options)
