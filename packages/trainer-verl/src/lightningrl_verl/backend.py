@@ -1,0 +1,247 @@
+"""The backend: verl's trainer and replicas behind LightningRL's `Backend`.
+
+    driver process                                  Ray
+    VerlBackend.learn ─► Runner actor ─► verl: actor, critic, reference workers ─ weights ─► vLLM replicas
+    VerlEngine.generate ──────────────────────── verl's balancer ──────────────────────────────┘
+
+verl starts when it is first needed, so that `load` can tell it where to resume.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from lightningrl.errors import BackendError, LightningError
+from lightningrl.protocols import LearnReport
+from lightningrl.types import Sample
+from lightningrl_verl.cluster import check_capacity, connect
+from lightningrl_verl.engine import VerlEngine
+from lightningrl_verl.export import export_checkpoint
+from lightningrl_verl.policy import PolicyFacts, read_policy
+from lightningrl_verl.recipe_check import check_machine, runs_on_cpu
+from lightningrl_verl.runner import Learned, Runner
+from lightningrl_verl.seams import check_seams
+from lightningrl_verl.settings import Settings
+from lightningrl_verl.verl_config import build_config
+
+__all__ = ["VerlBackend"]
+
+logger = logging.getLogger(__name__)
+
+_STOP_S = 40.0
+_METRICS = {
+    "actor/pg_loss": "loss",
+    "actor/grad_norm": "grad_norm",
+    "actor/lr": "lr",
+    "actor/entropy": "entropy",
+    "kl_rollout": "kl_rollout",
+    "actor/kl_rollout": "kl_rollout",
+    "actor/ratio": "ratio",
+    "actor/clip_fraction": "clip_fraction",
+    "actor/probability_gap_max": "probability_gap_max",
+    "actor/kl_loss": "kl_reference",
+    "critic/vf_loss": "value_loss",
+    "rollout_corr/rollout_is_mean": "importance",
+}
+"""verl's names of what the torch backend reports too."""
+
+
+class VerlBackend:
+    """Implements `lightningrl.protocols.Backend`. Raises BackendError or ConfigError for a run that cannot be, before Ray starts."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        check_machine(settings)
+        self._cpu = runs_on_cpu(settings)
+        self._environment = _environment(self._cpu)
+        os.environ.update(self._environment)  # verl reads it when it is imported
+        check_seams()
+        self._policy: PolicyFacts = read_policy(settings)
+        build_config(settings, context_length=self._policy.context_length, cpu=self._cpu)  # verl's objections, now
+        self._lock = threading.RLock()
+        self._runner: Any = None
+        self._engine: VerlEngine | None = None
+        self._ranks = 1
+        self._owns_ray = False
+        self._resume_from: Path | None = None
+
+    @property
+    def ahead(self) -> int:
+        return self.settings.ahead if self.settings.is_async else 0
+
+    @property
+    def engine(self) -> VerlEngine:
+        """The engine over verl's replicas; starts verl the first time (minutes)."""
+        with self._lock:
+            if self._engine is None:
+                self._start()
+            assert self._engine is not None
+            return self._engine
+
+    def learn(self, samples: Iterable[Sample]) -> LearnReport:
+        """One step of verl's trainer. A replica that died is replaced first: verl is restarted from the weights as they are."""
+        rows = list(samples)
+        engine = self.engine
+        if engine.lost:
+            self._replace_replicas()
+        with contextlib.nullcontext() if self.settings.is_async else engine.held():
+            learned = self._learn(rows)
+            engine.set_version(learned.version)
+        tokens = sum(int(sample.mask.sum()) for sample in rows)
+        metrics = {name: learned.metrics[theirs] for theirs, name in _METRICS.items() if theirs in learned.metrics}
+        metrics |= {f"verl/{name}": value for name, value in learned.metrics.items() if name.startswith(("timing_s/", "perf/", "training/"))}
+        metrics |= _staleness(rows, learned.version - 1)
+        return LearnReport(policy_version=learned.version, tokens=tokens, seconds=learned.seconds, metrics=metrics)
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimiser and schedule (actor, and critic) as verl does; on a cluster, `folder` must be shared storage."""
+        version = self.engine.info.version
+        scratch = folder.with_name(f".{folder.name}.new")
+        shutil.rmtree(scratch, ignore_errors=True)
+        inner = scratch / f"global_step_{version}"
+        inner.mkdir(parents=True)
+        self._ask(self._runner.save.remote(str(inner.resolve())))
+        shutil.rmtree(folder, ignore_errors=True)
+        scratch.rename(folder)
+
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote. Restarts verl where it runs already."""
+        with self._lock:
+            self._resume_from = _step_folder(folder)
+            if self._runner is not None:
+                self._stop()
+                self._start()
+
+    def export(self, folder: Path) -> None:
+        """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged."""
+        if self._runner is None and self._resume_from is not None:  # straight from the checkpoint, no cluster needed
+            export_checkpoint(self._resume_from / "actor", folder, policy=self._policy, megatron=self.settings.strategy == "megatron")
+            return
+        with tempfile.TemporaryDirectory(prefix="lightningrl-export-") as scratch:
+            saved = Path(scratch) / "saved"
+            self.save(saved)
+            export_checkpoint(_step_folder(saved) / "actor", folder, policy=self._policy, megatron=self.settings.strategy == "megatron")
+
+    def close(self) -> None:
+        """Stop verl, its replicas, and Ray where we started it."""
+        with self._lock:
+            self._stop()
+            if self._owns_ray:
+                ray.shutdown()
+                self._owns_ray = False
+
+    def _start(self) -> None:
+        config = build_config(
+            self.settings, context_length=self._policy.context_length, cpu=self._cpu, resume_from=self._resume_from
+        )
+        self._owns_ray = connect(self.settings, config, self._environment) or self._owns_ray
+        check_capacity(self.settings)
+        self._runner = Runner.options(num_cpus=1).remote(config)
+        try:
+            version = self._ask(self._runner.start.remote(), timeout_s=self.settings.start_timeout_s, what="start")
+            client, self._ranks = self._ask(self._runner.client.remote()), self._ask(self._runner.ranks.remote())
+        except BaseException:
+            self._stop()
+            raise
+        if self._engine is None:
+            self._engine = VerlEngine(
+                client,
+                policy=self.settings.name or self.settings.policy,
+                version=version,
+                context_length=self._policy.context_length,
+                eos_ids=self._policy.eos_ids,
+                text_of=self._policy.text_of,
+            )
+        else:
+            self._engine.connect(client, version)
+
+    def _stop(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        with contextlib.suppress(RayError):
+            ray.get(runner.stop.remote(), timeout=_STOP_S)
+        with contextlib.suppress(RayError):
+            ray.kill(runner)
+
+    def _learn(self, rows: Sequence[Sample]) -> Learned:
+        averaged = self.settings.kl_coef > 0  # verl divides by the batch's tokens
+        scale = float(sum(int(sample.mask.sum()) for sample in rows)) if averaged else float(self.settings.minibatches)
+        learned: Learned = self._ask(
+            self._runner.learn.remote(rows, minibatches=self.settings.minibatches, scale=scale, as_reward=self.settings.critic is not None)
+        )
+        return learned
+
+    def _replace_replicas(self) -> None:
+        """Save, stop, start from there: what was collected stays, the step goes on with the same weights."""
+        engine = self.engine
+        logger.warning("replicas %s died; restarting verl from version %d", ", ".join(engine.lost), engine.info.version)
+        began = time.monotonic()
+        with self._lock, engine.held(), tempfile.TemporaryDirectory(prefix="lightningrl-heal-") as scratch:
+            saved = Path(scratch) / "saved"
+            self.save(saved)
+            self._stop()
+            resumed, self._resume_from = self._resume_from, _step_folder(saved)
+            try:
+                self._start()
+            finally:
+                self._resume_from = resumed
+        logger.warning("verl goes on with new replicas after %.0f s", time.monotonic() - began)
+
+    def _ask(self, answer: Any, *, timeout_s: float | None = None, what: str = "the step") -> Any:
+        """A remote answer; Ray's and verl's errors as one sentence."""
+        try:
+            return ray.get(answer, timeout=timeout_s)
+        except GetTimeoutError:
+            raise BackendError(f"verl was not ready after {timeout_s:g} s; raise start_timeout_s, or see Ray's logs") from None
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, LightningError):
+                raise cause from None
+            raise BackendError(f"verl failed at {what}: {_sentence(error)}") from error
+        except RayError as error:
+            raise BackendError(
+                f"verl's trainer is gone ({_sentence(error)}); nothing collected is lost: go on with `lightningrl train --resume`"
+            ) from error
+
+
+def _environment(cpu: bool) -> dict[str, str]:
+    """What every process of verl gets."""
+    found = {"TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "VERL_LOGGING_LEVEL": "WARN"}
+    if cpu:
+        from lightningrl_verl_cpu.settings import environment
+
+        found |= environment()
+    return found
+
+
+def _step_folder(folder: Path) -> Path:
+    found = sorted(folder.glob("global_step_*"))
+    if not found or re.fullmatch(r"global_step_\d+", found[-1].name) is None:
+        raise BackendError(f"{str(folder)!r} is no checkpoint of the verl backend: it has no global_step_N folder")
+    return found[-1].resolve()
+
+
+def _staleness(samples: Sequence[Sample], version: int) -> dict[str, float]:
+    """How many versions old the trained tokens are."""
+    ages = version - np.concatenate([sample.versions[sample.mask] for sample in samples])
+    return {"staleness_mean": float(ages.mean()), "staleness_max": float(ages.max())}
+
+
+def _sentence(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:500]

@@ -1,0 +1,71 @@
+"""What the driver knows of the policy without its weights: context, stop tokens, and whether vLLM can serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightningrl.errors import BackendError
+from lightningrl_verl.settings import Settings
+
+__all__ = ["PolicyFacts", "read_policy"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyFacts:
+    """Read from config and tokenizer."""
+
+    model: str
+    context_length: int
+    eos_ids: tuple[int, ...]
+    tokenizer: Any
+    text_of: Callable[[Sequence[int]], str]
+
+
+def read_policy(settings: Settings) -> PolicyFacts:
+    """Raises BackendError for a policy that cannot be found, or that vLLM has no model for."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    try:
+        config = AutoConfig.from_pretrained(settings.policy)
+        tokenizer = AutoTokenizer.from_pretrained(settings.policy)
+    except (OSError, ValueError) as error:
+        raise BackendError(f"policy {settings.policy!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+    if settings.engine == "vllm":
+        _check_served(settings.policy, list(config.architectures or ()))
+    longest = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0)
+    context = settings.context_length or longest
+    if not context:
+        raise BackendError(f"policy {settings.policy!r} does not say how long its context is; set context_length")
+    if longest and context > longest:
+        raise BackendError(f"context_length is {context} but policy {settings.policy!r} has positions for {longest}; lower it")
+    eos: list[int] = []
+    try:
+        found = GenerationConfig.from_pretrained(settings.policy).eos_token_id
+    except OSError:
+        found = config.eos_token_id
+    for token in found if isinstance(found, list) else [found]:
+        if token is not None:
+            eos.append(int(token))
+    if tokenizer.eos_token_id is not None:
+        eos.append(int(tokenizer.eos_token_id))
+
+    def text_of(token_ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    return PolicyFacts(
+        model=settings.policy, context_length=context, eos_ids=tuple(dict.fromkeys(eos)), tokenizer=tokenizer, text_of=text_of
+    )
+
+
+def _check_served(policy: str, architectures: Sequence[str]) -> None:
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    known = ModelRegistry.get_supported_archs()
+    if not any(name in known for name in architectures):
+        named = ", ".join(architectures) or "nothing"
+        raise BackendError(
+            f"vLLM cannot serve policy {policy!r}: its architecture ({named}) is none of the {len(known)} that the installed vLLM knows; "
+            "use another model or a newer vLLM"
+        )

@@ -1,0 +1,122 @@
+"""What of a recipe verl cannot honour, and what of this machine cannot run it: one sentence each, before anything heavy starts.
+
+Imports neither torch, Ray nor verl.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from lightningrl.config import Recipe
+from lightningrl.errors import BackendError, ConfigError
+from lightningrl_verl.settings import Settings
+
+__all__ = ["check_machine", "check_recipe", "check_versions", "has_gpu", "runs_on_cpu"]
+
+VERL = SpecifierSet(">=0.9.1,<0.10")
+TRANSFER_QUEUE = SpecifierSet(">=0.1.10,<0.2")
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raises ConfigError (settings) or BackendError (this machine)."""
+    from lightningrl_verl.settings import Settings
+
+    options = {"seed": recipe.loop.seed, **recipe.learner, **recipe.backends.get("verl", {})}
+    settings = Settings(policy=recipe.policy.model, name=recipe.policy.name, **options)
+    for where, sampling in (("sampling", recipe.sampling),):
+        if sampling.top_p < 1 or sampling.top_k > 0:
+            raise ConfigError(
+                f"{where}.top_p = {sampling.top_p:g}, {where}.top_k = {sampling.top_k}: vLLM's logprobs are of the truncated distribution and "
+                "verl's are not, so ratios would be wrong; train with top_p = 1 and top_k = 0"
+            )
+        if sampling.temperature == 0:
+            raise ConfigError("sampling.temperature = 0: verl divides logits by it; train with a temperature above 0")
+    if settings.kl_coef and recipe.samples.aggregation != "token_mean":
+        raise ConfigError(
+            f"learner.kl_coef = {settings.kl_coef:g} with samples.aggregation = {recipe.samples.aggregation!r}: verl weighs the KL by token; "
+            "set samples.aggregation = 'token_mean', or kl_coef = 0"
+        )
+    _check_critic(recipe, settings)
+    check_machine(settings)
+
+
+def _check_critic(recipe: Recipe, settings: Settings) -> None:
+    """PPO's critic estimates inside one call, so each call is a row of its own with a reward and no baseline."""
+    if settings.critic is None:
+        return
+    if recipe.samples.rows != "call":
+        raise ConfigError("backends.verl.critic estimates advantages inside each call; set samples.rows = 'call'")
+    if recipe.samples.aggregation != "token_mean":
+        raise ConfigError("backends.verl.critic makes the advantages that samples would be weighed by; set samples.aggregation = 'token_mean'")
+    if recipe.credit.use != "reinforce" or recipe.credit.whiten:
+        raise ConfigError(
+            f"backends.verl.critic needs each call's plain reward, credit.use = {recipe.credit.use!r} takes a baseline off; "
+            "set credit.use = 'reinforce' without whiten"
+        )
+
+
+def check_machine(settings: Settings) -> None:
+    """Versions, GPUs, and the support package where there is none. Raises BackendError."""
+    check_versions(settings)
+    if settings.address is None and not runs_on_cpu(settings):
+        _check_gpus(settings)
+
+
+def check_versions(settings: Settings, version: Callable[[str], str] = importlib.metadata.version) -> None:
+    """The versions that this backend was tested with. Raises BackendError."""
+    for name, wanted in (("verl", VERL), ("TransferQueue", TRANSFER_QUEUE)):
+        found = _version(name, version)
+        if found is None:
+            raise BackendError(f"backend 'verl' needs {name} {wanted}, which is not installed; pip install 'lightningrl[verl]'")
+        if Version(found) not in wanted:
+            raise BackendError(f"backend 'verl' was made for {name} {wanted} and {found} is installed; pip install '{name}{wanted}'")
+    if settings.engine == "vllm" and _version("vllm", version) is None:
+        raise BackendError(
+            "engine 'vllm' needs vLLM, which is not installed; pip install the vLLM that your verl names (pip install 'verl[vllm]')"
+        )
+
+
+def has_gpu() -> bool:
+    """An NVIDIA driver is here."""
+    return Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
+
+
+def runs_on_cpu(settings: Settings) -> bool:
+    """Whether verl is to run on the CPU, by the support package. Raises BackendError where it is needed and not there."""
+    if settings.device == "cuda" or (settings.device == "auto" and (settings.address is not None or has_gpu())):
+        return False
+    if importlib.util.find_spec("lightningrl_verl_cpu") is None:
+        raise BackendError(
+            "backend 'verl' found no GPU; run where there is one, name a Ray cluster in backends.verl.address, use backend 'torch', "
+            "or, for tests, install packages/verl-cpu of the source tree"
+        )
+    return True
+
+
+def _check_gpus(settings: Settings) -> None:
+    """One machine of our own; a cluster is asked when it is reached."""
+    if settings.nodes + settings.rollout_nodes > 1:
+        raise BackendError(
+            f"the layout asks for {settings.nodes + settings.rollout_nodes} nodes, and no Ray cluster is named; "
+            "set backends.verl.address (see docs/cluster.md)"
+        )
+    found = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if found < settings.gpus:
+        raise BackendError(
+            f"the layout asks for {settings.gpus} GPUs and this machine has {found}; lower gpus_per_node, or name a Ray cluster in "
+            "backends.verl.address"
+        )
+
+
+def _version(name: str, version: Callable[[str], str]) -> str | None:
+    try:
+        return version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

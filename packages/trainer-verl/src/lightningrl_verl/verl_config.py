@@ -1,0 +1,279 @@
+"""From our settings to verl's own config: composed by verl, filled in by us, then by the user's `verl` table, checked by verl.
+
+    verl's ppo_trainer.yaml  ◄─ what we need  ◄─ the CPU's needs (support package)  ◄─ `verl` table  ─►  validate_config
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightningrl.errors import ConfigError
+from lightningrl_verl.settings import CriticSettings, LoraSettings, Settings
+
+__all__ = ["NEVER_ENDS", "build_config"]
+
+NEVER_ENDS = 1_000_000
+"""Steps that verl is told to run; LightningRL's loop says when it is over."""
+
+_OURS = (
+    "data.",
+    "algorithm.adv_estimator",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.rollout.agent.",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.name",
+    "actor_rollout_ref.rollout.temperature",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.loss_agg_mode",
+    "critic.ppo_mini_batch_size",
+    "trainer.total_training_steps",
+    "trainer.total_epochs",
+    "trainer.default_local_dir",
+    "trainer.save_freq",
+    "trainer.test_freq",
+    "trainer.val_before_train",
+    "trainer.resume_mode",
+    "trainer.resume_from_path",
+    "trainer.use_v1",
+    "trainer.v1.trainer_mode",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+)
+"""What the recipe says elsewhere, or what our loop relies on."""
+_OPEN = (
+    "actor_rollout_ref.model.override_config.",
+    "critic.model.override_config.",
+    "actor_rollout_ref.rollout.engine_kwargs.",
+    "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.",
+    "ray_kwargs.ray_init.",
+)
+"""Tables of verl's config that take any key."""
+
+
+def build_config(settings: Settings, *, context_length: int, cpu: bool, resume_from: Path | None = None) -> Any:
+    """verl's config as an OmegaConf `DictConfig`. Raises ConfigError naming a key that verl does not have, or verl's own objection."""
+    from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf, open_dict
+
+    GlobalHydra.instance().clear()
+    engine = "megatron" if settings.strategy == "megatron" else "dp"
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_megatron_trainer" if engine == "megatron" else "ppo_trainer")
+    values = _base(settings, context_length)
+    if resume_from is not None:
+        values |= {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": str(resume_from)}
+    if cpu:
+        values |= _cpu_overrides(settings)
+    flat = dict(_flatten(settings.verl))
+    for key in flat:
+        _check_key(config, key)
+    with open_dict(config):
+        for key, value in {**values, **flat}.items():
+            OmegaConf.update(config, key, value, force_add=True)
+    _validate(config)
+    return config
+
+
+def _base(settings: Settings, context_length: int) -> dict[str, Any]:
+    """What every run of ours needs."""
+    separate = settings.mode == "separate_async"
+    actor, rollout, model = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+    values: dict[str, Any] = {
+        f"{model}.path": settings.policy,
+        f"{model}.enable_gradient_checkpointing": settings.gradient_checkpointing,
+        f"{actor}.ppo_mini_batch_size": 1,  # set to each step's rows before verl reads it
+        f"{actor}.use_dynamic_bsz": True,
+        f"{actor}.ppo_max_token_len_per_gpu": max(settings.max_tokens_per_microbatch, context_length),
+        f"{actor}.ppo_epochs": settings.epochs,
+        f"{actor}.data_loader_seed": settings.seed,
+        f"{actor}.shuffle": settings.minibatches > 1,
+        f"{actor}.clip_ratio": settings.clip_low,
+        f"{actor}.clip_ratio_low": settings.clip_low,
+        f"{actor}.clip_ratio_high": settings.clip_high,
+        f"{actor}.policy_loss.loss_mode": f"lightningrl_{settings.loss}",
+        # the KL term has no weights of ours, so with it the batch is averaged by verl (recipe_check allows it where that is the same)
+        f"{actor}.loss_agg_mode": "token-mean" if settings.kl_coef or settings.critic is not None else "token-sum",
+        f"{actor}.use_kl_loss": settings.kl_coef > 0,
+        f"{actor}.kl_loss_coef": settings.kl_coef,
+        f"{actor}.kl_loss_type": "low_var_kl",
+        f"{rollout}.name": "vllm" if settings.engine == "vllm" else "lightningrl_transformers",
+        f"{rollout}.n": 1,
+        f"{rollout}.dtype": settings.dtype,
+        f"{rollout}.tensor_model_parallel_size": settings.tensor_parallel,
+        f"{rollout}.max_model_len": context_length,
+        f"{rollout}.calculate_log_probs": True,
+        f"{rollout}.agent.num_workers": 1,
+        f"{rollout}.agent.agent_loop_manager_class": "lightningrl_verl.runner.BatchManager",
+        f"{rollout}.seed": settings.seed,
+        "data.custom_cls.path": "pkg://lightningrl_verl.runner",
+        "data.custom_cls.name": "EndlessPrompts",
+        "data.train_batch_size": settings.sync_every,
+        "data.max_prompt_length": context_length,
+        "data.max_response_length": context_length,
+        "data.shuffle": False,
+        "data.dataloader_num_workers": 0,
+        "algorithm.adv_estimator": "gae" if settings.critic is not None else "lightningrl",
+        "reward.num_workers": 1,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "trainer.nnodes": settings.nodes,
+        "trainer.n_gpus_per_node": settings.gpus_per_node,
+        "trainer.total_training_steps": NEVER_ENDS,
+        "trainer.total_epochs": 1,
+        "trainer.logger": ["file"],
+        "trainer.val_before_train": False,
+        "trainer.test_freq": -1,
+        "trainer.save_freq": -1,
+        "trainer.resume_mode": "disable",
+        "trainer.v1.trainer_mode": settings.mode,
+        "trainer.v1.sampler.max_off_policy_threshold": None,  # LightningRL's loop bounds the staleness
+        "trainer.v1.sampler.custom_sampler.path": "pkg://lightningrl_verl.sampler",
+        "trainer.v1.sampler.custom_sampler.name": "PromptAsyncSampler" if settings.is_async else "PromptSampler",
+        "ray_kwargs.ray_init.include_dashboard": False,
+    }
+    values |= _optimiser(actor, settings, learning_rate=settings.learning_rate)
+    values |= _correction(settings)
+    if settings.strategy != "megatron":
+        values |= _fsdp(settings)
+    if settings.lora is not None:
+        lora = LoraSettings.parse(settings.lora)
+        targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+        values |= {f"{model}.lora_rank": lora.rank, f"{model}.lora_alpha": lora.alpha, f"{model}.target_modules": targets}
+        values |= {f"{rollout}.load_format": "safetensors"}  # the adapters' base weights are never sent
+    if settings.critic is not None:
+        values |= _critic(settings, context_length)
+    if separate:
+        values |= {
+            "actor_rollout_ref.hybrid_engine": False,
+            f"{rollout}.nnodes": settings.rollout_nodes,
+            f"{rollout}.n_gpus_per_node": settings.rollout_gpus_per_node,
+            f"{rollout}.checkpoint_engine.backend": "nccl",
+            "trainer.v1.separate_async.parameter_sync_step": settings.sync_every,
+        }
+    if settings.is_async:
+        values[f"trainer.v1.{settings.mode}.num_warmup_batches"] = settings.ahead
+    return values
+
+
+def _optimiser(prefix: str, settings: Settings, *, learning_rate: float) -> dict[str, Any]:
+    values = {
+        f"{prefix}.optim.lr": learning_rate,
+        f"{prefix}.optim.weight_decay": settings.weight_decay,
+        f"{prefix}.optim.betas": list(settings.betas),
+        f"{prefix}.optim.clip_grad": settings.max_grad_norm or 1e9,
+        f"{prefix}.optim.lr_warmup_steps": settings.warmup_steps,
+        f"{prefix}.optim.lr_scheduler_type": settings.schedule,
+        f"{prefix}.optim.min_lr_ratio": settings.minimum_factor,
+        f"{prefix}.optim.zero_indexed_step": False,
+    }
+    if settings.schedule != "constant":
+        # verl's horizon is its number of steps; the run may not go on after it
+        values["trainer.total_training_steps"] = settings.total_steps
+    return values
+
+
+def _correction(settings: Settings) -> dict[str, Any]:
+    """Ratios to the rollout's logprobs without another forward pass; with a cap, to the recomputed ones, importance-weighted."""
+    if settings.importance_cap is None and settings.critic is None:
+        return {"algorithm.rollout_correction.bypass_mode": True}
+    values: dict[str, Any] = {"algorithm.rollout_correction.bypass_mode": False}
+    if settings.importance_cap is not None:
+        values |= {
+            "algorithm.rollout_correction.rollout_is": "token",
+            "algorithm.rollout_correction.rollout_is_threshold": settings.importance_cap,
+        }
+    return values
+
+
+def _fsdp(settings: Settings) -> dict[str, Any]:
+    values = {
+        "actor_rollout_ref.actor.strategy": settings.strategy,
+        "actor_rollout_ref.actor.fsdp_config.strategy": settings.strategy,
+        "actor_rollout_ref.actor.fsdp_config.seed": settings.seed,
+        "actor_rollout_ref.ref.fsdp_config.strategy": settings.strategy,
+    }
+    if settings.dtype == "float32":
+        # FSDPEngineConfig.mixed_precision; without it verl computes the forward pass in bfloat16
+        exact = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+        values |= {
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision": exact,
+            "actor_rollout_ref.ref.fsdp_config.mixed_precision": exact,
+        }
+    return values
+
+
+def _critic(settings: Settings, context_length: int) -> dict[str, Any]:
+    critic = CriticSettings.parse(settings.critic or {})
+    values: dict[str, Any] = {
+        "algorithm.gamma": critic.gamma,
+        "algorithm.lam": critic.lam,
+        "critic.model.path": critic.model or settings.policy,
+        "critic.model.enable_gradient_checkpointing": settings.gradient_checkpointing,
+        "critic.ppo_max_token_len_per_gpu": max(settings.max_tokens_per_microbatch, context_length),
+        "critic.strategy": settings.strategy,
+        "critic.fsdp.strategy": settings.strategy,
+    }
+    if settings.dtype == "float32":
+        values["critic.fsdp.mixed_precision"] = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    optimiser = _optimiser("critic", settings, learning_rate=critic.learning_rate)
+    optimiser.pop("trainer.total_training_steps", None)
+    return values | optimiser
+
+
+def _cpu_overrides(settings: Settings) -> dict[str, Any]:
+    from lightningrl_verl_cpu.settings import overrides
+
+    found: dict[str, Any] = overrides(
+        settings.engine,
+        gpus=settings.gpus,
+        critic=settings.critic is not None,
+        reference=settings.kl_coef > 0 and settings.lora is None,
+        separate=settings.mode == "separate_async",
+    )
+    return found
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested tables and dotted names alike, as dotted names."""
+    found: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        name = f"{prefix}.{key}" if prefix else str(key)
+        found.extend(_flatten(value, name) if isinstance(value, Mapping) and value else [(name, value)])
+    return found
+
+
+def _check_key(config: Any, key: str) -> None:
+    """Raise ConfigError for a setting that verl does not have, or that is LightningRL's to make."""
+    from omegaconf import DictConfig
+
+    if any(key == ours or (ours.endswith(".") and key.startswith(ours)) for ours in _OURS):
+        raise ConfigError(f"verl setting {key!r} is made by LightningRL from the recipe; remove it from the `verl` table")
+    if key.startswith(_OPEN):
+        return
+    node, path = config, key.split(".")
+    for depth, part in enumerate(path):
+        if not isinstance(node, DictConfig) or part not in node:
+            known = [str(name) for name in node] if isinstance(node, DictConfig) else []
+            table = ".".join(path[:depth]) or "the top"
+            guess = difflib.get_close_matches(part, known, n=1)
+            hint = f"did you mean {guess[0]!r}?" if guess else f"{table} takes: {', '.join(sorted(known)) or 'no settings'}"
+            raise ConfigError(f"verl has no setting {key!r}; {hint}"[:600])
+        node = node._get_node(part)
+        if depth < len(path) - 1 and not isinstance(node, DictConfig):
+            node = None
+
+
+def _validate(config: Any) -> None:
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            validate_config(config, need_reference_policy(config), need_critic(config))
+    except (AssertionError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"verl refuses its settings: {error}") from error
