@@ -13,7 +13,7 @@ help:  ## Say what there is
 	@scripts/install.sh
 
 .venv-verl/.installed: packages/verl-cpu/uv.lock scripts/install-verl.sh
-	@echo "installing into .venv-verl (once; 2.5 GB) ..."
+	@echo "installing into .venv-verl (once; 3 GB) ..."
 	@scripts/install-verl.sh
 
 quickstart: .venv/.installed  ## Train an unchanged LangGraph text-to-SQL agent on this machine and draw its curve

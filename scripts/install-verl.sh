@@ -1,6 +1,6 @@
 #!/bin/sh
 # Make .venv-verl with everything that packages/verl-cpu/uv.lock names: verl, Ray and vLLM on a Linux machine without a GPU.
-# Needs Python 3.11 or 3.12 with pip, nothing else; 2.5 GB.
+# Needs Python 3.11 or 3.12 with pip, nothing else; 3 GB.
 set -eu
 cd "$(dirname "$0")/.."
 TORCH=2.13.0

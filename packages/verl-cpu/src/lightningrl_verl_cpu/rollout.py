@@ -38,8 +38,9 @@ class TransformersServer:
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(1)
+        self.path = str(model_config.local_path)
         self._config = config
-        self._model = AutoModelForCausalLM.from_pretrained(model_config.local_path, dtype=torch.float32, attn_implementation="sdpa").eval()
+        self._model = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32, attn_implementation="sdpa").eval()
         self._context_length = config.max_model_len or int(self._model.config.max_position_embeddings)
         self._stop_token_ids = _end_tokens(model_config)
         self._engine = TorchEngine(
@@ -137,6 +138,10 @@ class TransformersServer:
 
     async def stop_profile(self) -> None:
         """Nothing to profile."""
+
+    def close(self) -> None:
+        """Stop the engine's thread."""
+        self._engine.close()
 
     async def _admit(self) -> bool:
         """Wait until calls are served; False when they are turned away."""
