@@ -1,12 +1,16 @@
-"""What core itself brings: its credit assigners and rewards, as any plugin would."""
+"""What core itself brings: its credit assigners, rewards and local workers, as any plugin would."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from lightningrl.credit import plugins as credit_plugins
 from lightningrl.plugins import Plugin, hookimpl
 from lightningrl.rewards import plugins as reward_plugins
+
+if TYPE_CHECKING:
+    from lightningrl.runtime.process import LocalLauncher
 
 
 @hookimpl
@@ -22,3 +26,15 @@ def lightningrl_reward_functions() -> Iterable[Plugin]:
 @hookimpl
 def lightningrl_intermediate_rewards() -> Iterable[Plugin]:
     yield from reward_plugins.INTERMEDIATE_PLUGINS
+
+
+@hookimpl
+def lightningrl_worker_launchers() -> Iterable[Plugin]:
+    yield Plugin(name="local", summary="agent workers are processes of this machine", factory=create_local_launcher)
+
+
+def create_local_launcher() -> LocalLauncher:
+    """A `LocalLauncher`; it has no settings."""
+    from lightningrl.runtime.process import LocalLauncher
+
+    return LocalLauncher()

@@ -99,6 +99,8 @@ class CreditConfig(_Frozen):
     use: Reference = "grpo"
     per_agent: bool = False
     """Normalise each agent's advantages apart (Dr. MAS, arXiv 2602.08847)."""
+    whiten: bool = False
+    """Give the step's trained tokens together mean 0 and deviation 1 (REINFORCE++, arXiv 2501.03262)."""
     options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -150,7 +152,15 @@ class RuntimeConfig(_Frozen):
     """The Lightning Client: worker processes that run the agent."""
 
     workers: int = Field(default=2, ge=0)
-    """Warm worker processes of this machine; 0 = none, others join with `lightningrl work`."""
+    """Warm worker processes; 0 = none, others join with `lightningrl work`."""
+    launcher: str = "local"
+    """Where they run, by its plugin name: `local` = this machine, `ray` = over a Ray cluster."""
+    launchers: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Settings for one launcher alone, by its name; tables of launchers that do not run are left unread."""
+    server_host: str = "127.0.0.1"
+    """Address that the server of a training run listens on; `0.0.0.0` where workers of other machines take part."""
+    server_port: int = Field(default=0, ge=0, lt=65536)
+    """0 = any free one."""
     concurrency: int = Field(default=1, ge=1)
     """Rollouts at a time in each worker; above 1 only for agents without threads or shared runtimes of their own."""
     timeout_s: float = Field(default=120.0, gt=0)

@@ -33,6 +33,17 @@ SetOption = Annotated[
 ]
 
 
+WorkersOption = Annotated[
+    str | None,
+    typer.Option(
+        help="How many processes run the agent, and where: [bold]4[/] (runtime.workers), [bold]ray[/] = over a Ray cluster "
+        "(runtime.launcher), [bold]ray:16[/] = both.",
+        metavar="N|WHERE|WHERE:N",
+        show_default=False,
+    ),
+]
+
+
 @app.command()
 def train(
     recipe: RecipeArgument = None,
@@ -46,7 +57,13 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Training steps (loop.steps).", show_default=False)] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop training after so many minutes (loop.minutes).", show_default=False)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of tasks, sampling and weights (loop.seed).", show_default=False)] = None,
-    workers: Annotated[int | None, typer.Option(help="Worker processes that run the agent (runtime.workers).", show_default=False)] = None,
+    workers: WorkersOption = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address to listen on; 0.0.0.0 where other machines' workers take part (runtime.server_host).", show_default=False
+        ),
+    ] = None,
     settings: SetOption = None,
 ) -> None:
     """Train the policy of RECIPE: run the agent in parallel, record every call, reward, assign credit, learn, serve the new weights.
@@ -54,6 +71,7 @@ def train(
     Examples:
       [bold]lightningrl train examples/text_to_sql[/]
       [bold]lightningrl train my_recipe.toml --steps 50 --set learner.learning_rate=1e-5[/]
+      [bold]lightningrl train my_recipe.toml --workers ray:16 --host 0.0.0.0[/]
       [bold]lightningrl train --resume[/]
     """
     from lightningrl.cli.train import train_command
@@ -64,7 +82,8 @@ def train(
         "loop.steps": steps,
         "loop.minutes": minutes,
         "loop.seed": seed,
-        "runtime.workers": workers,
+        "runtime.server_host": host,
+        **_workers(workers),
     }
     train_command(recipe, resume=resume, run=run, runs=runs, settings=_settings(settings, shortcuts))
 
@@ -91,13 +110,13 @@ def work(
     recipe: Annotated[Path, typer.Argument(help="The recipe whose agent these workers run.", metavar="RECIPE")],
     server: Annotated[str, typer.Option(help="URL of the Lightning Server.")],
     key: Annotated[str, typer.Option(help="The run's key.", envvar="LIGHTNINGRL_KEY")],
-    workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
+    workers: WorkersOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Run agents for a Lightning Server that runs elsewhere, until it is stopped."""
+    """Run agents for a Lightning Server that runs elsewhere, until it is stopped: the recipe's workers, or those that --workers says."""
     from lightningrl.cli.work import work_command
 
-    work_command(recipe, server=server, key=key, workers=workers, settings=_settings(settings, {}))
+    work_command(recipe, server=server, key=key, settings=_settings(settings, _workers(workers)))
 
 
 @app.command()
@@ -165,3 +184,9 @@ def _settings(given: list[str] | None, shortcuts: dict[str, Any]) -> dict[str, A
     settings = dict(parse_setting(text) for text in given or [])
     settings.update({key: value for key, value in shortcuts.items() if value is not None})
     return settings
+
+
+def _workers(text: str | None) -> dict[str, Any]:
+    from lightningrl.cli.work import parse_workers
+
+    return {} if text is None else parse_workers(text)

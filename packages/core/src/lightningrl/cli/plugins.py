@@ -19,6 +19,7 @@ def plugins_command() -> None:
         "reward": manager.rewards,
         "intermediate reward": manager.intermediate_rewards,
         "credit assigner": manager.credit_assigners,
+        "worker launcher": manager.worker_launchers,
     }
     for kind, records in kinds.items():
         for record in records.values():

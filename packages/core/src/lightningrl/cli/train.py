@@ -16,6 +16,7 @@ from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.loggers.build import check_loggers
 from lightningrl.plugins import PluginManager, load_plugins
+from lightningrl.runtime.launcher import check_launcher
 from lightningrl.training.parts import Parts
 from lightningrl.training.progress import make_progress
 from lightningrl.training.run_folder import RunFolder, default_run, newest_run
@@ -35,6 +36,7 @@ def train_command(source: Path | None, *, resume: bool, run: Path | None, runs: 
         recipe = load_recipe(source, settings)
         folder = None
     check_loggers(recipe.loggers)
+    check_launcher(recipe.runtime, plugins)
     parts = Parts.build(recipe, plugins)
     if folder is None:
         assert source is not None

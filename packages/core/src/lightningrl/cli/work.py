@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,16 +11,31 @@ from typing import Any
 
 from rich.console import Console
 
-from lightningrl.config import load_recipe
+from lightningrl.config import Recipe, load_recipe
+from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
+from lightningrl.runtime.launcher import build_launcher
 from lightningrl.training.parts import check_agent_file
 
-__all__ = ["work_command"]
+__all__ = ["parse_workers", "work_command"]
 
 
-def work_command(source: Path, *, server: str, key: str, workers: int, settings: Mapping[str, Any]) -> None:
-    recipe = load_recipe(source, {**settings, "runtime.workers": workers})
+def parse_workers(text: str) -> dict[str, Any]:
+    """`"4"`, `"ray"`, `"ray:16"` → settings of the recipe. Raises ConfigError."""
+    found = re.fullmatch(r"(?P<count>\d+)|(?P<where>[A-Za-z][\w-]*)(?::(?P<many>\d+))?", text.strip())
+    if found is None:
+        raise ConfigError(f"--workers {text!r} is neither a number nor a place; write for example 4, ray or ray:16")
+    where, count = found["where"], found["count"] or found["many"]
+    settings: dict[str, Any] = {"runtime.launcher": where} if where else {}
+    return {**settings, "runtime.workers": int(count)} if count else settings
+
+
+def work_command(source: Path, *, server: str, key: str, settings: Mapping[str, Any]) -> None:
+    recipe = load_recipe(source, settings)
+    if recipe.runtime.workers == 0:
+        raise ConfigError("runtime.workers is 0, so there is nothing to start; say how many, for example --workers 4")
     plugins = load_plugins()
+    launcher = build_launcher(recipe.runtime, plugins)
     for adapter in recipe.adapters:
         plugins.find("lightningrl_adapters", adapter)
     check_agent_file(recipe)
@@ -31,12 +47,11 @@ def work_command(source: Path, *, server: str, key: str, workers: int, settings:
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        pool = start_pool(recipe, server, key, None)
-        if pool is None:
-            return
+        pool = start_pool(recipe, server, key, None, launcher)
+        assert pool is not None
         try:
             await pool.start()
-            Console().print(f"{workers} workers run {recipe.agent} for {server}; stop them with Ctrl-C", highlight=False)
+            Console().print(f"{_count(recipe)} run {recipe.agent} for {server}; stop them with Ctrl-C", highlight=False)
             await pool.wait()
         except asyncio.CancelledError:
             Console().print("stopping: running attempts get a few seconds to end", highlight=False)
@@ -44,3 +59,8 @@ def work_command(source: Path, *, server: str, key: str, workers: int, settings:
             await pool.stop()
 
     asyncio.run(main())
+
+
+def _count(recipe: Recipe) -> str:
+    where = "" if recipe.runtime.launcher == "local" else f" on {recipe.runtime.launcher}"
+    return f"{recipe.runtime.workers} worker{'s' if recipe.runtime.workers > 1 else ''}{where}"

@@ -1,4 +1,5 @@
-"""The worker pool: keeps N warm workers alive, ends attempts that overrun, and reports for workers that died.
+"""The worker pool: keeps N warm workers alive, ends attempts that overrun, and reports for workers that died. Where they run is the
+launcher's; what becomes of them and their attempts is the same everywhere.
 
 start ─► spawn ─► ready ─► attempts … ─┬─ attempt overran ──► kill, report `timeout`, respawn
                     │                  ├─ attempt revoked ──► kill, report `cancelled`, respawn
@@ -10,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,11 +22,12 @@ from typing import Any, Final, Self
 from lightningrl.errors import ConfigError, LightningError, ServerError
 from lightningrl.runtime.agent_loader import agent_reference
 from lightningrl.runtime.control import ControlClient
-from lightningrl.runtime.environment import worker_environment
+from lightningrl.runtime.launcher import WorkerExit, WorkerLauncher, WorkerPoolError
 from lightningrl.runtime.lease import Lease, LeasedTask
-from lightningrl.runtime.process import HeldAttempt, WorkerProcess, open_log
+from lightningrl.runtime.process import LocalLauncher
 from lightningrl.runtime.report import AttemptReport
 from lightningrl.runtime.settings import WorkerSettings
+from lightningrl.runtime.watched import HeldAttempt, WatchedWorker
 from lightningrl.types import Outcome
 
 __all__ = ["PoolStatus", "WorkerPool", "WorkerPoolError"]
@@ -36,10 +36,6 @@ MOST_CRASHES: Final = 5
 """Deaths of workers, one after the other without a finished attempt between them, before the pool gives up."""
 
 logger = logging.getLogger(__name__)
-
-
-class WorkerPoolError(LightningError):
-    """The pool cannot go on: workers keep dying, or the server is gone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,11 +68,14 @@ class WorkerPool:
         base_dir: Path | str = ".",
         log_folder: Path | str | None = None,
         environment: Mapping[str, str] | None = None,
+        launcher: WorkerLauncher | None = None,
         lease_s: float = 30.0,
         lease_wait_s: float = 10.0,
         patience_s: float = 60.0,
     ) -> None:
-        """`environment` is added to ours; `base_urls` are the agent's model endpoints beside the two providers. Raises ConfigError."""
+        """`environment` is added to that of the workers' machine; `base_urls` are the agent's model endpoints beside the two providers;
+        `launcher` says where workers run, None = as processes of this machine. Raises ConfigError.
+        """
         for name, value in (("workers", workers), ("concurrency", concurrency)):
             if value < 1:
                 raise ConfigError(f"{name} = {value}: a worker pool needs at least 1")
@@ -95,12 +94,13 @@ class WorkerPool:
             lease_s=lease_s,
             lease_wait_s=lease_wait_s,
             patience_s=patience_s,
-            parent_pid=os.getpid(),
         )
-        self._environment = worker_environment(self._server_url, {**os.environ, **(environment or {})})
+        self._environment = dict(environment or {})
+        self._launcher = launcher or LocalLauncher()
+        self._is_open = False
         self._log_folder = None if log_folder is None else Path(log_folder)
         self._name = uuid.uuid4().hex[:8]
-        self._processes: dict[int, WorkerProcess] = {}
+        self._living: dict[int, WatchedWorker] = {}
         self._slots: list[asyncio.Task[None]] = []
         self._first_ready: asyncio.Event = asyncio.Event()
         self._all_ready: asyncio.Event = asyncio.Event()
@@ -108,12 +108,20 @@ class WorkerPool:
         self._failure: LightningError | None = None
         self._is_stopping = False
         self._crashes = 0
+        self._lost_nodes: set[str] = set()
         self._finished = 0
         self._killed = 0
         self._spawned = 0
 
+    async def open(self) -> None:
+        """Get ready to spawn workers. Raises ConfigError, within seconds, where none could be: an unreachable cluster, for example."""
+        if not self._is_open:
+            await self._launcher.open(self._server_url)
+            self._is_open = True
+
     async def start(self) -> None:
         """Spawn the workers; returns when the first has imported the agent. Raises ConfigError if the agent cannot be loaded."""
+        await self._opened()
         self._slots = [asyncio.create_task(self._keep(index), name=f"worker-{index}") for index in range(self._workers)]
         await self._until(self._first_ready)
 
@@ -128,25 +136,26 @@ class WorkerPool:
     async def stop(self, grace_s: float = 5.0) -> None:
         """Take no more work, give running attempts `grace_s` to finish, then kill. Attempts that are killed are reported as cancelled."""
         self._is_stopping = True
-        for process in self._processes.values():
+        for process in self._living.values():
             process.stop()
         if self._slots:
             _, late = await asyncio.wait(self._slots, timeout=grace_s)
-            held = [attempt for process in self._processes.values() for attempt in process.held.values()]
-            for process in tuple(self._processes.values()):
+            held = [attempt for process in self._living.values() for attempt in process.held.values()]
+            for process in tuple(self._living.values()):
                 await process.kill()
             await self._report(held, Outcome.CANCELLED, "the worker pool was stopped")
             for slot in late:
                 slot.cancel()
             await asyncio.gather(*self._slots, return_exceptions=True)
+        await self._launcher.close()
         self._ended.set()
 
     @property
     def status(self) -> PoolStatus:
         return PoolStatus(
             workers=self._workers,
-            ready=sum(process.is_ready for process in self._processes.values()),
-            busy=sum(bool(process.held) for process in self._processes.values()),
+            ready=sum(process.is_ready for process in self._living.values()),
+            busy=sum(bool(process.held) for process in self._living.values()),
             finished=self._finished,
             killed=self._killed,
             spawned=self._spawned,
@@ -162,6 +171,14 @@ class WorkerPool:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.stop()
+
+    async def _opened(self) -> None:
+        """`open`, for a pool that others wait for."""
+        try:
+            await self.open()
+        except LightningError as error:
+            self._fail(error)
+            raise
 
     async def _until(self, event: asyncio.Event) -> None:
         await event.wait()
@@ -181,28 +198,28 @@ class WorkerPool:
     async def _live(self, index: int) -> None:
         """One life of worker `index`."""
         settings = replace(self._settings, worker_id=f"{self._name}-{index}")
-        with open_log(self._log_folder, index) as log:
-            process = await WorkerProcess.spawn(settings, environment=self._environment, log=log)
-        self._processes[index] = process
+        log = None if self._log_folder is None else self._log_folder / f"worker-{index}.log"
+        process = WatchedWorker(await self._launcher.spawn(settings, environment=self._environment, log=log))
+        self._living[index] = process
         self._spawned += 1
         if self._is_stopping:
             process.stop()
         try:
             verdict = await self._listen(index, process)
-            status = await (process.wait() if verdict is None else process.kill())
+            ended = await (process.wait() if verdict is None else process.kill())
         finally:
             await process.kill()
-            del self._processes[index]
+            del self._living[index]
         if not self._is_stopping:
-            await self._bury(index, process, status, verdict)
+            await self._bury(index, process, ended, verdict)
 
-    async def _listen(self, index: int, process: WorkerProcess) -> str | None:
+    async def _listen(self, index: int, process: WatchedWorker) -> str | None:
         """Follow the worker's events. Returns why it must be killed; None = it has ended by itself."""
         async for event in process.events():
             match event.kind:
                 case "ready":
                     self._first_ready.set()
-                    if len(self._processes) == self._workers and all(other.is_ready for other in self._processes.values()):
+                    if len(self._living) == self._workers and all(other.is_ready for other in self._living.values()):
                         self._all_ready.set()
                 case "finished":
                     self._finished += 1
@@ -224,22 +241,25 @@ class WorkerPool:
             await self._report([held], Outcome.TIMEOUT, message)
         return "another attempt ran longer than its time limit" if overdue else None
 
-    async def _bury(self, index: int, process: WorkerProcess, status: int, verdict: str | None) -> None:
+    async def _bury(self, index: int, process: WatchedWorker, ended: WorkerExit, verdict: str | None) -> None:
         """Report the attempts that ended with the worker; raise if workers die without end."""
         held = process.held.values()
         if verdict is not None:
             await self._report(held, Outcome.INFRASTRUCTURE_ERROR, f"its worker was killed because {verdict}")
             return
-        how = describe_exit(status)
         log = "its stderr" if self._log_folder is None else f"{str(self._log_folder / f'worker-{index}.log')!r}"
-        if not process.is_ready and not self._first_ready.is_set() and status != -signal.SIGKILL:
-            raise ConfigError(f"agent {self._settings.agent!r}: the worker {how} while it imported the agent; see {log}")
-        logger.warning("worker %d %s; see %s", index, how, log)
-        await self._report(held, Outcome.INFRASTRUCTURE_ERROR, f"the worker process {how} while it ran the agent; see {log}")
+        if not process.is_ready and not self._first_ready.is_set() and not ended.is_foreign:
+            raise ConfigError(f"agent {self._settings.agent!r}: the worker {ended.how} while it imported the agent; see {log}")
+        logger.warning("worker %d %s; see %s", index, ended.how, log)
+        await self._report(held, Outcome.INFRASTRUCTURE_ERROR, f"the worker process {ended.how} while it ran the agent; see {log}")
+        if ended.lost_node is not None:
+            if ended.lost_node in self._lost_nodes:
+                return
+            self._lost_nodes.add(ended.lost_node)
         self._crashes += 1
         if self._crashes >= MOST_CRASHES:
             raise WorkerPoolError(
-                f"workers died {self._crashes} times in a row without finishing an attempt (the last one {how}); see {log}"
+                f"workers died {self._crashes} times in a row without finishing an attempt (the last one {ended.how}); see {log}"
             )
 
     async def _report(self, attempts: Iterable[HeldAttempt], outcome: Outcome, error: str) -> None:
@@ -269,17 +289,7 @@ class WorkerPool:
 
     def _fail(self, error: LightningError) -> None:
         self._failure = self._failure or error
-        for process in self._processes.values():
+        for process in self._living.values():
             process.stop()
         for event in (self._first_ready, self._all_ready, self._ended):
             event.set()
-
-
-def describe_exit(status: int) -> str:
-    """`died with SIGSEGV`, `exited with status 1`."""
-    if status >= 0:
-        return f"exited with status {status}"
-    try:
-        return f"died with {signal.Signals(-status).name}"
-    except ValueError:
-        return f"died with signal {-status}"

@@ -1,4 +1,4 @@
-"""One worker process as the pool sees it: spawned, listened to, killed with everything that it started."""
+"""A worker as a process of this machine: spawned, killed with everything that it started. The `local` launcher."""
 
 from __future__ import annotations
 
@@ -7,126 +7,97 @@ import contextlib
 import os
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-import msgspec
+from lightningrl.runtime.environment import worker_environment
+from lightningrl.runtime.launcher import WorkerExit
+from lightningrl.runtime.settings import WorkerSettings, encode_line
 
-from lightningrl.runtime.settings import WorkerEvent, WorkerSettings, decode_event, encode_line
-
-__all__ = ["HeldAttempt", "WorkerProcess", "open_log"]
+__all__ = ["LocalLauncher", "WorkerProcess", "describe_exit"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldAttempt:
-    """An attempt that a worker runs."""
+class LocalLauncher:
+    """Workers are processes of this machine. Nothing to open or to close."""
 
-    rollout_id: str
-    attempt: int
-    started_at: float
-    """`time.monotonic()`"""
-    limit_s: float
+    async def open(self, server_url: str) -> None: ...
 
-    @property
-    def deadline(self) -> float:
-        return self.started_at + self.limit_s
+    async def spawn(self, settings: WorkerSettings, *, environment: Mapping[str, str], log: Path | None) -> WorkerProcess:
+        with open_log(log) as file:
+            return await WorkerProcess.spawn(settings, environment=environment, log=file)
+
+    async def close(self) -> None: ...
 
 
 class WorkerProcess:
-    """A running worker. `spawn` it; iterate over `events` until it ends or an attempt overruns its limit."""
+    """A worker process of this one; the line to it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self.is_ready = False
-        self.held: dict[tuple[str, int], HeldAttempt] = {}
 
     @classmethod
-    async def spawn(cls, settings: WorkerSettings, *, environment: Mapping[str, str], log: IO[bytes] | None) -> WorkerProcess:
-        """Start `python -m lightningrl.runtime.worker` in a session of its own, so that it and its children can be killed together."""
+    async def spawn(cls, settings: WorkerSettings, *, environment: Mapping[str, str], log: IO[bytes] | int | None) -> WorkerProcess:
+        """Start it in a session of its own, so that it and its children can be killed together; it dies with this process.
+
+        `log` is a file, None (our own stderr), or `subprocess.PIPE` (see `stderr`).
+        """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "lightningrl.runtime.worker"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
-            env=dict(environment),
+            env=worker_environment(settings.server_url, {**os.environ, **environment}),
             cwd=settings.base_dir,
             start_new_session=True,
         )
         worker = cls(process)
-        worker._command(encode_line(settings))
+        worker.write(encode_line(replace(settings, parent_pid=os.getpid())))
         return worker
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def stderr(self) -> asyncio.StreamReader | None:
+        return self._process.stderr
 
-    async def events(self) -> AsyncIterator[WorkerEvent]:
-        """What the worker says. Ends when the process ends, or when the time of an attempt is over (see `overdue`)."""
+    async def read(self) -> bytes:
         stdout = self._process.stdout
         assert stdout is not None
-        while True:
-            deadline = min((held.deadline for held in self.held.values()), default=None)
-            try:
-                line = await asyncio.wait_for(stdout.readline(), None if deadline is None else deadline - time.monotonic())
-            except TimeoutError:
-                return
-            if not line:
-                return
-            with contextlib.suppress(msgspec.MsgspecError):  # half a line of a killed worker
-                event = decode_event(line)
-                self._note(event)
-                yield event
+        return await stdout.readline()
 
-    def overdue(self) -> list[HeldAttempt]:
-        """Attempts that run longer than they may."""
-        now = time.monotonic()
-        return [held for held in self.held.values() if held.deadline <= now]
+    def write(self, line: bytes) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is gone; `read` says so
+            stdin.write(line)
 
-    def stop(self) -> None:
-        """Ask it to end after the attempt it runs."""
-        self._command(b"stop\n")
-
-    async def kill(self) -> int:
-        """End it and its children now. Returns its exit status; negative = the signal that ended it."""
+    async def kill(self) -> WorkerExit:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        return await self._process.wait()
+        return await self.wait()
 
-    async def wait(self, timeout_s: float = 5.0) -> int:
-        """Its exit status, once it has ended by itself; after `timeout_s` it is killed."""
-        try:
-            return await asyncio.wait_for(self._process.wait(), timeout_s)
-        except TimeoutError:
-            return await self.kill()
+    async def wait(self) -> WorkerExit:
+        status = await self._process.wait()
+        return WorkerExit(how=describe_exit(status), is_foreign=status == -signal.SIGKILL)
 
-    def _note(self, event: WorkerEvent) -> None:
-        key = (event.rollout_id, event.attempt)
-        if event.kind == "ready":
-            self.is_ready = True
-        elif event.kind == "started":
-            self.held[key] = HeldAttempt(
-                rollout_id=event.rollout_id, attempt=event.attempt, started_at=time.monotonic(), limit_s=event.limit_s
-            )
-        elif event.kind == "finished":
-            self.held.pop(key, None)
 
-    def _command(self, line: bytes) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is gone; `events` says so
-            stdin.write(line)
+def describe_exit(status: int) -> str:
+    """`died with SIGSEGV`, `exited with status 1`."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"died with {signal.Signals(-status).name}"
+    except ValueError:
+        return f"died with signal {-status}"
 
 
 @contextlib.contextmanager
-def open_log(folder: Path | None, index: int) -> Iterator[IO[bytes] | None]:
-    """Where worker `index` writes its log; None = to our own stderr."""
-    if folder is None:
+def open_log(path: Path | None) -> Iterator[IO[bytes] | None]:
+    """The file that a worker's log is appended to; None = our own stderr."""
+    if path is None:
         yield None
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"worker-{index}.log").open("ab") as log:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as log:
         yield log

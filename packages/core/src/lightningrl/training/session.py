@@ -22,6 +22,8 @@ from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import Backend
+from lightningrl.runtime.address import reachable_url
+from lightningrl.runtime.launcher import WorkerLauncher, build_launcher
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.server.client import ServerClient
 from lightningrl.server.launcher import ServerProcess
@@ -69,9 +71,11 @@ async def train_run(
             one.log(step, metrics)
 
     try:
-        settings = server_settings(recipe, parts, folder.store_url)
-        async with serve_policy(settings, parts, folder.logs, saved[0] if saved else None, workers=recipe) as served:
-            announce(served.server.url, settings.run_key)
+        runtime = recipe.runtime
+        settings = server_settings(recipe, parts, folder.store_url, host=runtime.server_host, port=runtime.server_port)
+        launcher = build_launcher(runtime, plugins)
+        async with serve_policy(settings, parts, folder.logs, saved[0] if saved else None, workers=recipe, launcher=launcher) as served:
+            announce(reachable_url(served.server.url), settings.run_key)
             trainer = Trainer(
                 recipe=recipe,
                 tasks=parts.tasks,
@@ -96,7 +100,13 @@ async def train_run(
 
 @asynccontextmanager
 async def serve_policy(
-    settings: ServerSettings, parts: Parts, logs: Path, checkpoint: Path | None, *, workers: Recipe | None
+    settings: ServerSettings,
+    parts: Parts,
+    logs: Path,
+    checkpoint: Path | None,
+    *,
+    workers: Recipe | None,
+    launcher: WorkerLauncher | None = None,
 ) -> AsyncIterator[Served]:
     """Server, workers and engine, up and watched; the body is cancelled with the sentence of whatever fails for good.
 
@@ -107,9 +117,10 @@ async def serve_policy(
         await server.start()
         stack.push_async_callback(server.stop)
         client = await stack.enter_async_context(ServerClient(server.url, settings.run_key))
-        pool = start_pool(workers, server.url, settings.run_key, logs)
+        pool = start_pool(workers, reachable_url(server.url), settings.run_key, logs, launcher)
         if pool:
             stack.push_async_callback(pool.stop)
+            await pool.open()
         await stack.enter_async_context(_watched(server, pool))
         await client.interrupt("the run was restarted")
         starter = _Starter(pool)
@@ -151,7 +162,9 @@ def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str =
     )
 
 
-def start_pool(recipe: Recipe | None, server_url: str, run_key: str, logs: Path | None) -> WorkerPool | None:
+def start_pool(
+    recipe: Recipe | None, server_url: str, run_key: str, logs: Path | None, launcher: WorkerLauncher | None = None
+) -> WorkerPool | None:
     """The recipe's worker pool, not started; None where the recipe has no workers here."""
     if recipe is None or recipe.runtime.workers == 0:
         return None
@@ -164,6 +177,7 @@ def start_pool(recipe: Recipe | None, server_url: str, run_key: str, logs: Path 
         adapters=recipe.adapters,
         base_dir=recipe.folder,
         log_folder=logs,
+        launcher=launcher,
     )
 
 
