@@ -33,6 +33,8 @@ __all__ = [
     "SamplesConfig",
     "SamplingConfig",
     "TasksConfig",
+    "UpstreamConfig",
+    "UpstreamModelConfig",
     "ValidationConfig",
     "check_options",
     "load_recipe",
@@ -75,6 +77,22 @@ class PolicyConfig(_Frozen):
     """Roles whose calls are trained; None = all of them."""
     renderer: str = "auto"
     """Name of a renderer of the `renderers` library; `auto` picks by model name and falls back to the model's own chat template."""
+
+
+class UpstreamModelConfig(_Frozen):
+    """Where calls to one model go. What is left out is the upstream's."""
+
+    base_url: str | None = Field(default=None, pattern=r"^https?://")
+    """With its version: `https://api.openai.com/v1`."""
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Name of the environment variable that has the key; the key itself stands in no file. None = it asks for none."""
+
+
+class UpstreamConfig(UpstreamModelConfig):
+    """The user's own provider: answers embeddings and models that are no policies. Such calls are recorded, never trained."""
+
+    models: dict[str, UpstreamModelConfig] = Field(default_factory=dict[str, UpstreamModelConfig])
+    """By model name or pattern (`"gpt-5*"`): answered by the upstream although a default policy serves every other name."""
 
 
 class RewardConfig(_Frozen):
@@ -191,6 +209,7 @@ class Recipe(_Frozen):
     adapters: tuple[str, ...] = ()
     tasks: TasksConfig
     policy: PolicyConfig
+    upstream: UpstreamConfig | None = None
     rewards: dict[str, RewardConfig] = Field(min_length=1)
     intermediate_rewards: dict[str, IntermediateConfig] = Field(default_factory=dict)
     credit: CreditConfig = CreditConfig()

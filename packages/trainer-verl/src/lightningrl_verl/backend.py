@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import shutil
 import tempfile
@@ -30,9 +29,10 @@ from lightningrl.protocols import LearnReport
 from lightningrl.types import Sample
 from lightningrl_verl.cluster import check_capacity, connect
 from lightningrl_verl.engine import VerlEngine
+from lightningrl_verl.environment import process_environment
 from lightningrl_verl.export import export_checkpoint
 from lightningrl_verl.policy import PolicyFacts, read_policy
-from lightningrl_verl.recipe_check import check_machine, runs_on_cpu
+from lightningrl_verl.recipe_check import runs_on_cpu
 from lightningrl_verl.runner import Learned, Runner
 from lightningrl_verl.seams import check_seams
 from lightningrl_verl.settings import Settings
@@ -64,11 +64,10 @@ class VerlBackend:
     """Implements `lightningrl.protocols.Backend`. Raises BackendError or ConfigError for a run that cannot be, before Ray starts."""
 
     def __init__(self, settings: Settings) -> None:
+        """Made by `plugin.create_backend`, which prepares the environment before verl is imported."""
         self.settings = settings
-        check_machine(settings)
         self._cpu = runs_on_cpu(settings)
-        self._environment = _environment(self._cpu)
-        os.environ.update(self._environment)  # verl reads it when it is imported
+        self._environment = process_environment(settings)
         check_seams()
         self._policy: PolicyFacts = read_policy(settings)
         build_config(settings, context_length=self._policy.context_length, cpu=self._cpu)  # verl's objections, now
@@ -217,16 +216,6 @@ class VerlBackend:
             raise BackendError(
                 f"verl's trainer is gone ({_sentence(error)}); nothing collected is lost: go on with `lightningrl train --resume`"
             ) from error
-
-
-def _environment(cpu: bool) -> dict[str, str]:
-    """What every process of verl gets."""
-    found = {"TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "VERL_LOGGING_LEVEL": "WARN"}
-    if cpu:
-        from lightningrl_verl_cpu.settings import environment
-
-        found |= environment()
-    return found
 
 
 def _step_folder(folder: Path) -> Path:

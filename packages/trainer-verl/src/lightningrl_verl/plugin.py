@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lightningrl.plugins import Plugin, hookimpl
 from lightningrl.protocols import Capabilities
-from lightningrl_verl.recipe_check import check_recipe
+from lightningrl_verl.recipe_check import check_machine, check_recipe
 from lightningrl_verl.settings import LOSSES, Settings
 
 if TYPE_CHECKING:
@@ -18,10 +19,17 @@ __all__ = ["create_backend", "lightningrl_trainers"]
 
 
 def create_backend(**settings: Any) -> VerlBackend:
-    """A `VerlBackend` of these `Settings`."""
-    from lightningrl_verl.backend import VerlBackend
+    """A `VerlBackend` of these `Settings`. Raises BackendError or ConfigError before anything heavy starts."""
+    from lightningrl_verl.environment import prepare_environment
 
-    return VerlBackend(Settings(**settings))
+    made = Settings(**settings)
+    check_machine(made)
+    prepare_environment(made)  # verl and Ray read it when they are imported
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl warns of every engine that is not installed
+        from lightningrl_verl.backend import VerlBackend
+
+    return VerlBackend(made)
 
 
 # what the factory takes, for `check_options`, without importing verl

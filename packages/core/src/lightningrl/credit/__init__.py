@@ -10,7 +10,8 @@
 | `reinforce`  | R                                   | R                                                     |
 | `discounted` | Σ γ^k · turn reward, R on the last  | any of the above                                      |
 
-`PerAgent` normalises any of them within each agent's calls (Dr. MAS, arXiv 2602.08847).
+`PerAgent` normalises any of them within each agent's calls (Dr. MAS, arXiv 2602.08847). `whiten` does so over all of a step:
+`reinforce` whitened is REINFORCE++, `dr_grpo` whitened is REINFORCE++-baseline (arXiv 2501.03262).
 """
 
 from lightningrl.credit.baselines import Baseline, baseline_advantages
@@ -19,6 +20,7 @@ from lightningrl.credit.discounted import DiscountedReturns
 from lightningrl.credit.identical import IdenticalAssignment
 from lightningrl.credit.per_agent import PerAgent
 from lightningrl.credit.spread import ReturnBased
+from lightningrl.credit.whiten import whiten
 
 __all__ = [
     "Baseline",
@@ -28,4 +30,5 @@ __all__ = [
     "ReturnBased",
     "baseline_advantages",
     "is_degenerate",
+    "whiten",
 ]

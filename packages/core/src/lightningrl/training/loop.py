@@ -1,4 +1,4 @@
-"""The training loop: collect → reward → credit → learn → new weights, one on-policy step at a time.
+"""The training loop: collect → reward → credit → learn → new weights; on-policy, or collecting ahead where the backend can.
 
     Server ◄─ rollouts ─ Trainer ─ samples ─► Backend.learn ─ version ─► engine link ─► Server
        └── trajectories ──►┘  └─ every step: ledger (mark_trained), metrics, now and then validation and a checkpoint
@@ -14,7 +14,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from lightningrl.config import Recipe
@@ -81,6 +81,8 @@ class Trainer:
     start_workers: Callable[[], Awaitable[None]]
     """Called where rollouts are wanted that the store does not have yet."""
     _started: float = 0.0
+    _collecting: dict[int, asyncio.Task[list[Trajectory]]] = field(default_factory=dict[int, asyncio.Task[list[Trajectory]]])
+    """Rewarded rollouts by step: the current one's, and those that are collected while it is learned."""
 
     async def run(self) -> LoopState:
         """Train to the end of the recipe. Returns where the loop stands; the last state is in a checkpoint."""
@@ -89,13 +91,18 @@ class Trainer:
         if not self.folder.checkpoints():
             await self._validate()
             self._checkpoint()
-        while not self._is_done():
-            await self._step()
-            every = self.recipe.validation.every
-            if self._is_done() or (every and self.state.step % every == 0):
-                await self._validate()
-            if self._is_done() or self.state.step % self.recipe.loop.checkpoint_every == 0:
-                self._checkpoint()
+        try:
+            while not self._is_done():
+                await self._step()
+                every = self.recipe.validation.every
+                if self._is_done() or (every and self.state.step % every == 0):
+                    await self._validate()
+                if self._is_done() or self.state.step % self.recipe.loop.checkpoint_every == 0:
+                    self._checkpoint()
+        finally:
+            for task in self._collecting.values():
+                task.cancel()
+            await asyncio.gather(*self._collecting.values(), return_exceptions=True)
         return self.state
 
     def _is_done(self) -> bool:
@@ -108,13 +115,14 @@ class Trainer:
     async def _step(self) -> None:
         step = self.state.step
         began = time.monotonic()
-        specs = plan_step(self.tasks.train, self.recipe, step)
-        trajectories = await self.scorer.reward(await self._collect("rollouts", specs))
+        self._collect_until(step)
+        trajectories = await self._collecting.pop(step)
         collected = time.monotonic()
         scored = self.scorer.credit(trajectories, skip_zero=not self.recipe.learner.get("kl_coef"))
         self._refuse_all_failed(scored, trajectories)
+        self._collect_until(step + self.backend.ahead)
         report = await self._learn(scored)
-        ids = [spec.id for spec in specs]
+        ids = [trajectory.rollout_id for trajectory in trajectories]
         seconds = {
             "seconds": time.monotonic() - began,
             "seconds_collect": collected - began,
@@ -132,10 +140,14 @@ class Trainer:
         self.plugins.hook.lightningrl_step_finished(report=StepReport(step=self.state.step, metrics=metrics, outcomes=scored.outcomes))
 
     async def _learn(self, scored: Scored) -> LearnReport | None:
-        """One optimisation step with requests held; None where no row carries a signal (counted as `rows` = 0)."""
+        """One optimisation step, on-policy with requests held; None where no row carries a signal (counted as `rows` = 0)."""
         if not scored.samples:
             logger.warning("step %d: no row carries a signal; weights stay as they are", self.state.step + 1)
             return None
+        if self.backend.ahead:
+            report = await asyncio.to_thread(self.backend.learn, scored.samples)
+            await self.link.release(report.policy_version)
+            return report
         await self.link.hold()
         try:
             report = await asyncio.to_thread(self.backend.learn, scored.samples)
@@ -157,12 +169,21 @@ class Trainer:
         self.log(self.state.step, {**names, "minutes": self._seconds() / 60})
         self.progress.validated(self.state.step, metrics, outcomes)
 
-    async def _collect(self, phase: str, specs: Sequence[RolloutSpec]) -> list[Trajectory]:
-        """Order the rollouts and fetch them as they finish, in the order of `specs`."""
+    def _collect_until(self, last: int) -> None:
+        """Have the rollouts of all steps from the current to `last` collected."""
+        for step in range(self.state.step, min(last, self.recipe.loop.steps - 1) + 1):
+            if step not in self._collecting:
+                self._collecting[step] = asyncio.create_task(self._rewarded(step), name=f"collect-{step}")
+
+    async def _rewarded(self, step: int) -> list[Trajectory]:
+        return await self.scorer.reward(await self._collect("rollouts", plan_step(self.tasks.train, self.recipe, step), step))
+
+    async def _collect(self, phase: str, specs: Sequence[RolloutSpec], step: int | None = None) -> list[Trajectory]:
+        """Order the rollouts and fetch them as they finish, in the order of `specs`. What is collected ahead shows no progress."""
         await self.control.create_rollouts(specs)
         waiting = {spec.id for spec in specs}
         found: dict[str, Trajectory] = {}
-        self.progress.phase(phase, 0, len(specs))
+        self._show(phase, 0, len(specs), step)
         if len(await self.control.wait(sorted(waiting), 0.0)) < len(waiting):
             await self.start_workers()
         while waiting:
@@ -172,8 +193,12 @@ class Trainer:
                 for trajectory in await self.control.trajectories(finished[start : start + FETCH]):
                     found[trajectory.rollout_id] = trajectory
             waiting.difference_update(finished)
-            self.progress.phase(phase, len(found), len(specs))
+            self._show(phase, len(found), len(specs), step)
         return [found[spec.id] for spec in specs]
+
+    def _show(self, phase: str, done: int, total: int, step: int | None) -> None:
+        if step is None or step == self.state.step:
+            self.progress.phase(phase, done, total)
 
     def _checkpoint(self) -> None:
         scratch = self.folder.new_checkpoint(self.state.step)

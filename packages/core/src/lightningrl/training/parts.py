@@ -54,6 +54,7 @@ class Parts:
             rewards=RewardSet([_reward(name, recipe, plugins) for name in recipe.rewards]),
             intermediate=intermediate,
             credit=_credit(recipe, plugins, intermediate),
+            whitened=recipe.credit.whiten,
             samples=recipe.samples,
             outcomes=recipe.outcomes,
             trained_agents=recipe.policy.trained_agents,

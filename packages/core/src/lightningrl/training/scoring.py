@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightningrl.config import OutcomesConfig, SamplesConfig
-from lightningrl.credit import is_degenerate
+from lightningrl.credit import is_degenerate, whiten
 from lightningrl.errors import LightningError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, IntermediateReward
@@ -61,6 +61,7 @@ class Scorer:
         rewards: RewardSet,
         intermediate: Mapping[str, IntermediateReward],
         credit: CreditAssigner,
+        whitened: bool = False,
         samples: SamplesConfig,
         outcomes: OutcomesConfig,
         trained_agents: Iterable[str] | None,
@@ -69,6 +70,7 @@ class Scorer:
         self._rewards = rewards
         self._intermediate = intermediate
         self._credit = credit
+        self._whitened = whitened
         self._samples = samples
         self._outcomes = outcomes
         self._trained_agents = None if trained_agents is None else frozenset(trained_agents)
@@ -93,6 +95,8 @@ class Scorer:
             by_group.setdefault(trajectory.group_id, []).append(self._select_agents(trajectory))
         groups = tuple(TrajectoryGroup(id=group_id, trajectories=tuple(members)) for group_id, members in by_group.items())
         advantages = tuple(self._credit.assign(group) for group in groups)
+        if self._whitened:
+            advantages = whiten(groups, advantages)
         for group, group_advantages in zip(groups, advantages, strict=True):
             self._plugins.hook.lightningrl_group_credited(group=group, advantages=group_advantages)
         samples = build_samples(

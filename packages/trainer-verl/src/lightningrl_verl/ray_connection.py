@@ -1,0 +1,66 @@
+"""A Ray cluster, joined or started, or refused in one sentence within seconds. Ray itself would try for most of a minute, then exit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+
+import ray
+
+from lightningrl.errors import ConfigError
+from lightningrl.runtime.address import machine_address
+
+__all__ = ["check_gcs", "join_or_start"]
+
+PROBE_S = 4.0
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""Preface and empty SETTINGS frame (RFC 9113, 3.4); Ray's head, a gRPC server, answers with its own SETTINGS."""
+SETTINGS_FRAME = 4
+
+
+def join_or_start(address: str | None) -> bool:
+    """Connect this process: to `address`, to RAY_ADDRESS, to the Ray that runs on this machine, or to one of our own that it starts.
+
+    False where the process was connected before. Blocks for seconds. Raises ConfigError.
+    """
+    if ray.is_initialized():
+        return False
+    wanted = address or os.environ.get("RAY_ADDRESS")
+    if wanted and wanted not in {"auto", "local"}:
+        check_gcs(wanted)
+    options = {} if wanted and wanted != "local" else {"include_dashboard": False}
+    try:
+        ray.init(wanted, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except Exception as error:
+        asked = f"the Ray cluster at {wanted!r} cannot be joined" if wanted else "Ray can neither be joined nor started"
+        raise ConfigError(f"{asked}: {error}"[:500]) from error
+    return True
+
+
+def check_gcs(address: str) -> None:
+    """Raise ConfigError unless a Ray head answers at `address` (`host:port`)."""
+    remedy = "start one with `ray start --head`, or mend runtime.launchers.ray.address (or RAY_ADDRESS)"
+    if "://" in address:
+        raise ConfigError(f"Ray address {address!r}: workers are not started through Ray Client; run on a node of the cluster with 'auto'")
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"Ray address {address!r} is not host:port, 'auto' or 'local'; write for example '10.0.0.1:6379'")
+    hosts = [host, machine_address()] if host in {"127.0.0.1", "localhost"} else [host]  # a head may listen on its outer address alone
+    problems = [problem for problem in (_probe(name, int(port)) for name in hosts) if problem]
+    if len(problems) == len(hosts):
+        raise ConfigError(f"no Ray cluster answers at {address!r} ({problems[0]}); {remedy}")
+
+
+def _probe(host: str, port: int) -> str | None:
+    """What is wrong with the head there; None = it answers."""
+    try:
+        with socket.create_connection((host, port), timeout=PROBE_S) as connection:
+            connection.settimeout(PROBE_S)
+            connection.sendall(HTTP2_HELLO)
+            answer = connection.recv(9)
+    except TimeoutError:
+        return f"nothing heard for {PROBE_S:g} s"
+    except (OSError, OverflowError) as error:
+        return str(error)
+    return None if len(answer) > 3 and answer[3] == SETTINGS_FRAME else "what listens there is not Ray"
