@@ -6,7 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -33,12 +33,13 @@ def run_process(tmp_path: Path) -> Callable[..., str]:
     """Run a script beside the tests in a process of its own and return what it printed; fails with its errors."""
     from lightningrl_verl_cpu import environment
 
-    def run(script: str, *arguments: str, cpu: bool = True, timeout: float = 240.0) -> str:
+    def run(script: str, *arguments: str, cpu: bool = True, without: Sequence[str] = (), timeout: float = 240.0) -> str:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("VERL_", "VLLM_"))}
+        added = {name: value for name, value in environment().items() if cpu and name not in without}
         command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
         done = subprocess.run(
             command,
-            env=inherited | (environment() if cpu else {}),
+            env=inherited | added,
             cwd=tmp_path,
             capture_output=True,
             text=True,

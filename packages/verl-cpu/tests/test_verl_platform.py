@@ -14,8 +14,10 @@ from lightningrl_verl_cpu.settings import CHECKPOINT_ENGINE, REPLICA
 BUILT_IN = ["nvidia", "huawei", "amd"]
 
 
-def test_importing_verl_registers_the_platform_and_the_replica(run_process: Callable[..., str]) -> None:
-    facts = json.loads(run_process("process_platform.py").splitlines()[-1])
+@pytest.mark.parametrize("loaded_by", ["VERL_USE_EXTERNAL_MODULES", "entry point"])
+def test_importing_verl_registers_the_platform_and_the_replica(run_process: Callable[..., str], loaded_by: str) -> None:
+    dropped = () if loaded_by == "VERL_USE_EXTERNAL_MODULES" else ("VERL_USE_EXTERNAL_MODULES",)
+    facts = json.loads(run_process("process_platform.py", without=dropped).splitlines()[-1])
     assert facts["platforms"] == [*BUILT_IN, "cpu"]
     assert REPLICA in facts["replicas"]
     assert (facts["device"], facts["memory"], facts["engines"]) == ("cpu", 0, "cuda")

@@ -17,8 +17,8 @@ from typing import Any
 
 import ray
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 from lightningrl_verl_cpu.settings import CHECKPOINT_ENGINE
@@ -28,14 +28,14 @@ __all__ = ["GlooCheckpointEngine"]
 _TIMEOUT = datetime.timedelta(seconds=120)
 
 
-@CheckpointEngineRegistry.register(CHECKPOINT_ENGINE)  # type: ignore[untyped-decorator]
+@CheckpointEngineRegistry.register(CHECKPOINT_ENGINE)
 class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     """One end of the transfer. `is_master` marks the first actor rank."""
 
     def __init__(self, bucket_size: int = 0, is_master: bool = False, **_: Any) -> None:
         self._is_master = is_master
         self._rank = -1
-        self._group: dist.ProcessGroupGloo | None = None
+        self._group: ProcessGroupGloo | None = None
 
     def prepare(self) -> dict[str, Any]:
         """The master's address; nothing from the others."""
@@ -61,8 +61,8 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._rank = rank
         if rank < 0:
             return
-        store = dist.TCPStore(master["host"], master["port"], world_size, is_master=rank == 0, timeout=_TIMEOUT)
-        self._group = dist.ProcessGroupGloo(store, rank, world_size, _TIMEOUT)
+        store = TCPStore(master["host"], master["port"], world_size, is_master=rank == 0, timeout=_TIMEOUT)
+        self._group = ProcessGroupGloo(store, rank, world_size, _TIMEOUT)
 
     def finalize(self) -> None:
         self._group = None
@@ -85,9 +85,9 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
     def _broadcast(self, tensor: Tensor) -> Tensor:
         assert self._group is not None, "init_process_group comes first"
-        options = dist.BroadcastOptions()
+        options = BroadcastOptions()
         options.rootRank = options.rootTensor = 0
-        self._group.broadcast([tensor], options).wait()
+        self._group.broadcast([tensor], options).wait()  # type: ignore[attr-defined]
         return tensor
 
     def _send(self, header: tuple[str, torch.Size, torch.dtype] | None) -> None:

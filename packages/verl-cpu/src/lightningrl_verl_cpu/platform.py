@@ -6,12 +6,12 @@ VERL_USE_EXTERNAL_MODULES, then through the entry point group `verl.plugins`.
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
@@ -34,8 +34,8 @@ class _Device(types.ModuleType):
 
 
 def _free_and_total(device: Any = None) -> tuple[int, int]:
-    memory = psutil.virtual_memory()
-    return memory.available, memory.total
+    page = os.sysconf("SC_PAGE_SIZE")
+    return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
 
 
 def _constant(value: Any) -> Callable[..., Any]:

@@ -40,7 +40,8 @@ class TransformersServer:
         torch.set_num_threads(1)
         self.path = str(model_config.local_path)
         self._config = config
-        self._model = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32, attn_implementation="sdpa").eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32, attn_implementation="sdpa")
+        self._model = model.eval()
         self._context_length = config.max_model_len or int(self._model.config.max_position_embeddings)
         self._stop_token_ids = _end_tokens(model_config)
         self._engine = TorchEngine(
@@ -245,7 +246,7 @@ def _strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 async def _next_or_abort(stream: AsyncIterator[TokenChunk], aborted: asyncio.Future[Any]) -> TokenChunk | None:
     """The next chunk; None when the call was aborted first."""
-    chunk = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
+    chunk = asyncio.ensure_future(anext(stream))
     await asyncio.wait({chunk, aborted}, return_when=asyncio.FIRST_COMPLETED)
     if chunk.done():
         return chunk.result()

@@ -58,7 +58,7 @@ def _load_value_model(local_path: str, torch_dtype: torch.dtype, model_config: A
 
 def skip_pinning() -> None:
     """workers/engine/fsdp/transformer_impl.py:462: a reference model is offloaded to pinned memory; pinning needs an accelerator."""
-    torch.Tensor.pin_memory = _unpinned  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = _unpinned  # type: ignore[assignment, method-assign]
 
 
 def _unpinned(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
