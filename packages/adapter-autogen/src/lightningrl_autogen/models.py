@@ -1,0 +1,87 @@
+"""Model calls: a span around each `create` and `create_stream`, known in this context before the request leaves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from autogen_core.models import CreateResult
+from opentelemetry.trace import Span, Tracer
+
+from lightningrl.tracing import semconv
+from lightningrl.tracing.origin import CallOrigin
+from lightningrl_autogen.roles import Roles
+from lightningrl_autogen.streams import step_through
+from lightningrl_autogen.tools import Tools, fail
+
+__all__ = ["Models"]
+
+
+class Models:
+    """The current model call, and wrappers of the clients' methods."""
+
+    def __init__(self, tracer: Tracer, roles: Roles, tools: Tools) -> None:
+        self._tracer = tracer
+        self._roles = roles
+        self._tools = tools
+        self._calling: ContextVar[Span | None] = ContextVar("lightningrl_autogen_call", default=None)
+
+    def call_origin(self) -> CallOrigin | None:
+        """The model call that runs in this context; else, for a bare client inside of an agent, the agent."""
+        role = self._roles.current()
+        span = self._calling.get()
+        if span is None:
+            return None if role is None else CallOrigin(agent=role)
+        context = span.get_span_context()
+        return CallOrigin(agent=role, trace_id=context.trace_id, span_id=context.span_id)
+
+    async def create(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Wraps `create`."""
+        with self._span(instance) as span:
+            with self._called(span):
+                result = await wrapped(*args, **kwargs)
+            self._tools.note_asked(result, kwargs.get("tools", ()), span, self._roles.current())
+        return result
+
+    def create_stream(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncGenerator[Any, None]:
+        """Wraps `create_stream`."""
+
+        async def traced() -> AsyncGenerator[Any, None]:
+            with self._span(instance) as span:
+                async for chunk in step_through(wrapped(*args, **kwargs), lambda: self._called(span)):
+                    if isinstance(chunk, CreateResult):
+                        self._tools.note_asked(chunk, kwargs.get("tools", ()), span, self._roles.current())
+                    yield chunk
+
+        return traced()
+
+    @contextmanager
+    def _span(self, client: Any) -> Iterator[Span]:
+        create_args: Mapping[str, Any] = getattr(client, "_create_args", {})
+        model = str(create_args.get("model", ""))
+        attributes = {semconv.OPERATION_NAME: semconv.CHAT, semconv.REQUEST_MODEL: model}
+        role = self._roles.current()
+        if role is not None:
+            attributes[semconv.AGENT_NAME] = role
+        span = self._tracer.start_span(f"{semconv.CHAT} {model}".strip(), attributes=attributes)
+        try:
+            yield span
+        except GeneratorExit:  # the agent wants no more of the stream
+            raise
+        except BaseException as error:
+            fail(span, type(error).__name__)
+            raise
+        finally:
+            span.end()
+
+    @contextmanager
+    def _called(self, span: Span) -> Iterator[None]:
+        token = self._calling.set(span)
+        try:
+            yield
+        finally:
+            self._calling.reset(token)

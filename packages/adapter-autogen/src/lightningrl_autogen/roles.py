@@ -1,0 +1,62 @@
+"""Who speaks in this context: the agent that runs, or the team's manager while it selects the next speaker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+from lightningrl_autogen.streams import step_through
+
+__all__ = ["Roles", "role_of_agent_id"]
+
+TEAM_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+GENERIC_MANAGER: Final = "group_chat_manager"
+"""What every team's manager was called before AutoGen 0.4.9."""
+
+
+class Roles:
+    """The current role, and wrappers of the methods that change it."""
+
+    def __init__(self, watch: Callable[[Any], None]) -> None:
+        """`watch` sees each event that an agent yields, in the agent's context."""
+        self._watch = watch
+        self._current: ContextVar[str | None] = ContextVar("lightningrl_autogen_role", default=None)
+
+    def current(self) -> str | None:
+        return self._current.get()
+
+    @contextmanager
+    def entered(self, role: str) -> Iterator[None]:
+        token = self._current.set(role)
+        try:
+            yield
+        finally:
+            self._current.reset(token)
+
+    async def run(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Wraps a coroutine method of an agent."""
+        with self.entered(instance.name):
+            return await wrapped(*args, **kwargs)
+
+    def stream(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncGenerator[Any, None]:
+        """Wraps a streaming method of an agent."""
+
+        async def watched() -> AsyncGenerator[Any, None]:
+            async for item in step_through(wrapped(*args, **kwargs), lambda: self.entered(instance.name)):
+                self._watch(item)
+                yield item
+
+        return watched()
+
+
+def role_of_agent_id(agent_id: Any, agent: Any) -> str:
+    """The role behind a runtime's agent id: a team adds its own id to each name (`writer_6e1c…`), other agents go by their type."""
+    name = str(agent_id.type)
+    if TEAM_ID.fullmatch(agent_id.key):
+        name = name.removesuffix(f"_{agent_id.key}")
+    return type(agent).__name__ if name == GENERIC_MANAGER else name

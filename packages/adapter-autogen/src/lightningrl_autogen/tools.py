@@ -1,0 +1,187 @@
+"""Tool calls: from the model's answer, which asks, to the tool's end, or to the event that says that no tool was run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final
+
+from autogen_agentchat.messages import ToolCallExecutionEvent
+from autogen_core import FunctionCall
+from autogen_core.models import CreateResult
+from opentelemetry import trace
+from opentelemetry.trace import Span, Status, StatusCode, Tracer
+from pydantic import ValidationError
+
+from lightningrl.tracing import semconv
+from lightningrl.types import ToolStatus
+from lightningrl_autogen.streams import step_through
+
+__all__ = ["AskedTool", "Tools", "fail"]
+
+MOST_ASKED: Final = 256
+"""Tool calls remembered per context; an agent runs those of the latest answers."""
+
+
+@dataclass(kw_only=True, slots=True)
+class AskedTool:
+    """A tool call that a model asked for."""
+
+    id: str
+    name: str
+    arguments: str
+    chat_span: Span
+    role: str | None
+    is_offered: bool
+    """False: no tool of that name was in the request."""
+    has_run: bool = False
+
+
+class Tools:
+    """The tool calls that were asked for in this context, and wrappers of the tools' methods."""
+
+    def __init__(self, tracer: Tracer, role: Callable[[], str | None]) -> None:
+        self._tracer = tracer
+        self._role = role
+        self._asked: ContextVar[tuple[AskedTool, ...]] = ContextVar("lightningrl_autogen_asked", default=())
+
+    def note_asked(self, result: CreateResult, offered: Sequence[Any], chat_span: Span, role: str | None) -> None:
+        """A model answered."""
+        if isinstance(result.content, str):
+            return
+        names = {tool["name"] if isinstance(tool, Mapping) else tool.name for tool in offered}
+        asked = (
+            AskedTool(id=call.id, name=call.name, arguments=call.arguments, chat_span=chat_span, role=role, is_offered=call.name in names)
+            for call in result.content
+            if isinstance(call, FunctionCall)
+        )
+        self._asked.set((*self._asked.get(), *asked)[-MOST_ASKED:])
+
+    def watch(self, event: Any) -> None:
+        """An agent said what became of its tool calls: report those that never reached a tool of ours."""
+        if not isinstance(event, ToolCallExecutionEvent):
+            return
+        for result in event.content:
+            asked = next((one for one in self._asked.get() if one.id == result.call_id and not one.has_run), None)
+            if asked is not None:
+                asked.has_run = True
+                span = self._open(asked, asked.name, asked.arguments, asked.id)
+                close(span, status_of_unrun(asked, is_error=bool(getattr(result, "is_error", False))), result=result.content)
+
+    async def run_json(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Wraps `run_json`."""
+        with self._running(instance, args, kwargs) as span, trace.use_span(span, record_exception=False, set_status_on_exception=False):
+            value = await wrapped(*args, **kwargs)
+            close(span, ToolStatus.OK, result=instance.return_value_as_string(value))
+            return value
+
+    def run_json_stream(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncGenerator[Any, None]:
+        """Wraps `run_json_stream`: the last item is the tool's result."""
+
+        async def traced() -> AsyncGenerator[Any, None]:
+            value: Any = None
+            with self._running(instance, args, kwargs) as span:
+
+                def inside() -> AbstractContextManager[Any]:
+                    return trace.use_span(span, record_exception=False, set_status_on_exception=False)
+
+                async for value in step_through(wrapped(*args, **kwargs), inside):
+                    yield value
+                close(span, ToolStatus.OK, result=instance.return_value_as_string(value))
+
+        return traced()
+
+    def skip_native_span(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AbstractContextManager[Span]:
+        """Wraps AutoGen's own `trace_tool_span`: ours says more, and two spans would be two tool calls."""
+        return nullcontext(trace.INVALID_SPAN)
+
+    @contextmanager
+    def _running(self, tool: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Span]:
+        arguments = args[0] if args else kwargs["args"]
+        call_id = args[2] if len(args) > 2 else kwargs.get("call_id")
+        asked = self._find(call_id, tool.name, arguments)
+        if asked is None:
+            span = self._open(None, tool.name, text_of(arguments), call_id)
+        else:
+            asked.has_run = True
+            span = self._open(asked, asked.name, asked.arguments, asked.id)
+        try:
+            yield span
+        except BaseException as error:
+            close(span, status_of_error(error, tool, arguments), result=f"{type(error).__name__}: {error}", error_type=type(error).__name__)
+            raise
+
+    def _find(self, call_id: str | None, name: str, arguments: Any) -> AskedTool | None:
+        """By its id; before AutoGen 0.5.7 a tool is not told the id, so there by what it is called with."""
+        waiting = [one for one in self._asked.get() if not one.has_run]
+        if call_id is not None:
+            return next((one for one in waiting if one.id == call_id), None)
+        return next((one for one in waiting if one.name == name and parse(one.arguments) == arguments), None)
+
+    def _open(self, asked: AskedTool | None, name: str, arguments: str, call_id: str | None) -> Span:
+        attributes = {semconv.OPERATION_NAME: semconv.EXECUTE_TOOL, semconv.TOOL_NAME: name, semconv.TOOL_CALL_ARGUMENTS: arguments}
+        if call_id:
+            attributes[semconv.TOOL_CALL_ID] = call_id
+        role = self._role() if asked is None else asked.role
+        if role:
+            attributes[semconv.AGENT_NAME] = role
+        below = None if asked is None else trace.set_span_in_context(asked.chat_span)
+        return self._tracer.start_span(f"{semconv.EXECUTE_TOOL} {name}", below, attributes=attributes)
+
+
+def status_of_unrun(asked: AskedTool, *, is_error: bool) -> ToolStatus:
+    """What it means that no `run_json` was called: a name that nobody offered, broken JSON, or a workbench that has no such tools (MCP)."""
+    if not asked.is_offered:
+        return ToolStatus.UNKNOWN_TOOL
+    if parse(asked.arguments) is None:
+        return ToolStatus.INVALID_ARGUMENTS
+    return ToolStatus.ERROR if is_error else ToolStatus.OK
+
+
+def status_of_error(error: BaseException, tool: Any, arguments: Any) -> ToolStatus:
+    """What an exception of a tool means."""
+    if not isinstance(error, Exception):  # cancelled, or the agent wants no more of the stream
+        return ToolStatus.UNKNOWN
+    if isinstance(error, ValidationError) and not accepts(tool, arguments):
+        return ToolStatus.INVALID_ARGUMENTS
+    return ToolStatus.TIMEOUT if isinstance(error, TimeoutError) else ToolStatus.ERROR
+
+
+def accepts(tool: Any, arguments: Any) -> bool:
+    """Whether the arguments fit; a tool's own code may well raise a ValidationError, too."""
+    try:
+        tool.args_type().model_validate(arguments)
+    except ValidationError:
+        return False
+    return True
+
+
+def parse(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except json.JSONDecodeError:
+        return None
+
+
+def text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def close(span: Span, status: ToolStatus, *, result: str, error_type: str = "") -> None:
+    span.set_attribute(semconv.TOOL_CALL_RESULT, result)
+    span.set_attribute(semconv.TOOL_STATUS, status.value)
+    if status not in {ToolStatus.OK, ToolStatus.UNKNOWN}:
+        fail(span, error_type or status.value)
+    span.end()
+
+
+def fail(span: Span, error_type: str) -> None:
+    span.set_attribute(semconv.ERROR_TYPE, error_type)
+    span.set_status(Status(StatusCode.ERROR))
