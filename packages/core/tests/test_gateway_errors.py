@@ -42,6 +42,21 @@ async def post(
         return answer.status_code, error
 
 
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **function}}
+
+
+def asked(call_id: str) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+
+
+def told(call_id: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": "x"}
+
+
+TOOL = tool()
+
+
 def image() -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
 
@@ -58,7 +73,8 @@ def image() -> dict[str, Any]:
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "is not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format 'json_object' is not supported"),
+        ({"response_format": {"type": "grammar"}}, "the format 'grammar' is not supported; use 'text', 'json_object' or 'json_schema'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format has no schema"),
         ({"logit_bias": {"5": 10}}, "logit_bias is not supported: the recorded logprobs"),
         ({"frequency_penalty": 0.5}, "frequency_penalty is not supported"),
         ({"presence_penalty": 0.5}, "presence_penalty is not supported"),
@@ -66,6 +82,15 @@ def image() -> dict[str, Any]:
         ({"functions": [{"name": "f"}]}, "use tools"),
         ({"modalities": ["text", "audio"]}, "text only"),
         ({"tools": [{"type": "code_interpreter"}]}, r"tools[0] is no function"),
+        ({"tools": [TOOL, TOOL]}, "tools[1] has the name 'f' of an earlier tool"),
+        ({"tools": [tool(name="not a name!")]}, "tools[0] has the name 'not a name!'; use"),
+        ({"tools": [tool(parameters=[])]}, "tools[0] ('f'): its parameters are no JSON schema but a list"),
+        ({"tools": [tool(parameters={"type": "string"})]}, "its parameters have the type 'string'; a tool takes an 'object'"),
+        ({"tools": [tool(parameters={"properties": {"q": {"type": "strnig"}}})]}, "has the type 'strnig'; known are array"),
+        ({"tools": [tool(parameters={"properties": {"q": 5}})]}, "has 5 where a schema belongs"),
+        ({"tools": [tool(parameters={"required": "q"})]}, "has 'required' that is no list of names"),
+        ({"messages": [USER, asked("c"), told("c"), asked("c"), told("c")]}, "the tool-call id 'c' is used by two calls"),
+        ({"messages": [USER, asked("c"), told("c"), told("c")]}, "the tool call 'c' has two results; send one"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused_with_a_sentence(gateway: LiveGateway, change: dict[str, Any], message: str) -> None:
@@ -111,7 +136,9 @@ async def test_keys_and_places(gateway: LiveGateway) -> None:
             assert "belongs to no rollout" in closed.json()["error"]["message"]
         odd = await client.post(f"/rollouts/{attempt.rollout_id}/attempts/1/v1/embeddings", json={})
         assert odd.status_code == 404
-        assert "is not served" in odd.json()["error"]["message"]
+        assert "no policy answers /embeddings, and no upstream is configured" in odd.json()["error"]["message"]
+        odd = await client.post(f"/rollouts/{attempt.rollout_id}/attempts/1/v1/images/generations", json={})
+        assert (odd.status_code, odd.json()["error"]["code"]) == (404, "unknown_path")
     async with httpx.AsyncClient() as client:
         assert (await client.post(f"{attempt.base_url}/chat/completions", json=body)).status_code == 401
 

@@ -36,6 +36,7 @@ schemas = st.lists(
         st.dictionaries(texts, st.just({"type": "string"}), max_size=2),
     ),
     max_size=2,
+    unique_by=lambda tool: tool["function"]["name"],
 )
 answers = st.lists(
     st.one_of(

@@ -17,9 +17,11 @@ from itertools import count
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
 from lightningrl.gateway.choices import ChoiceSampler, SampledChoice
 from lightningrl.gateway.completion import CompletionText, TextDelta
+from lightningrl.gateway.conversations import Conversation, Conversations
 from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.history import History, PastCall, as_ids, as_logprobs, chain_digests, digest_tools, extend_digest, history_key
+from lightningrl.gateway.history import History, PastCall, as_ids, as_logprobs, extend_digest, history_key
+from lightningrl.gateway.prompts import Prompt, build_prompt
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.replays import Replays
 from lightningrl.gateway.request import Answer, Begun, CallContext, CallRequest
@@ -28,7 +30,7 @@ from lightningrl.store.errors import AttemptOver, StoreFull, UnknownRecord
 from lightningrl.store.protocol import AttemptInfo, CallRecord, Store, StoredCall
 from lightningrl.types import SamplingSettings
 
-__all__ = ["Caller", "Prompt", "answer_again"]
+__all__ = ["Caller", "answer_again"]
 
 
 @dataclass(slots=True, eq=False)
@@ -36,21 +38,9 @@ class _Attempt:
     """What we remember of an attempt in progress."""
 
     history: History = field(default_factory=History)
+    conversations: Conversations = field(default_factory=Conversations)
     replays: Replays = field(default_factory=Replays)
     is_overflowed: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Prompt:
-    """A prompt and where it comes from."""
-
-    ids: tuple[int, ...]
-    suffix_start: int
-    """First token that the parent does not have."""
-    parent_id: str | None
-    is_break: bool
-    digest: bytes
-    tools: bytes
 
 
 class Caller:
@@ -96,12 +86,7 @@ class Caller:
 
     async def run(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> AsyncGenerator[Begun | TextDelta | Answer, None]:
         """Text as it comes where `request.stream`, then the recorded answer. Raises Refusal before the first item."""
-        policy, renderer = self._policy(request.model)
-        if request.tools and not renderer.supports_tools:
-            raise Refusal(
-                f"policy {policy!r} has no tool-call markup that we can read, so it cannot be offered tools; name its renderer",
-                param="tools",
-            )
+        policy, renderer = self._policy_for(request)
         attempt = await self._attempt(info, request, context)
         key, kept = await attempt.replays.begin(context)
         try:
@@ -129,6 +114,12 @@ class Caller:
         finally:
             attempt.replays.end(key, kept)
 
+    async def count_tokens(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> int:
+        """How long the call's prompt is. Nothing is sampled or recorded."""
+        policy, renderer = self._policy_for(request)
+        attempt = await self._attempt(info, request, context)
+        return len(build_prompt(attempt.history, attempt.conversations, request, policy, renderer).ids)
+
     async def _sample(
         self,
         info: AttemptInfo,
@@ -141,14 +132,14 @@ class Caller:
     ) -> AsyncGenerator[Begun | TextDelta | Answer, None]:
         started = time.time()
         clock = time.perf_counter()
-        prompt = self._prompt(attempt.history, request, renderer)
+        prompt = build_prompt(attempt.history, attempt.conversations, request, policy, renderer)
         sampling = await self._sampling(info, request, policy, renderer, len(prompt.ids))
         transition_id = f"{info.rollout_id}/{info.attempt}/{next(self._ids)}"
         sampler = ChoiceSampler(self._engines, policy, renderer, request, prompt.ids, sampling, transition_id)
         sampled: list[SampledChoice] = []
         has_begun = False
         if request.stream:
-            yield Begun(id=transition_id, policy=policy)
+            yield Begun(id=transition_id, policy=policy, created=int(started), prompt_tokens=len(prompt.ids))
             async with aclosing(sampler.stream()) as items:
                 async for item in items:
                     if isinstance(item, SampledChoice):
@@ -161,7 +152,7 @@ class Caller:
         sampled.sort(key=lambda one: one.choice.index)
         records = [self._record(info, context, policy, prompt, one, key, started, time.perf_counter() - clock) for one in sampled]
         # From here on the call exists whether or not the client still listens: memory and store must agree.
-        stored = await asyncio.shield(asyncio.ensure_future(self._keep(attempt, records, prompt, sampled)))
+        stored = await asyncio.shield(asyncio.ensure_future(self._keep(attempt, request, records, prompt, sampled)))
         if stored:
             if has_begun:
                 raise Refusal(
@@ -183,18 +174,30 @@ class Caller:
             created=int(started),
         )
 
-    def _policy(self, model: str) -> tuple[str, PolicyRenderer]:
-        name = model
-        if name not in self._renderers:
-            only = next(iter(self._renderers)) if len(self._renderers) == 1 else None
-            name = self._settings.default_policy or only or ""
-        renderer = self._renderers.get(name)
-        if renderer is None:
+    def policy_of(self, model: str) -> str | None:
+        """The policy that serves a model name; None = none does."""
+        if model in self._renderers:
+            return model
+        name = self._settings.default_policy
+        if name is None and len(self._renderers) == 1:
+            name = next(iter(self._renderers))
+        return name if name in self._renderers else None
+
+    def _policy_for(self, request: CallRequest) -> tuple[str, PolicyRenderer]:
+        name = self.policy_of(request.model)
+        if name is None:
             raise Refusal(
-                f"no policy {model!r} in this run, and no default policy; it serves {', '.join(sorted(self._renderers))}",
+                f"no policy {request.model!r} in this run, and no default policy; it serves {', '.join(sorted(self._renderers))}. "
+                "To have other models answered by your provider, configure [upstream] base_url and api_key_env in the recipe",
                 status=404,
                 code="model_not_found",
                 param="model",
+            )
+        renderer = self._renderers[name]
+        if request.tools and not renderer.supports_tools:
+            raise Refusal(
+                f"policy {name!r} has no tool-call markup that we can read, so it cannot be offered tools; name its renderer",
+                param="tools",
             )
         return name, renderer
 
@@ -206,7 +209,10 @@ class Caller:
             return attempt
         attempt = _Attempt()
         is_late = (
-            context.retries or (request.stream and context.call_id) or any(message["role"] == "assistant" for message in request.messages)
+            context.retries
+            or request.previous is not None
+            or (request.stream and context.call_id)
+            or any(message["role"] == "assistant" for message in request.messages)
         )
         if is_late:  # nobody sends an assistant message first: perhaps the server was restarted in mid-attempt
             calls = await self._store.calls(*place)
@@ -214,34 +220,12 @@ class Caller:
             if found is not None:
                 return found
             attempt.history = History.restore(calls)
+            attempt.conversations.restore(calls)
             attempt.replays.restore(calls)
         self._attempts[place] = attempt
         if len(self._attempts) > self._settings.max_attempts_in_memory:
             self._attempts.popitem(last=False)
         return attempt
-
-    def _prompt(self, history: History, request: CallRequest, renderer: PolicyRenderer) -> Prompt:
-        tools = digest_tools(request.tools)
-        chain = chain_digests(request.messages)
-        match = history.match(request.messages, chain, tools)
-        call = match.call
-        if call is not None:
-            past, said = call.prompt_ids.tolist(), call.completion_ids.tolist()
-            suffix = renderer.bridge(past, said, request.messages[match.covered :], request.tools)
-            if suffix is not None:
-                return Prompt(
-                    ids=(*past, *said, *suffix),
-                    suffix_start=len(past) + len(said),
-                    parent_id=call.id,
-                    is_break=match.is_break,
-                    digest=chain[-1],
-                    tools=tools,
-                )
-        try:
-            ids = renderer.render(request.messages, request.tools)
-        except ValueError as error:
-            raise Refusal(str(error), param="messages") from error
-        return Prompt(ids=ids, suffix_start=0, parent_id=None, is_break=match.is_break or call is not None, digest=chain[-1], tools=tools)
 
     async def _sampling(
         self, info: AttemptInfo, request: CallRequest, policy: str, renderer: PolicyRenderer, prompt_tokens: int
@@ -296,22 +280,36 @@ class Caller:
             trainable=trainable is None or policy in trainable,
             started_at=started,
             duration_s=duration,
-            history_key=history_key(prompt.digest, answer, prompt.tools),
+            history_key=history_key(prompt.digest, answer, prompt.tools, prompt.head),
         )
 
     async def _keep(
-        self, attempt: _Attempt, records: list[CallRecord], prompt: Prompt, sampled: list[SampledChoice]
+        self, attempt: _Attempt, request: CallRequest, records: list[CallRecord], prompt: Prompt, sampled: list[SampledChoice]
     ) -> tuple[StoredCall, ...]:
         """Record the choices, then remember them; returns those kept before where this is a replay."""
         kept_before = await self._store.append_calls(records)
         stored = tuple(call for call in kept_before if call is not None)
-        if not stored:
-            ids = as_ids(prompt.ids)
-            for one in sampled:
-                answer = extend_digest(prompt.digest, one.choice.as_message())
-                call = PastCall(one.id, ids, as_ids(one.choice.token_ids), prompt.tools)
-                attempt.history.add(call, prompt.digest, answer)
-        return stored
+        if stored:
+            return stored
+        ids = as_ids(prompt.ids)
+        for one in sampled:
+            said = one.choice.as_message()
+            answer = extend_digest(prompt.digest, said)
+            call = PastCall(one.id, ids, as_ids(one.choice.token_ids), prompt.tools)
+            attempt.history.add(call, prompt.digest, answer)
+            if prompt.head is not None:
+                if one.choice.reasoning:
+                    said["reasoning_content"] = one.choice.reasoning
+                attempt.conversations.add(
+                    Conversation(
+                        call=call,
+                        digest=answer,
+                        head=prompt.head,
+                        added=(*request.messages[request.head or 0 :], said),
+                        previous=request.previous,
+                    )
+                )
+        return ()
 
 
 def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence[StoredCall]) -> Answer:

@@ -53,6 +53,8 @@ class Choice:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
+    stopped_by: str | None = None
+    """The stop string that ended the content."""
 
     def as_message(self) -> dict[str, Any]:
         """The message that the agent will send back in its history, in the form histories are compared in."""
@@ -70,6 +72,7 @@ class _Parsed:
     content: str
     reasoning: str
     calls: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    stopped_by: str | None = None
 
 
 class CompletionText:
@@ -140,6 +143,7 @@ class CompletionText:
             token_ids=tuple(self._ids),
             logprobs=tuple(self._logprobs),
             finish_reason=reason,
+            stopped_by=parsed.stopped_by,
         )
         return choice, self._delta(parsed, final=True) or TextDelta(index=self._index)
 
@@ -166,7 +170,7 @@ class CompletionText:
         leftovers: list[str] = []
         for call in response.tool_calls:
             usable = self._allow_tools and isinstance(call.name, str) and call.status.value != "unclosed_block"
-            arguments = write_arguments(call.arguments) if usable and isinstance(call.arguments, dict) else None
+            arguments = write_arguments(call.arguments) if usable and isinstance(call.arguments, dict) else None  # None = no JSON
             if arguments is not None and (self._parallel_tools or not parsed.calls):
                 parsed.calls.append((call.name, arguments))
             elif arguments is None:
@@ -178,6 +182,7 @@ class CompletionText:
             parsed.content = "\n".join(part for part in (parsed.content, *leftovers) if part)
         cut = self._cut(parsed.content)
         if cut is not None:
+            parsed.stopped_by = next(stop for stop in self._stop if parsed.content.startswith(stop, cut))
             parsed.content = parsed.content[:cut]
         return parsed
 
@@ -244,9 +249,12 @@ def parse_arguments(arguments: str) -> Any:
     return value if "\\" not in arguments or _is_utf8(value) else arguments
 
 
-def write_arguments(arguments: dict[str, Any]) -> str:
-    """A tool call's arguments as JSON text."""
-    text = json.dumps(arguments, ensure_ascii=False)
+def write_arguments(arguments: dict[str, Any]) -> str | None:
+    """A tool call's arguments as JSON text; None where JSON has no such number (NaN, Infinity)."""
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return None
     return text if text.isascii() or _is_utf8(arguments) else json.dumps(arguments)
 
 

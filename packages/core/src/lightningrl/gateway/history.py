@@ -46,7 +46,7 @@ class Match:
     covered: int = 0
     """How many of the messages the call's tokens stand for."""
     is_break: bool = False
-    """The messages extend an earlier call's, but its tokens cannot begin this prompt (an edited answer, other tools)."""
+    """The messages extend an earlier call's, but its tokens cannot begin this prompt (an edited answer, other tools, another policy)."""
 
 
 class History:
@@ -80,15 +80,16 @@ class History:
         for call in calls:
             if call.history_key is None:
                 continue
-            prompt, answer, tools = (bytes.fromhex(part) for part in call.history_key.split("."))
+            prompt, answer, tools, *_ = (bytes.fromhex(part) for part in call.history_key.split("."))
             kept = call.transition
             history.add(PastCall(kept.id, kept.prompt_ids, kept.completion_ids, tools), prompt, answer)
         return history
 
 
-def history_key(prompt: bytes, answer: bytes, tools: bytes) -> str:
-    """What the store keeps of it."""
-    return f"{prompt.hex()}.{answer.hex()}.{tools.hex()}"
+def history_key(prompt: bytes, answer: bytes, tools: bytes, head: bytes | None = None) -> str:
+    """What the store keeps of it. `head`: digest of the instructions, where a later call may go on from this one by its id."""
+    key = f"{prompt.hex()}.{answer.hex()}.{tools.hex()}"
+    return key if head is None else f"{key}.{head.hex()}"
 
 
 def chain_digests(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
@@ -113,9 +114,16 @@ def extend_digest(digest: bytes, message: Mapping[str, Any]) -> bytes:
     return hashlib.blake2b(digest + _encode(meaning), digest_size=_SIZE).digest()
 
 
-def digest_tools(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
-    """Digest of the tools offered; they stand in the prompt."""
-    return hashlib.blake2b(_encode(tools or ()), digest_size=_SIZE).digest()
+def digest_tools(tools: Sequence[Mapping[str, Any]] | None, policy: str = "") -> bytes:
+    """Digest of the tools offered, which stand in the prompt, and of whose tokens it is made."""
+    return hashlib.blake2b(_pack_tools(policy, tools or ()), digest_size=_SIZE).digest()
+
+
+def _pack_tools(policy: str, tools: Sequence[Mapping[str, Any]]) -> bytes:
+    try:
+        return _encode((policy, tools))
+    except OverflowError:  # a number in a schema is beyond 64 bits
+        return json.dumps((policy, tools)).encode()
 
 
 def as_ids(token_ids: Sequence[int]) -> IntArray:

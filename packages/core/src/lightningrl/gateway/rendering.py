@@ -26,7 +26,15 @@ __all__ = ["ParsedCompletion", "PolicyRenderer"]
 
 T = TypeVar("T")
 
-_encode = msgspec.msgpack.Encoder().encode
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def _encode(value: Any) -> bytes:
+    """Bytes that tell values apart, also where a number is beyond 64 bits."""
+    try:
+        return _pack(value)
+    except OverflowError:
+        return repr(value).encode("utf-8", "surrogatepass")
 
 
 _PROMPT_TAIL = 48

@@ -28,6 +28,11 @@ class CallRequest:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    previous: str | None = None
+    """Transition whose conversation these messages go on with; None = they are all of it."""
+    head: int | None = None
+    """How many of the first messages (instructions) hold for this call alone, where a later one may go on from here by its id.
+    None = it is sent its whole history again, so nothing is kept for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +55,9 @@ class Begun:
     id: str
     """Transition id of the first choice."""
     policy: str
+    created: int
+    """Unix seconds."""
+    prompt_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,3 +74,8 @@ class Answer:
     """Prompt tokens taken over from an earlier call."""
     choices: tuple[Choice, ...]
     created: int
+
+    @property
+    def begun(self) -> Begun:
+        """Its beginning, for an answer that was recorded before and is streamed now."""
+        return Begun(id=self.id, policy=self.policy, created=self.created, prompt_tokens=self.prompt_tokens)

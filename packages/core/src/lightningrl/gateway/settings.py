@@ -1,4 +1,4 @@
-"""How the gateway serves: policies, training-time sampling, bounds."""
+"""How the gateway serves: policies, training-time sampling, the upstream for all other models, bounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 
 from lightningrl.types import SamplingSettings
 
-__all__ = ["GatewaySettings"]
+__all__ = ["GatewaySettings", "Upstream"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Upstream:
+    """The user's own provider of models that are no policies."""
+
+    base_url: str
+    """With its version: `https://api.openai.com/v1`."""
+    api_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +30,10 @@ class GatewaySettings:
     """Training settings by policy; a rollout's own settings go before them, the agent's temperature does not."""
     trainable: frozenset[str] | None = None
     """Policies whose calls are marked trainable; None = all."""
+    upstream: Upstream | None = None
+    """Answers embeddings, and models that no policy serves; None = such calls are refused."""
+    upstream_models: Mapping[str, Upstream] = field(default_factory=dict[str, Upstream])
+    """By model name or pattern (`gpt-5*`): answered there although a default policy serves every other name."""
     max_body_bytes: int = 16 * 1024 * 1024
     max_choices: int = 64
     """Largest `n`."""

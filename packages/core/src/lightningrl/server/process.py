@@ -22,7 +22,7 @@ import uvicorn
 from pydantic import ValidationError
 
 from lightningrl.errors import LightningError, ServerError
-from lightningrl.server.settings import ServerSettings
+from lightningrl.server.settings import ServerSettings, read_upstream
 
 __all__ = ["main", "run_server"]
 
@@ -103,7 +103,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Callable[[str], None] | None, *, lifeline: bool) -> None:
-    from lightningrl.gateway.app import create_gateway
+    from lightningrl.gateway.app import Gateway, create_gateway
     from lightningrl.gateway.engine_socket import engine_route
     from lightningrl.gateway.engines import EngineRegistry
     from lightningrl.gateway.rendering import PolicyRenderer
@@ -111,7 +111,9 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
     from lightningrl.server.app import create_app
     from lightningrl.store import SqlStore
 
+    upstream, upstream_models = read_upstream(settings.upstream, os.environ)
     store = await SqlStore.open(settings.store_url)
+    gateway: Gateway | None = None
     try:
         engines = EngineRegistry(wait_s=settings.engine_wait_s)
         renderers = {name: PolicyRenderer(policy.model, policy.renderer, name=name) for name, policy in settings.policies.items()}
@@ -119,6 +121,8 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             default_policy=settings.default_policy,
             sampling={name: policy.sampling for name, policy in settings.policies.items()},
             trainable=frozenset(name for name, policy in settings.policies.items() if policy.trainable),
+            upstream=upstream,
+            upstream_models=upstream_models,
             max_body_bytes=settings.max_body_bytes,
         )
         gateway = create_gateway(store, engines, renderers, gateway_settings)
@@ -161,6 +165,8 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             threading.Thread(target=_watch_parent, args=(loop, stop), name="lightningrl-lifeline", daemon=True).start()
         await server.serve([listener])
     finally:
+        if gateway is not None:
+            await gateway.close()
         await store.close()
 
 

@@ -8,9 +8,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lightningrl.config import UpstreamConfig, UpstreamModelConfig
+from lightningrl.errors import ConfigError
+from lightningrl.gateway.settings import Upstream
 from lightningrl.types import SamplingSettings
 
-__all__ = ["PolicySettings", "ServerSettings"]
+__all__ = ["PolicySettings", "ServerSettings", "read_upstream"]
 
 
 class PolicySettings(BaseModel):
@@ -42,9 +45,36 @@ class ServerSettings(BaseModel):
     policies: Mapping[str, PolicySettings] = Field(default_factory=dict[str, PolicySettings])
     default_policy: str | None = None
     """Serves model names that are no policy's; None = the only policy."""
+    upstream: UpstreamConfig | None = None
+    """Answers embeddings and models that are no policies; keys are read from the server's environment."""
     engine_wait_s: float = Field(default=600.0, gt=0)
     """How long one call waits while its policy is held or has no engine."""
     max_body_bytes: int = Field(default=32 * 2**20, gt=0)
     longest_wait_s: float = Field(default=60.0, gt=0)
     """Of a long poll."""
     log_level: str = "warning"
+
+
+def read_upstream(config: UpstreamConfig | None, environment: Mapping[str, str]) -> tuple[Upstream | None, dict[str, Upstream]]:
+    """The default upstream and those by model, with their keys. Raises ConfigError where a key or an address is missing."""
+    if config is None:
+        return None, {}
+    default = _read_one(config, environment, "upstream") if config.base_url is not None else None
+    models: dict[str, Upstream] = {}
+    for name, model in config.models.items():
+        if model.base_url is None and config.base_url is None:
+            raise ConfigError(f"upstream.models.{name!r} has no base_url, and [upstream] has none; set one of them")
+        key_env = model.api_key_env if model.base_url is not None else model.api_key_env or config.api_key_env
+        whole = UpstreamModelConfig(base_url=model.base_url or config.base_url, api_key_env=key_env)
+        models[name] = _read_one(whole, environment, f"upstream.models.{name!r}")
+    if default is None and not models:
+        raise ConfigError("[upstream] has no base_url; set it to your provider's address, for example 'https://api.openai.com/v1'")
+    return default, models
+
+
+def _read_one(config: UpstreamModelConfig, environment: Mapping[str, str], where: str) -> Upstream:
+    assert config.base_url is not None
+    key = environment.get(config.api_key_env) if config.api_key_env is not None else None
+    if config.api_key_env is not None and not key:
+        raise ConfigError(f"{where}: the environment variable {config.api_key_env!r} is not set; set it to the provider's key")
+    return Upstream(base_url=config.base_url, api_key=key)

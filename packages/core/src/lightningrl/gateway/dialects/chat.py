@@ -1,7 +1,8 @@
 """OpenAI chat completions: the request, checked and put into our own terms.
 
 Fields that SDKs send and that change nothing here (`user`, `store`, `metadata`, …) are ignored. Fields that would change what is
-sampled are the run's to decide (`temperature`, `top_p`, …), honoured (`max_tokens`, `stop`, `seed`, `n`), or refused with a sentence.
+sampled are the run's to decide (`temperature`, `top_p`, …), honoured (`max_tokens`, `stop`, `seed`, `n`), shown to the policy
+(`response_format`), or refused with a sentence.
 """
 
 from __future__ import annotations
@@ -12,6 +13,15 @@ from typing import Any
 import msgspec
 
 from lightningrl.gateway.completion import parse_arguments
+from lightningrl.gateway.dialects.checks import (
+    check_range,
+    check_tool_call_ids,
+    decode_body,
+    format_instruction,
+    join_text,
+    read_tools,
+    with_instruction,
+)
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallRequest
 
@@ -86,24 +96,21 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 def parse_chat_request(data: bytes, *, max_choices: int) -> ChatRequest:
     """Raises Refusal with what is wrong, which, and what next."""
-    try:
-        body = _decode(data)
-    except msgspec.ValidationError as error:
-        raise Refusal(f"the request is no chat completion: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal(f"the request body is not JSON: {error}", code="invalid_json") from error
+    body = decode_body(_decode, data, "chat completion")
     _refuse_unsupported(body)
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    _check_range("max_tokens", limit, 1, None)
-    _check_range("n", body.n, 1, max_choices)
-    _check_range("top_logprobs", body.top_logprobs, 0, 20)
+    check_range("max_tokens", limit, 1, None)
+    check_range("n", body.n, 1, max_choices)
+    check_range("top_logprobs", body.top_logprobs, 0, 20)
     if not body.messages:
         raise Refusal("the request has no messages; send at least one", param="messages")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    messages = [_message(message, i) for i, message in enumerate(body.messages)]
+    check_tool_call_ids(messages)
     call = CallRequest(
         model=body.model,
-        messages=tuple(_message(message, i) for i, message in enumerate(body.messages)),
-        tools=tuple(_tool(tool, i) for i, tool in enumerate(body.tools)) if body.tools else None,
+        messages=with_instruction(messages, _format(body.response_format)),
+        tools=read_tools(body.tools, _tool),
         allow_tools=body.tool_choice != "none",
         parallel_tools=body.parallel_tool_calls is not False,
         n=body.n or 1,
@@ -126,12 +133,6 @@ def _refuse_unsupported(body: _Body) -> None:
             f"tool_choice {body.tool_choice!r} is not supported: sampling is not constrained while the policy learns; use 'auto' or 'none'",
             param="tool_choice",
         )
-    if body.response_format is not None and body.response_format.get("type", "text") != "text":
-        raise Refusal(
-            f"response_format {body.response_format.get('type')!r} is not supported: sampling is not constrained while the policy learns; "
-            "ask for the format in the messages and use 'text'",
-            param="response_format",
-        )
     changed = {"frequency_penalty": body.frequency_penalty, "presence_penalty": body.presence_penalty, "logit_bias": body.logit_bias}
     if body.repetition_penalty != 1:
         changed["repetition_penalty"] = body.repetition_penalty
@@ -146,11 +147,6 @@ def _refuse_unsupported(body: _Body) -> None:
         raise Refusal("web_search_options is not supported; give the agent a search tool", param="web_search_options")
 
 
-def _check_range(name: str, value: int | None, low: int, high: int | None) -> None:
-    if value is not None and (value < low or (high is not None and value > high)):
-        raise Refusal(f"{name} is {value}; it must be at least {low}" + (f" and at most {high}" if high is not None else ""), param=name)
-
-
 _ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -161,7 +157,7 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
             f"messages[{index}] has the role {message.role!r}; known are system, developer, user, assistant, tool",
             param=f"messages[{index}].role",
         )
-    plain: dict[str, Any] = {"role": role, "content": _text(message.content, index)}
+    plain: dict[str, Any] = {"role": role, "content": join_text(message.content, f"messages[{index}]")}
     if role == "assistant":
         if message.reasoning_content:
             plain["reasoning_content"] = message.reasoning_content
@@ -177,19 +173,6 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
     return plain
 
 
-def _text(content: str | list[dict[str, Any] | str] | None, index: int) -> str:
-    if isinstance(content, str):
-        return content
-    parts: list[str] = []
-    for part in content or ():
-        kind = "text" if isinstance(part, str) else part.get("type", "text")
-        text = part if isinstance(part, str) else part.get("refusal" if kind == "refusal" else "text")
-        if kind not in ("text", "refusal", "input_text", "output_text") or not isinstance(text, str):
-            raise Refusal(f"messages[{index}] has a part of type {kind!r}; the policy reads text only", param=f"messages[{index}].content")
-        parts.append(text)
-    return "".join(parts)
-
-
 def _tool_call(call: _ToolCall, index: int) -> dict[str, Any]:
     if call.function is None:
         raise Refusal(
@@ -200,8 +183,15 @@ def _tool_call(call: _ToolCall, index: int) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": value}}
 
 
-def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise Refusal(f"tools[{index}] is no function with a name; only functions are supported", param=f"tools[{index}]")
+        raise Refusal(f"{where} is no function with a name; only functions are supported", param=where)
     return tool
+
+
+def _format(wanted: dict[str, Any] | None) -> str | None:
+    if wanted is None:
+        return None
+    named = wanted.get("json_schema")
+    return format_instruction(wanted.get("type"), named.get("schema") if isinstance(named, dict) else None, "response_format")

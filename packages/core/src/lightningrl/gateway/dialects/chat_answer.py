@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from lightningrl.gateway.completion import Choice, TextDelta, ToolRequest
-from lightningrl.gateway.dialects.chat import ChatRequest
+from lightningrl.gateway.dialects.chat import ChatRequest, parse_chat_request
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.rendering import PolicyRenderer
-from lightningrl.gateway.request import Answer
+from lightningrl.gateway.request import Answer, Begun
+from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.types import FinishReason
 
-__all__ = ["DONE", "ChatStream", "write_answer", "write_error", "write_models"]
+__all__ = ["DONE", "ChatDialect", "ChatStream", "token_logprobs", "write_error", "write_models"]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -36,19 +37,31 @@ def write_models(policies: tuple[str, ...]) -> bytes:
     )
 
 
-def write_answer(request: ChatRequest, answer: Answer, renderer: PolicyRenderer) -> bytes:
-    """A whole `chat.completion`."""
-    return _encode(
-        {
-            "id": f"chatcmpl-{answer.id}",
-            "object": "chat.completion",
-            "created": answer.created,
-            "model": answer.model,
-            "system_fingerprint": fingerprint(answer.policy, answer.policy_version),
-            "choices": [_choice(request, choice, renderer) for choice in answer.choices],
-            "usage": usage(answer),
-        }
-    )
+class ChatDialect:
+    """`POST /chat/completions`."""
+
+    def parse(self, body: bytes, settings: GatewaySettings) -> ChatRequest:
+        return parse_chat_request(body, max_choices=settings.max_choices)
+
+    def write_error(self, refusal: Refusal) -> bytes:
+        return write_error(refusal)
+
+    def open_stream(self, request: ChatRequest, renderer: PolicyRenderer, begun: Begun) -> ChatStream:
+        return ChatStream(request, renderer, begun)
+
+    def write_answer(self, request: ChatRequest, answer: Answer, renderer: PolicyRenderer) -> bytes:
+        """A whole `chat.completion`."""
+        return _encode(
+            {
+                "id": f"chatcmpl-{answer.id}",
+                "object": "chat.completion",
+                "created": answer.created,
+                "model": answer.model,
+                "system_fingerprint": fingerprint(answer.policy, answer.policy_version),
+                "choices": [_choice(request, choice, renderer) for choice in answer.choices],
+                "usage": usage(answer),
+            }
+        )
 
 
 def usage(answer: Answer) -> dict[str, Any]:
@@ -92,26 +105,31 @@ def _tool_call(call: ToolRequest) -> dict[str, Any]:
 def _logprobs(
     request: ChatRequest, token_ids: tuple[int, ...], logprobs: tuple[float, ...], renderer: PolicyRenderer
 ) -> dict[str, Any] | None:
-    """Of the sampled tokens. `top_logprobs` names the sampled token alone: the engine reports no others."""
+    """In the answer's shape; None where not asked for."""
     if not request.logprobs:
         return None
+    return {"content": token_logprobs(token_ids, logprobs, renderer, top=bool(request.top_logprobs)), "refusal": None}
+
+
+def token_logprobs(token_ids: Sequence[int], logprobs: Sequence[float], renderer: PolicyRenderer, *, top: bool) -> list[dict[str, Any]]:
+    """Of the sampled tokens. `top_logprobs` names the sampled token alone: the engine reports no others."""
     content = []
     for token_id, logprob in zip(token_ids, logprobs, strict=True):
         text = renderer.decode([token_id])
         entry: dict[str, Any] = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-        content.append({**entry, "top_logprobs": [entry] if request.top_logprobs else []})
-    return {"content": content, "refusal": None}
+        content.append({**entry, "top_logprobs": [entry] if top else []})
+    return content
 
 
 class ChatStream:
     """Server-sent events of one streamed completion."""
 
-    def __init__(self, request: ChatRequest, renderer: PolicyRenderer, created: int, call_id: str) -> None:
+    def __init__(self, request: ChatRequest, renderer: PolicyRenderer, begun: Begun) -> None:
         self._request = request
         self._renderer = renderer
-        self._created = created
+        self._created = begun.created
         self._begun: set[int] = set()
-        self._id = call_id
+        self._id = begun.id
         self._fingerprint: str | None = None
 
     def delta(self, delta: TextDelta) -> bytes:
@@ -131,8 +149,11 @@ class ChatStream:
             return b""
         return self._event([{"index": delta.index, "delta": message, "logprobs": logprobs, "finish_reason": None}])
 
-    def whole(self, answer: Answer) -> Iterator[bytes]:
-        """An answer that was recorded before, as if it streamed now."""
+    def finish(self, answer: Answer) -> bytes:
+        """An answer that was recorded before, as if it streamed now; then the finish reasons, the usage where asked for, and the end."""
+        return b"".join((*self._whole(answer), *self._end(answer)))
+
+    def _whole(self, answer: Answer) -> Iterator[bytes]:
         for choice in answer.choices:
             if choice.index not in self._begun:
                 yield self.delta(
@@ -146,8 +167,7 @@ class ChatStream:
                     )
                 )
 
-    def end(self, answer: Answer) -> Iterator[bytes]:
-        """The finish reasons, the usage where asked for, and the end."""
+    def _end(self, answer: Answer) -> Iterator[bytes]:
         self._fingerprint = fingerprint(answer.policy, answer.policy_version)
         for choice in answer.choices:
             yield self._event([{"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": _finish(choice)}])

@@ -1,0 +1,188 @@
+"""What every dialect checks alike: bodies, ranges, text parts, tools and their schemas, tool-call ids, answer formats."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from lightningrl.gateway.errors import Refusal
+
+__all__ = [
+    "check_range",
+    "check_tool_call_ids",
+    "decode_body",
+    "format_instruction",
+    "function_tool",
+    "join_text",
+    "read_tools",
+    "with_instruction",
+]
+
+T = TypeVar("T")
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
+_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_MAX_SCHEMA_DEPTH = 64
+
+
+def decode_body(decode: Callable[[bytes], T], data: bytes, what: str) -> T:
+    """The body as a struct. `what` it should be, for the sentence."""
+    try:
+        return decode(data)
+    except msgspec.ValidationError as error:
+        raise Refusal(f"the request is no {what}: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(f"the request body is not JSON: {error}", code="invalid_json") from error
+    except RecursionError as error:
+        raise Refusal("the request body is nested too deeply; flatten it", code="invalid_json") from error
+
+
+def check_range(name: str, value: int | None, low: int, high: int | None) -> None:
+    if value is not None and (value < low or (high is not None and value > high)):
+        raise Refusal(f"{name} is {value}; it must be at least {low}" + (f" and at most {high}" if high is not None else ""), param=name)
+
+
+def join_text(content: str | Sequence[Mapping[str, Any] | str] | None, where: str) -> str:
+    """The text of a message's content; parts that are no text are refused, as the policy reads text only."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for part in content or ():
+        kind = "text" if isinstance(part, str) else part.get("type", "text")
+        text = part if isinstance(part, str) else part.get("refusal" if kind == "refusal" else "text")
+        if kind not in (*_TEXT_PARTS, "refusal") or not isinstance(text, str):
+            raise Refusal(f"{where} has a part of type {kind!r}; the policy reads text only", param=f"{where}.content")
+        texts.append(text)
+    return "".join(texts)
+
+
+def function_tool(where: str, name: Any, description: Any, parameters: Any, strict: Any = None) -> dict[str, Any]:
+    """A function that the policy is offered, in the one form that all dialects render."""
+    if not isinstance(name, str):
+        raise Refusal(f"{where} is no function with a name; only functions are supported", param=where)
+    parts = {"name": name, "description": description, "parameters": parameters, "strict": strict}
+    return {"type": "function", "function": {key: value for key, value in parts.items() if value is not None}}
+
+
+def read_tools(tools: Sequence[T] | None, read: Callable[[T, str], dict[str, Any]]) -> tuple[dict[str, Any], ...] | None:
+    """All tools of a request, each read and checked; None where there are none."""
+    if not tools:
+        return None
+    found: list[dict[str, Any]] = []
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        one = read(tool, where)
+        name = one["function"]["name"]
+        if not _NAME.fullmatch(name):
+            raise Refusal(f"{where} has the name {name!r}; use up to 128 letters, digits, '_' and '-'", param=where)
+        if name in names:
+            raise Refusal(f"{where} has the name {name!r} of an earlier tool; name each tool once", param=where)
+        names.add(name)
+        _check_parameters(one["function"].get("parameters"), where, name)
+        found.append(one)
+    return tuple(found)
+
+
+def check_tool_call_ids(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Each call and each result of a conversation has an id of its own; else nobody can tell which result belongs to which call."""
+    asked: set[str] = set()
+    answered: set[str] = set()
+    for message in messages:
+        if message["role"] == "assistant":
+            for call in message.get("tool_calls") or ():
+                call_id = call.get("id")
+                if call_id in asked:
+                    raise Refusal(
+                        f"the tool-call id {call_id!r} is used by two calls of the conversation; give each its own", param="messages"
+                    )
+                if call_id is not None:
+                    asked.add(call_id)
+        elif message["role"] == "tool":
+            call_id = message.get("tool_call_id")
+            if call_id in asked and call_id in answered:
+                raise Refusal(f"the tool call {call_id!r} has two results; send one", param="messages")
+            if call_id is not None:
+                answered.add(call_id)
+
+
+def format_instruction(kind: Any, schema: Any, param: str) -> str | None:
+    """What the policy is told about the format of its answer. Its sampling is not constrained, so that the recorded logprobs hold;
+    it reads the format in its prompt, and learns to keep it. None = plain text."""
+    if kind in (None, "text"):
+        return None
+    if kind == "json_object":
+        return "Answer with one JSON object only, without any text around it."
+    if kind != "json_schema":
+        raise Refusal(f"the format {kind!r} is not supported; use 'text', 'json_object' or 'json_schema'", param=param)
+    if not isinstance(schema, dict):
+        raise Refusal(f"{param} has no schema; give a JSON schema as an object", param=param)
+    _check_schema(schema, param)
+    return f"Answer with JSON only, without any text around it, that fits this JSON schema:\n{json.dumps(schema, ensure_ascii=False)}"
+
+
+def with_instruction(messages: Sequence[dict[str, Any]], instruction: str | None) -> tuple[dict[str, Any], ...]:
+    """The conversation with a further instruction at the end of its system message."""
+    if instruction is None:
+        return tuple(messages)
+    if messages and messages[0]["role"] == "system":
+        first = messages[0]
+        return ({**first, "content": f"{first['content']}\n\n{instruction}".lstrip("\n")}, *messages[1:])
+    return ({"role": "system", "content": instruction}, *messages)
+
+
+def _check_parameters(schema: Any, where: str, name: str) -> None:
+    """A tool takes an object; the schema says which."""
+    if schema is None:
+        return
+    if not isinstance(schema, dict):
+        raise Refusal(f"{where} ({name!r}): its parameters are no JSON schema but a {type(schema).__name__}; give an object", param=where)
+    if schema.get("type", "object") != "object":
+        raise Refusal(f"{where} ({name!r}): its parameters have the type {schema['type']!r}; a tool takes an 'object'", param=where)
+    _check_schema(schema, f"{where} ({name!r})", param=where)
+
+
+def _check_schema(schema: Any, where: str, *, param: str | None = None, depth: int = 0) -> None:
+    """The parts of JSON schema that a template or an agent would stumble over."""
+    problem: str | None = None
+    if depth > _MAX_SCHEMA_DEPTH:
+        problem = f"is nested more than {_MAX_SCHEMA_DEPTH} deep"
+    elif isinstance(schema, bool):
+        return
+    elif not isinstance(schema, dict):
+        problem = f"has {schema!r:.80} where a schema belongs"
+    if problem is None:
+        problem = _problem(schema)
+    if problem is not None:
+        raise Refusal(f"{where}: its JSON schema {problem}", param=param or where)
+    for key in ("properties", "$defs", "definitions"):
+        for inner in (schema.get(key) or {}).values():
+            _check_schema(inner, where, param=param, depth=depth + 1)
+    for key in ("anyOf", "oneOf", "allOf"):
+        for inner in schema.get(key) or ():
+            _check_schema(inner, where, param=param, depth=depth + 1)
+    items = schema.get("items")
+    if items is not None and not isinstance(items, list):
+        _check_schema(items, where, param=param, depth=depth + 1)
+
+
+def _problem(schema: Mapping[str, Any]) -> str | None:
+    types = schema.get("type")
+    for one in types if isinstance(types, list) else [types]:
+        if one is not None and (not isinstance(one, str) or one not in _TYPES):
+            return f"has the type {one!r:.80}; known are {', '.join(sorted(_TYPES))}"
+    for key in ("properties", "$defs", "definitions"):
+        if not isinstance(schema.get(key) or {}, dict):
+            return f"has {key} that are no object"
+    required = schema.get("required")
+    if required is not None and not (isinstance(required, list) and all(isinstance(one, str) for one in required)):
+        return "has 'required' that is no list of names"
+    for key in ("anyOf", "oneOf", "allOf"):
+        if not isinstance(schema.get(key) or [], list):
+            return f"has {key} that is no list"
+    return None

@@ -1,0 +1,209 @@
+"""Anthropic messages: the request, checked and put into our own terms.
+
+    system                               ─► system message
+    user: tool_result…, text…            ─► one tool message for each result, then a user message
+    assistant: thinking, text, tool_use  ─► assistant message with reasoning and tool calls
+
+Fields that change nothing here (`metadata`, `cache_control`, `service_tier`, …) are ignored; `temperature`, `top_p` and `top_k` are the
+run's to decide; what cannot be honoured is refused with a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from lightningrl.gateway.dialects.checks import (
+    check_range,
+    check_tool_call_ids,
+    decode_body,
+    format_instruction,
+    function_tool,
+    join_text,
+    read_tools,
+    with_instruction,
+)
+from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.request import CallRequest
+
+__all__ = ["MessagesRequest", "parse_messages_request"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MessagesRequest:
+    """A messages request."""
+
+    call: CallRequest
+    shows_thinking: bool
+    """Thinking blocks are part of the answer only where the agent asked for them; others read `content[0].text`."""
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any] | str]
+
+
+class _Body(msgspec.Struct):
+    messages: list[_Message]
+    model: str = ""
+    max_tokens: int | None = None
+    system: str | list[dict[str, Any] | str] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    mcp_servers: list[Any] | None = None
+    container: Any = None
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+
+
+def parse_messages_request(data: bytes) -> MessagesRequest:
+    """Raises Refusal with what is wrong, which, and what next."""
+    body = decode_body(_decode, data, "messages request")
+    _refuse_unsupported(body)
+    check_range("max_tokens", body.max_tokens, 1, None)
+    if not body.messages:
+        raise Refusal("the request has no messages; send at least one", param="messages")
+    if body.messages[-1].role == "assistant":
+        raise Refusal(
+            "the last message is the assistant's: a policy does not go on with an answer that was written for it; end with the user's",
+            param="messages",
+        )
+    messages: list[dict[str, Any]] = [{"role": "system", "content": join_text(body.system, "system")}] if body.system else []
+    for index, message in enumerate(body.messages):
+        messages += _messages(message, f"messages[{index}]")
+    check_tool_call_ids(messages)
+    choice = body.tool_choice or {}
+    call = CallRequest(
+        model=body.model,
+        messages=with_instruction(messages, _format(body)),
+        tools=read_tools(body.tools, _tool),
+        allow_tools=choice.get("type") != "none",
+        parallel_tools=choice.get("disable_parallel_tool_use") is not True,
+        stream=bool(body.stream),
+        max_tokens=body.max_tokens,
+        stop=tuple(text for text in body.stop_sequences or () if text),
+    )
+    thinking = (body.thinking or {}).get("type")
+    return MessagesRequest(call=call, shows_thinking=thinking not in (None, "disabled"))
+
+
+def _refuse_unsupported(body: _Body) -> None:
+    choice = (body.tool_choice or {}).get("type", "auto")
+    if choice not in ("auto", "none"):
+        raise Refusal(
+            f"tool_choice {choice!r} is not supported: sampling is not constrained while the policy learns; use 'auto' or 'none'",
+            param="tool_choice",
+        )
+    if body.mcp_servers:
+        raise Refusal("mcp_servers are not supported; give the agent the server's tools as its own", param="mcp_servers")
+    if body.container:
+        raise Refusal("containers are not supported; the policy runs no code of its own", param="container")
+
+
+def _messages(message: _Message, where: str) -> Iterator[dict[str, Any]]:
+    if message.role not in ("user", "assistant", "system"):
+        raise Refusal(f"{where} has the role {message.role!r}; known are user, assistant, system", param=f"{where}.role")
+    if isinstance(message.content, str):
+        yield {"role": message.role, "content": message.content}
+    elif message.role == "assistant":
+        yield _assistant(message.content, where)
+    else:
+        yield from _others(message.role, message.content, where)
+
+
+def _assistant(blocks: list[dict[str, Any] | str], where: str) -> dict[str, Any]:
+    texts: list[dict[str, Any] | str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for index, block in enumerate(blocks):
+        kind = "text" if isinstance(block, str) else block.get("type")
+        if isinstance(block, str) or kind == "text":
+            texts.append(block)
+        elif kind == "thinking":
+            thoughts.append(_string(block, "thinking", f"{where}.content[{index}]"))
+        elif kind == "tool_use":
+            calls.append(_tool_use(block, f"{where}.content[{index}]"))
+        elif kind != "redacted_thinking":  # nothing of it can be read
+            raise _unsupported(kind, f"{where}.content[{index}]")
+    plain: dict[str, Any] = {"role": "assistant", "content": join_text(texts, where)}
+    if thoughts:
+        plain["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        plain["tool_calls"] = calls
+    return plain
+
+
+def _others(role: str, blocks: list[dict[str, Any] | str], where: str) -> Iterator[dict[str, Any]]:
+    texts: list[dict[str, Any] | str] = []
+    for index, block in enumerate(blocks):
+        kind = "text" if isinstance(block, str) else block.get("type")
+        if isinstance(block, str) or kind == "text":
+            texts.append(block)
+        elif kind == "tool_result" and role == "user":
+            if texts:
+                yield {"role": role, "content": join_text(texts, where)}
+                texts = []
+            yield _tool_result(block, f"{where}.content[{index}]")
+        else:
+            raise _unsupported(kind, f"{where}.content[{index}]")
+    if texts or not blocks:
+        yield {"role": role, "content": join_text(texts, where)}
+
+
+def _tool_use(block: dict[str, Any], where: str) -> dict[str, Any]:
+    arguments = block.get("input", {})
+    if not isinstance(arguments, dict):
+        raise Refusal(f"{where} has an input that is no object; send the tool's arguments as one", param=where)
+    name, call_id = _string(block, "name", where), _string(block, "id", where)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
+    content = block.get("content")
+    if content is not None and not isinstance(content, str | list):
+        raise Refusal(f"{where} has a content that is neither text nor blocks", param=where)
+    if isinstance(content, list) and not all(isinstance(part, dict | str) for part in content):
+        raise Refusal(f"{where} has a content that is neither text nor blocks", param=where)
+    text = join_text(content, where)
+    if block.get("is_error") is True and not text.lower().startswith("error"):
+        text = f"Error: {text}" if text else "Error"  # the other dialects have no flag either: the policy reads it
+    return {"role": "tool", "content": text, "tool_call_id": _string(block, "tool_use_id", where)}
+
+
+def _string(block: dict[str, Any], key: str, where: str) -> str:
+    value = block.get(key)
+    if not isinstance(value, str):
+        raise Refusal(f"{where} has no {key}; a block of type {block.get('type')!r} needs one", param=where)
+    return value
+
+
+def _unsupported(kind: Any, where: str) -> Refusal:
+    return Refusal(
+        f"{where} is a block of type {kind!r}; the policy reads text, thinking, tool_use of its own and tool_result of the user",
+        param=where,
+    )
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        raise Refusal(
+            f"{where} is of type {kind!r}; only tools of the agent's own are supported: give it with an input_schema", param=where
+        )
+    return function_tool(where, tool.get("name"), tool.get("description"), tool.get("input_schema"))
+
+
+def _format(body: _Body) -> str | None:
+    wanted = (body.output_config or {}).get("format") or body.output_format
+    if not isinstance(wanted, dict):
+        return None
+    return format_instruction(wanted.get("type"), wanted.get("schema"), "output_config.format")

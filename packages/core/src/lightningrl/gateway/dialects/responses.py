@@ -1,0 +1,256 @@
+"""OpenAI responses: the request, checked and put into our own terms.
+
+    instructions                        ─► system message, for this call alone
+    message                             ─► message
+    reasoning, message, function_call…  ─► one assistant message (what one answer said)
+    function_call_output                ─► tool message
+    previous_response_id                ─► the conversation goes on after that answer's own tokens
+
+Fields that change nothing here (`metadata`, `store`, `reasoning`, `service_tier`, …) are ignored; `temperature` and `top_p` are the run's
+to decide; what cannot be honoured is refused with a sentence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from lightningrl.gateway.completion import parse_arguments
+from lightningrl.gateway.dialects.checks import (
+    check_range,
+    check_tool_call_ids,
+    decode_body,
+    format_instruction,
+    function_tool,
+    join_text,
+    read_tools,
+    with_instruction,
+)
+from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.request import CallRequest
+
+__all__ = ["ResponsesRequest", "parse_responses_request"]
+
+
+class _TextConfig(msgspec.Struct):
+    format: dict[str, Any] | None = None
+
+
+class _Body(msgspec.Struct):
+    input: str | list[dict[str, Any]] = ""
+    model: str = ""
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+    text: _TextConfig | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+    truncation: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResponsesRequest:
+    """A responses request."""
+
+    call: CallRequest
+    body: _Body
+    """Much of it stands in the answer again."""
+
+    @property
+    def logprobs(self) -> bool:
+        return "message.output_text.logprobs" in (self.body.include or ())
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
+
+
+def parse_responses_request(data: bytes) -> ResponsesRequest:
+    """Raises Refusal with what is wrong, which, and what next."""
+    body = decode_body(_decode, data, "responses request")
+    _refuse_unsupported(body)
+    check_range("max_output_tokens", body.max_output_tokens, 1, None)
+    check_range("top_logprobs", body.top_logprobs, 0, 20)
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) and body.input else body.input or []
+    conversation = _Conversation()
+    for index, item in enumerate(items):
+        assert isinstance(item, dict)
+        conversation.take(item, f"input[{index}]")
+    messages = conversation.messages
+    if not messages:
+        raise Refusal("the request has no input; send a text or at least one item", param="input")
+    check_tool_call_ids(messages)
+    instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    head = with_instruction(instructions, _format(body.text))
+    previous = body.previous_response_id
+    call = CallRequest(
+        model=body.model,
+        messages=(*head, *messages),
+        tools=read_tools(body.tools, _tool),
+        allow_tools=body.tool_choice != "none",
+        parallel_tools=body.parallel_tool_calls is not False,
+        stream=bool(body.stream),
+        max_tokens=body.max_output_tokens,
+        previous=previous.removeprefix("resp_") if previous else None,
+        head=len(head),
+    )
+    return ResponsesRequest(call=call, body=body)
+
+
+def _refuse_unsupported(body: _Body) -> None:
+    if body.tool_choice not in (None, "auto", "none"):
+        raise Refusal(
+            f"tool_choice {body.tool_choice!r} is not supported: sampling is not constrained while the policy learns; use 'auto' or 'none'",
+            param="tool_choice",
+        )
+    if body.background:
+        raise Refusal("background responses are not supported; leave background out and wait, or stream", param="background")
+    if body.conversation:
+        raise Refusal("conversation is not supported; use previous_response_id, or send the whole input", param="conversation")
+    if body.prompt:
+        raise Refusal("prompt templates are not kept here; send their text as instructions and input", param="prompt")
+    if body.truncation not in (None, "disabled"):
+        raise Refusal(
+            f"truncation {body.truncation!r} is not supported: the policy would learn from a prompt that the agent did not write; shorten "
+            "the input yourself",
+            param="truncation",
+        )
+
+
+class _Conversation:
+    """Puts items together into messages: what one answer said becomes one assistant message."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        """The assistant message that further items may belong to."""
+        self._answer: str | None = None
+        """Which of our answers it is, where its items still have our ids."""
+        self._reasoning = ""
+
+    def take(self, item: dict[str, Any], where: str) -> None:
+        kind = item.get("type") or ("message" if "role" in item else None)
+        if kind == "message":
+            self._message(item, where)
+        elif kind == "function_call":
+            self._function_call(item, where)
+        elif kind == "function_call_output":
+            self._output(item, where)
+        elif kind == "reasoning":
+            self._reasoning += _reasoning(item, where)
+        elif kind == "item_reference":
+            raise Refusal(f"{where} is a reference to an item; send the item itself, or previous_response_id", param=where)
+        else:
+            raise Refusal(
+                f"{where} is an item of type {kind!r}; the policy reads message, reasoning, function_call and function_call_output",
+                param=where,
+            )
+
+    def _message(self, item: dict[str, Any], where: str) -> None:
+        role, content = _ROLES.get(str(item.get("role"))), item.get("content")
+        if role is None:
+            raise Refusal(f"{where} has the role {item.get('role')!r}; known are system, developer, user, assistant", param=f"{where}.role")
+        if content is not None and not isinstance(content, str | list):
+            raise Refusal(f"{where} has a content that is neither text nor parts", param=f"{where}.content")
+        text = join_text(_parts(content, where), where)
+        if role != "assistant":
+            self._close()
+            self.messages.append({"role": role, "content": text})
+            return
+        message = self._assistant(item, starts=True)
+        message["content"] += text
+
+    def _function_call(self, item: dict[str, Any], where: str) -> None:
+        name, call_id = _string(item, "name", where), _string(item, "call_id", where)
+        arguments = item.get("arguments")
+        if not isinstance(arguments, str):
+            raise Refusal(f"{where} has no arguments; a function_call has them as JSON text", param=where)
+        message = self._assistant(item, starts=False)
+        function = {"name": name, "arguments": parse_arguments(arguments)}
+        message.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+
+    def _output(self, item: dict[str, Any], where: str) -> None:
+        output = item.get("output")
+        if not isinstance(output, str | list):
+            raise Refusal(f"{where} has no output; a function_call_output has it as text or text parts", param=where)
+        text = join_text(_parts(output, where), where)
+        self.messages.append({"role": "tool", "content": text, "tool_call_id": _string(item, "call_id", where)})
+
+    def _assistant(self, item: dict[str, Any], *, starts: bool) -> dict[str, Any]:
+        """The assistant message an item belongs to. Items of one of our answers stay together, also where results stand between them."""
+        answer = _answer_of(item)
+        is_last = self._open is not None and self.messages[-1] is self._open
+        is_same = answer is not None and answer == self._answer
+        if self._open is None or not (is_same or (is_last and not (starts and _has_said(self._open)) and None in (answer, self._answer))):
+            self._close()
+            self._open = {"role": "assistant", "content": ""}
+            self.messages.append(self._open)
+        self._answer = answer or self._answer
+        if self._reasoning:
+            self._open["reasoning_content"] = self._open.get("reasoning_content", "") + self._reasoning
+            self._reasoning = ""
+        return self._open
+
+    def _close(self) -> None:
+        self._open = self._answer = None
+
+
+def _has_said(message: dict[str, Any]) -> bool:
+    return bool(message["content"] or message.get("tool_calls"))
+
+
+def _answer_of(item: dict[str, Any]) -> str | None:
+    """`msg_r7/1/ab3` and `fc_r7/1/ab3_0` are of one answer; ids of other makers say nothing."""
+    item_id = item.get("id")
+    if not isinstance(item_id, str) or "/" not in item_id:
+        return None
+    kind, _, rest = item_id.partition("_")
+    return rest.rpartition("_")[0] if kind == "fc" else rest
+
+
+def _reasoning(item: dict[str, Any], where: str) -> str:
+    """Its text; the summary where there is no text; nothing where it is encrypted."""
+    for key in ("content", "summary"):
+        parts = item.get(key)
+        if isinstance(parts, list) and parts:
+            texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+            if not all(isinstance(text, str) for text in texts):
+                raise Refusal(f"{where} has a {key} that is no list of texts", param=where)
+            return "\n".join(str(text) for text in texts)
+    return ""
+
+
+def _parts(content: Any, where: str) -> Any:
+    if isinstance(content, list) and not all(isinstance(part, dict | str) for part in content):
+        raise Refusal(f"{where} has a content that is neither text nor parts", param=f"{where}.content")
+    return content
+
+
+def _string(item: dict[str, Any], key: str, where: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str) or not value:
+        raise Refusal(f"{where} has no {key}; an item of type {item.get('type')!r} needs one", param=where)
+    return value
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind != "function":
+        raise Refusal(f"{where} is of type {kind!r}; only functions are supported: give the agent a function tool for it", param=where)
+    return function_tool(where, tool.get("name"), tool.get("description"), tool.get("parameters"), tool.get("strict"))
+
+
+def _format(text: _TextConfig | None) -> str | None:
+    wanted = text.format if text is not None else None
+    return None if wanted is None else format_instruction(wanted.get("type"), wanted.get("schema"), "text.format")

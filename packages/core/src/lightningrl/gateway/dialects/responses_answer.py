@@ -1,0 +1,50 @@
+"""OpenAI responses: whole answers and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightningrl.gateway.completion import Choice
+from lightningrl.gateway.dialects.chat_answer import token_logprobs, write_error
+from lightningrl.gateway.dialects.responses import ResponsesRequest, parse_responses_request
+from lightningrl.gateway.dialects.responses_items import ended, function_call, message, output_text, reasoning
+from lightningrl.gateway.dialects.responses_stream import ResponsesStream, write_json
+from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.gateway.request import Answer, Begun
+from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.types import FinishReason
+
+__all__ = ["ResponsesDialect"]
+
+
+class ResponsesDialect:
+    """`POST /responses`."""
+
+    def parse(self, body: bytes, settings: GatewaySettings) -> ResponsesRequest:
+        return parse_responses_request(body)
+
+    def write_error(self, refusal: Refusal) -> bytes:
+        return write_error(refusal)
+
+    def open_stream(self, request: ResponsesRequest, renderer: PolicyRenderer, begun: Begun) -> ResponsesStream:
+        return ResponsesStream(request, renderer, begun)
+
+    def write_answer(self, request: ResponsesRequest, answer: Answer, renderer: PolicyRenderer) -> bytes:
+        """A whole `response`."""
+        choice = answer.choices[0]
+        logprobs = None
+        if request.logprobs:
+            logprobs = token_logprobs(choice.token_ids, choice.logprobs, renderer, top=bool(request.body.top_logprobs))
+        return write_json(ended(request, answer, _output(answer.id, choice, logprobs)))
+
+
+def _output(call_id: str, choice: Choice, logprobs: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    status = "incomplete" if choice.finish_reason is FinishReason.LENGTH else "completed"
+    if choice.reasoning:
+        items.append(reasoning(call_id, [{"type": "reasoning_text", "text": choice.reasoning}], status="completed"))
+    if choice.content or not choice.tool_calls:
+        items.append(message(call_id, [output_text(choice.content, logprobs)], status=status))
+    items += [function_call(call_id, index, call, status="completed") for index, call in enumerate(choice.tool_calls)]
+    return items

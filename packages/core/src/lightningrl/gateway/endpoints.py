@@ -1,0 +1,220 @@
+"""The gateway's endpoints: a model call of any dialect, its length, what goes to the upstream, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from lightningrl.gateway.calls import Caller
+from lightningrl.gateway.dialects.chat_answer import write_error, write_models
+from lightningrl.gateway.dialects.dialect import Dialect, DialectRequest, EventStream
+from lightningrl.gateway.dialects.messages import parse_messages_request
+from lightningrl.gateway.dialects.messages_answer import MessagesDialect, write_count
+from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.exchange import EVENTS, ClientGone, authorise, call_context, read_body, send_json, while_connected
+from lightningrl.gateway.request import Answer, Begun, CallContext
+from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.gateway.upstream import Forwarder
+from lightningrl.store.protocol import AttemptInfo
+
+__all__ = ["CountTokens", "Forwarded", "ModelCall", "Models", "Refused", "refuse_path", "refuse_unattributed"]
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=DialectRequest)
+WriteError = Callable[[Refusal], bytes]
+
+
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+_decode_name = msgspec.json.Decoder(_Named).decode
+
+
+class _Endpoint:
+    """What all calls have in common: a key, a bounded body, a model that is a policy's or the upstream's, errors in one format."""
+
+    path: str
+    write_error: WriteError
+
+    def __init__(self, caller: Caller, forwarder: Forwarder, settings: GatewaySettings) -> None:
+        self._caller = caller
+        self._forwarder = forwarder
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        place = scope["path_params"]
+        try:
+            headers = dict(scope["headers"])
+            info = await authorise(self._caller, scope, headers)
+            body = await read_body(headers, receive, self._settings.max_body_bytes)
+            context = call_context(headers, body)
+            if self._forwarder.is_configured and self._goes_upstream(body):
+                work = self._forwarder.forward(info, self.path, headers, body, context, send)
+            else:
+                work = self._serve(info, body, context, send)
+            await while_connected(receive, _guarded(work, send, self.write_error, place))
+        except ClientGone:
+            return
+        except Refusal as refusal:
+            await _refuse(send, refusal, self.write_error, place)
+
+    def _goes_upstream(self, body: bytes) -> bool:
+        return self._forwarder.takes(model_of(body))
+
+    async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
+        raise NotImplementedError
+
+
+class ModelCall(_Endpoint, Generic[R]):
+    """One model call, whole or streamed."""
+
+    def __init__(self, caller: Caller, forwarder: Forwarder, settings: GatewaySettings, path: str, dialect: Dialect[R]) -> None:
+        super().__init__(caller, forwarder, settings)
+        self.path = path
+        self.write_error = dialect.write_error
+        self._dialect = dialect
+
+    async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
+        request = self._dialect.parse(body, self._settings)
+        if request.call.stream:
+            await self._stream(info, request, context, send)
+            return
+        async with aclosing(self._caller.run(info, request.call, context)) as items:
+            async for item in items:
+                if isinstance(item, Answer):
+                    await send_json(send, 200, self._dialect.write_answer(request, item, self._caller.renderer(item.policy)))
+
+    async def _stream(self, info: AttemptInfo, request: R, context: CallContext, send: Send) -> None:
+        stream: EventStream | None = None
+        has_text = False
+        try:
+            async with aclosing(self._caller.run(info, request.call, context)) as items:
+                async for item in items:
+                    if isinstance(item, Begun):
+                        stream = self._open(request, item)
+                        continue
+                    if stream is None:
+                        assert isinstance(item, Answer)
+                        stream = self._open(request, item.begun)
+                    data = stream.finish(item) if isinstance(item, Answer) else stream.delta(item)
+                    if not data:
+                        continue
+                    if not has_text:
+                        has_text = True
+                        await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+                    await send({"type": "http.response.body", "body": data, "more_body": not isinstance(item, Answer)})
+        except Refusal as refusal:
+            if stream is None or not has_text:
+                raise
+            await send({"type": "http.response.body", "body": stream.error(refusal)})
+
+    def _open(self, request: R, begun: Begun) -> EventStream:
+        return self._dialect.open_stream(request, self._caller.renderer(begun.policy), begun)
+
+
+class CountTokens(_Endpoint):
+    """How long a messages call would be; nothing is sampled."""
+
+    path = "messages/count_tokens"
+    write_error = staticmethod(MessagesDialect().write_error)
+
+    async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
+        tokens = await self._caller.count_tokens(info, parse_messages_request(body).call, context)
+        await send_json(send, 200, write_count(tokens))
+
+
+class Forwarded(_Endpoint):
+    """What no policy answers."""
+
+    write_error = staticmethod(write_error)
+
+    def __init__(self, caller: Caller, forwarder: Forwarder, settings: GatewaySettings, path: str) -> None:
+        super().__init__(caller, forwarder, settings)
+        self.path = path
+
+    def _goes_upstream(self, body: bytes) -> bool:
+        return self._forwarder.has_upstream(model_of(body))
+
+    async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
+        raise Refusal(
+            f"no policy answers /{self.path}, and no upstream is configured for the model {model_of(body)!r}; to have your provider answer "
+            "it, set base_url and api_key_env under [upstream] in the recipe",
+            status=404,
+            code="no_upstream",
+            param="model",
+        )
+
+
+class Models:
+    """The policies by name."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await authorise(self._caller, scope, dict(scope["headers"]))
+        except Refusal as refusal:
+            await send_json(send, refusal.status, write_error(refusal))
+            return
+        await send_json(send, 200, write_models(self._caller.policies))
+
+
+class Refused:
+    """A path where nothing is answered."""
+
+    def __init__(self, why: Callable[[Scope], Refusal]) -> None:
+        self._why = why
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._why(scope)
+        is_messages = scope["path"].rstrip("/").endswith(("/messages", "/count_tokens"))
+        write = MessagesDialect().write_error if is_messages else write_error
+        await send_json(send, refusal.status, write(refusal))
+
+
+def refuse_path(scope: Scope) -> Refusal:
+    """A path that the gateway does not know."""
+    path = scope["path"].partition("/v1")[2]
+    hint = "; leave /v1 out of the client's base URL, as it adds its own" if path.startswith("/v1/") else ""
+    return Refusal(
+        f"{scope['method']} {path!r} is not served; a policy answers POST to /chat/completions, /responses and /messages{hint}",
+        status=404,
+        code="unknown_path",
+    )
+
+
+def refuse_unattributed(scope: Scope) -> Refusal:
+    """A call outside of any rollout."""
+    return Refusal(
+        "this call belongs to no rollout, so it is not answered; send it to the base URL of its rollout's attempt",
+        status=403,
+        code="no_rollout",
+    )
+
+
+def model_of(body: bytes) -> str:
+    """The model that a body names; empty where it names none, which its dialect then refuses."""
+    try:
+        return _decode_name(body).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+async def _guarded(work: Awaitable[None], send: Send, write: WriteError, place: dict[str, Any]) -> None:
+    try:
+        await work
+    except Refusal as refusal:
+        await _refuse(send, refusal, write, place)
+
+
+async def _refuse(send: Send, refusal: Refusal, write: WriteError, place: dict[str, Any]) -> None:
+    logger.info("rollout %s, attempt %s: call refused: %s", place["rollout_id"], place["attempt"], refusal)
+    await send_json(send, refusal.status, write(refusal))

@@ -1,0 +1,109 @@
+"""One HTTP exchange with an agent: who it is, what it sent, what it gets, and whether it still listens."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Coroutine, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from starlette.types import Receive, Scope, Send
+
+from lightningrl.gateway.calls import Caller
+from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.request import CallContext
+from lightningrl.store.protocol import AttemptInfo
+
+__all__ = ["EVENTS", "ClientGone", "authorise", "call_context", "read_body", "send_json", "while_connected"]
+
+_JSON = (b"content-type", b"application/json")
+EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+"""Headers of a streamed answer."""
+
+
+class ClientGone(Exception):
+    """Nobody listens any more."""
+
+
+async def authorise(caller: Caller, scope: Scope, headers: Mapping[bytes, bytes]) -> AttemptInfo:
+    """The attempt that the call's path names and its key opens. Raises Refusal."""
+    scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    if scheme.lower() != "bearer" or not key:
+        key = headers.get(b"x-api-key", b"").decode("latin-1")
+    if not key:
+        raise Refusal(
+            "the call shows no key; send the attempt's key as 'Authorization: Bearer …' or 'x-api-key: …'",
+            status=401,
+            code="invalid_api_key",
+        )
+    place = scope["path_params"]
+    return await caller.authorise(place["rollout_id"], place["attempt"], key.strip())
+
+
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int) -> bytes:
+    """The whole body. Raises Refusal beyond the limit, ClientGone where it never comes."""
+    declared = headers.get(b"content-length", b"")
+    too_large = Refusal(f"the request body is larger than {limit} bytes; shorten the messages", status=413, code="body_too_large")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise too_large
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def call_context(headers: Mapping[bytes, bytes], body: bytes) -> CallContext:
+    """What the headers say of the call."""
+    retries = headers.get(b"x-stainless-retry-count", b"0")
+    call_id = headers.get(b"x-lightningrl-call-id")
+    agent = headers.get(b"x-lightningrl-agent")
+    parent = headers.get(b"traceparent", b"").split(b"-")
+    return CallContext(
+        call_id=call_id.decode("latin-1") if call_id else None,
+        retries=int(retries) if retries.isdigit() else 0,
+        agent=unquote(agent.decode("latin-1")) if agent else None,  # headers carry ASCII only
+        span_id=parent[2].decode("latin-1") if len(parent) == 4 and len(parent[2]) == 16 else None,
+        body_digest="" if call_id else hashlib.blake2b(body, digest_size=12).hexdigest(),
+    )
+
+
+async def send_json(send: Send, status: int, body: bytes) -> None:
+    headers = [_JSON, (b"content-length", b"%d" % len(body))]
+    if status == 503:
+        headers.append((b"x-should-retry", b"true"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Finish the work, or cancel it when the client goes away."""
+    task = asyncio.current_task()
+    assert task is not None
+    is_gone = False
+
+    async def watch() -> None:
+        nonlocal is_gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        is_gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not is_gone:
+            raise
+        task.uncancel()
+    finally:
+        watcher.cancel()

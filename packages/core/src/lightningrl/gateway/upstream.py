@@ -1,0 +1,192 @@
+"""Calls that no policy answers, handed on to the user's own provider: passed through as they come, recorded, never trained.
+
+call ─► a model of the upstream's? ─► POST {base_url}/{path} with the user's key ─► chunks, untouched, to the agent
+                                                                               └─► a record of the attempt, before the answer ends
+
+The record is a tool call named `upstream:{model}` that no transition asked for, so that no reward or credit ever reads it as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import Send
+
+from lightningrl.errors import StoreError
+from lightningrl.gateway.calls import Caller
+from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.request import CallContext
+from lightningrl.gateway.settings import GatewaySettings, Upstream
+from lightningrl.store.protocol import AttemptInfo, Store, ToolCallRecord
+from lightningrl.types import ToolCall, ToolStatus
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["Forwarder"]
+
+logger = logging.getLogger(__name__)
+
+_SENT = ("content-type", "accept", "anthropic-version", "anthropic-beta", "openai-beta", "user-agent")
+_RETURNED = ("content-type", "content-encoding", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id")
+_KEPT_BYTES = 64 * 1024
+"""Of a request and of an answer; longer ones are recorded by their size."""
+_TIMEOUT_S = 600.0
+
+
+class Forwarder:
+    """Hands calls on. One per gateway."""
+
+    def __init__(self, store: Store, caller: Caller, settings: GatewaySettings) -> None:
+        self._store = store
+        self._caller = caller
+        self._default = settings.upstream
+        self._models = dict(settings.upstream_models)
+        self._client: httpx.AsyncClient | None = None
+
+    @property
+    def is_configured(self) -> bool:
+        return self._default is not None or bool(self._models)
+
+    def takes(self, model: str) -> bool:
+        """Whether a call to this model is the upstream's: its name is listed, or no policy serves it."""
+        if model in self._caller.policies:
+            return False
+        return self._listed(model) is not None or (self._default is not None and self._caller.policy_of(model) is None)
+
+    def has_upstream(self, model: str) -> bool:
+        """Whether there is an upstream for what no policy can answer, embeddings for instance."""
+        return self._default is not None or self._listed(model) is not None
+
+    async def forward(
+        self, info: AttemptInfo, path: str, headers: Mapping[bytes, bytes], body: bytes, context: CallContext, send: Send
+    ) -> None:
+        """Pass the call on and its answer back. Raises Refusal where the upstream does not answer."""
+        import httpx
+
+        record = _Exchange(path, body, context)
+        upstream = self._listed(record.model) or self._default
+        assert upstream is not None
+        if self._client is None:
+            self._client = httpx.AsyncClient(timeout=httpx.Timeout(_TIMEOUT_S, connect=15.0))
+        has_begun = False
+        try:
+            request = self._client.build_request(
+                "POST", f"{upstream.base_url.rstrip('/')}/{path}", content=body, headers=_headers(upstream, path, headers)
+            )
+            answer = await self._client.send(request, stream=True)
+            try:
+                record.status = answer.status_code
+                kept = [(name.encode(), value.encode()) for name, value in answer.headers.items() if name in _RETURNED]
+                await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+                has_begun = True
+                async for chunk in answer.aiter_raw():
+                    record.add(chunk)
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            finally:
+                await answer.aclose()
+        except httpx.HTTPError as error:
+            record.error = type(error).__name__
+            if not has_begun:
+                raise Refusal(
+                    f"the upstream at {upstream.base_url!r} does not answer ({type(error).__name__}: {error}); check [upstream] base_url",
+                    status=502,
+                    code="upstream_failed",
+                ) from error
+            logger.warning("rollout %s: the upstream at %r broke off: %s", info.rollout_id, upstream.base_url, error)
+        except asyncio.CancelledError:
+            record.error = "client_gone"
+            raise
+        finally:
+            await asyncio.shield(self._record(info, record))
+        # An answer that broke off ends here too; SDKs see that it is no whole one.
+        await send({"type": "http.response.body", "body": b""})
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    def _listed(self, model: str) -> Upstream | None:
+        return next((upstream for pattern, upstream in self._models.items() if fnmatchcase(model, pattern)), None)
+
+    async def _record(self, info: AttemptInfo, record: _Exchange) -> None:
+        try:
+            await self._store.append_tool_calls(info.rollout_id, info.attempt, [record.tool_call()])
+        except StoreError as error:  # the attempt has ended meanwhile: nothing is trained on it, the answer may still be read
+            logger.warning("rollout %s: a call to the upstream could not be recorded: %s", info.rollout_id, error)
+
+
+class _Exchange:
+    """What is recorded of a forwarded call."""
+
+    def __init__(self, path: str, body: bytes, context: CallContext) -> None:
+        self._path = path
+        self._context = context
+        self._started_at = time.time()
+        self._clock = time.perf_counter()
+        self._request = body
+        self._said = _parse(body)
+        self._kept: list[bytes] = []
+        self._size = 0
+        self.status: int | None = None
+        self.error: str | None = None
+
+    @property
+    def model(self) -> str:
+        model = self._said.get("model") if isinstance(self._said, dict) else None
+        return model if isinstance(model, str) else ""
+
+    def add(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+        if self._size <= _KEPT_BYTES:
+            self._kept.append(chunk)
+
+    def tool_call(self) -> ToolCallRecord:
+        is_ok = self.error is None and self.status is not None and self.status < 400
+        asked = self._said if len(self._request) <= _KEPT_BYTES else {"model": self.model, "bytes": len(self._request)}
+        call = ToolCall(
+            id=f"upstream-{token_hex(12)}",
+            name=f"upstream:{self.model}",
+            arguments=json.dumps({"path": f"/{self._path}", "request": asked}),
+            result=json.dumps({"status": self.status, "answer": self._answer()}),
+            status=ToolStatus.OK if is_ok else ToolStatus.ERROR,
+            duration_s=time.perf_counter() - self._clock,
+            agent=self._context.agent,
+            error_type=None if is_ok else self.error or f"http_{self.status}",
+        )
+        return ToolCallRecord(tool_call=call, started_at=self._started_at)
+
+    def _answer(self) -> Any:
+        if self._size > _KEPT_BYTES:
+            return {"bytes": self._size}
+        answer = _parse(b"".join(self._kept))
+        if isinstance(answer, dict) and self._path == "embeddings" and isinstance(answer.get("data"), list):
+            answer["data"] = {"vectors": len(answer["data"])}
+        return answer
+
+
+def _headers(upstream: Upstream, path: str, headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    """The agent's, as far as they are about the call; the attempt's key stays here."""
+    sent = {name: headers[name.encode()].decode("latin-1") for name in _SENT if name.encode() in headers}
+    sent["accept-encoding"] = "identity"  # chunks are passed on as they come
+    if upstream.api_key is not None:
+        if path.startswith("messages"):
+            sent["x-api-key"] = upstream.api_key
+        else:
+            sent["authorization"] = f"Bearer {upstream.api_key}"
+    return sent
+
+
+def _parse(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return data.decode("utf-8", "replace")
