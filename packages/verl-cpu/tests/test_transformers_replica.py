@@ -1,8 +1,9 @@
-"""The transformers replica generates, pauses, aborts and takes weights as verl's vLLM server does. Without Ray: the actor's class alone."""
+"""The transformers replica generates, pauses, aborts and takes weights as verl's vLLM server does; all but one test without Ray."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -106,3 +107,11 @@ async def test_calls_wait_while_the_replica_sleeps_and_waking_only_the_weights_o
 async def test_a_sampling_parameter_that_it_cannot_honour_is_refused(server: Any, unknown: dict[str, float]) -> None:
     with pytest.raises(BackendError, match=f"cannot honour sampling parameter '{next(iter(unknown))}'"):
         await server.generate(PROMPT, sampling(**unknown), "r")
+
+
+@pytest.mark.slow
+def test_verl_reaches_it_through_ray_and_sends_it_weights(run_process: Callable[..., str], make_policy: Callable[[bool], str]) -> None:
+    before, after = json.loads(run_process("process_replica.py", make_policy(False)).splitlines()[-1])
+    assert (before[0], before[2], before[3]) == (4, "completed", {"global_steps": None})
+    assert (after[0], after[2], after[3]) == (4, "completed", {"global_steps": 4})
+    assert before[1] != after[1]

@@ -62,6 +62,8 @@ def overrides(
     model, actor, rollout = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout"))
     values: dict[str, Any] = {
         "trainer.device": "cpu",
+        # a Ray of its own: without an address Ray joins whatever was started last on this machine, and that has no logical GPUs
+        "ray_kwargs.ray_init.address": "local",
         # Ray's logical GPUs: verl asks Ray for "GPU" (single_controller/ray/base.py:230); each worker bundle also asks for 3 CPUs
         "ray_kwargs.ray_init.num_gpus": gpus,
         "ray_kwargs.ray_init.num_cpus": 16 + 4 * gpus,
