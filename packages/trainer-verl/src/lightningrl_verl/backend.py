@@ -97,6 +97,7 @@ class VerlBackend:
         engine = self.engine
         if engine.lost:
             self._replace_replicas()
+        began = time.monotonic()
         with contextlib.nullcontext() if self.settings.is_async else engine.held():
             learned = self._learn(rows)
             engine.set_version(learned.version)
@@ -104,6 +105,10 @@ class VerlBackend:
         metrics = {name: learned.metrics[theirs] for theirs, name in _METRICS.items() if theirs in learned.metrics}
         metrics |= {f"verl/{name}": value for name, value in learned.metrics.items() if name.startswith(("timing_s/", "perf/", "training/"))}
         metrics |= _staleness(rows, learned.version - 1)
+        metrics |= {"rows": float(learned.rows), "seconds_rows": learned.seconds_rows}
+        if "timing_s/step" in learned.metrics:  # verl's own share of the time is its step without the wait for our rows
+            own = learned.metrics["timing_s/step"] - learned.metrics["timing_s/gen"]
+            metrics |= {"seconds_verl": own, "seconds_handover": time.monotonic() - began - own}
         return LearnReport(policy_version=learned.version, tokens=tokens, seconds=learned.seconds, metrics=metrics)
 
     def save(self, folder: Path) -> None:

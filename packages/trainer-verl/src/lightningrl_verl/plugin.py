@@ -1,11 +1,11 @@
-"""Registers the backend. Imports neither torch, Ray nor verl: the factory does, when a run asks for it."""
+"""Registers the backend and the Ray workers. Imports neither torch, Ray nor verl: the factories do, when a run asks for them."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightningrl.plugins import Plugin, hookimpl
 from lightningrl.protocols import Capabilities
@@ -14,8 +14,9 @@ from lightningrl_verl.settings import LOSSES, Settings
 
 if TYPE_CHECKING:
     from lightningrl_verl.backend import VerlBackend
+    from lightningrl_verl.ray_workers import RayLauncher
 
-__all__ = ["create_backend", "lightningrl_trainers"]
+__all__ = ["create_backend", "create_ray_launcher", "lightningrl_trainers", "lightningrl_worker_launchers"]
 
 
 def create_backend(**settings: Any) -> VerlBackend:
@@ -51,3 +52,40 @@ def lightningrl_trainers() -> Iterable[Plugin]:
             critic=True,
         ),
     )
+
+
+def create_ray_launcher(
+    *,
+    address: str | None = None,
+    num_cpus: float = 0.0,
+    resources: Mapping[str, float] | None = None,
+    code: Literal["ship", "shared"] = "ship",
+    exclude: Sequence[str] = (),
+    environment: Sequence[str] = (),
+    start_timeout_s: float = 300.0,
+) -> RayLauncher:
+    """Agent workers as Ray actors, spread over the nodes of a cluster.
+
+    `address`: `host:port`, `auto` (the Ray of this machine) or `local` (one of our own); None = RAY_ADDRESS, else `auto`, else `local`.
+    `num_cpus`, `resources`: what Ray sets aside for each worker; by default nothing, so that the trainer's own placement is undisturbed.
+    `code`: `ship` = nodes other than this one get a copy of the recipe's folder, at most 100 MiB without `exclude` (patterns of paths, as
+    `data/*`), hidden files and run folders; `shared` = the folder lies under the same path on every node.
+    `environment`: names of variables of this process that workers on every node get, such as keys of the agent's tools.
+    `start_timeout_s`: how long a worker may wait for a place.
+    """
+    from lightningrl_verl.ray_workers import RayLauncher
+
+    return RayLauncher(
+        address=address,
+        num_cpus=num_cpus,
+        resources=resources,
+        code=code,
+        exclude=exclude,
+        environment=environment,
+        start_timeout_s=start_timeout_s,
+    )
+
+
+@hookimpl
+def lightningrl_worker_launchers() -> Iterable[Plugin]:
+    yield Plugin(name="ray", summary="agent workers are Ray actors, spread over a cluster", factory=create_ray_launcher)

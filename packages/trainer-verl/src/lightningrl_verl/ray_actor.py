@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import ray
 
-from lightningrl.errors import LightningError
+from lightningrl.errors import ConfigError
 from lightningrl.runtime.launcher import WorkerExit
 from lightningrl.runtime.process import WorkerProcess
 from lightningrl.runtime.settings import WorkerSettings
@@ -29,6 +29,7 @@ __all__ = ["Place", "RelayActor", "Said", "find_place"]
 
 MOST_LOG = 256 * 1024
 """Bytes of log that wait for the driver before the agent's printing does."""
+LAST_WORDS_S = 0.5
 REACH_S = 10.0
 REACH_PAUSE_S = 0.5
 
@@ -62,12 +63,7 @@ class RelayActor:
     """Runs one worker at a time. Problems that a person can mend come back as a sentence."""
 
     def __init__(self) -> None:
-        self._process: WorkerProcess | None = None
-        self._lines: list[bytes] = []
-        self._log = bytearray()
-        self._has_ended = False
-        self._changed = asyncio.Event()
-        self._pumps: list[asyncio.Task[None]] = []
+        self._relay: Relay | None = None
 
     async def place(self) -> Place:
         return find_place()
@@ -77,11 +73,11 @@ class RelayActor:
         parts = urlsplit(server_url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         problem: str | None = None
-        deadline = asyncio.get_running_loop().time() + REACH_S
-        while asyncio.get_running_loop().time() < deadline:
+        deadline = time.monotonic() + REACH_S
+        while time.monotonic() < deadline:
             try:
                 (await asyncio.to_thread(socket.create_connection, (parts.hostname, port), 3.0)).close()
-            except OSError as error:
+            except OSError as error:  # it may just be starting again
                 problem = str(error)
                 await asyncio.sleep(REACH_PAUSE_S)
             else:
@@ -89,35 +85,29 @@ class RelayActor:
         return problem
 
     async def start(self, settings: WorkerSettings, environment: Mapping[str, str], archive: list[ray.ObjectRef[bytes]]) -> str | None:
-        """Start a worker in the recipe's folder, here or as `archive` (none = the folder is the same here). Returns what is wrong."""
+        """Start a worker in the recipe's folder: `archive` unpacked, or without one the same path here. Returns what is wrong."""
+        if self._relay is not None:
+            self._relay.leave()
         try:
             if archive:
                 settings = replace(settings, base_dir=str(await asyncio.to_thread(unpack_folder, await archive[0])))
-        except LightningError as error:
+            missing = missing_file(settings)
+            if missing:
+                return missing
+            self._relay = Relay(await WorkerProcess.spawn(settings, environment=environment, log=subprocess.PIPE))
+        except ConfigError as error:
             return str(error)
-        missing = missing_file(settings)
-        if missing:
-            return missing
-        try:
-            self._process = await WorkerProcess.spawn(settings, environment=environment, log=subprocess.PIPE)
         except OSError as error:
             return f"a worker cannot be started on node {find_place().address}: {error}"
-        self._lines.clear()
-        self._log.clear()
-        self._has_ended = False
-        self._pumps = [asyncio.create_task(self._pump_lines(self._process)), asyncio.create_task(self._pump_log(self._process))]
         return None
 
     async def read(self) -> Said:
-        """Waits until there is something."""
-        while not (self._lines or self._log or self._has_ended):
-            self._changed.clear()
-            await self._changed.wait()
-        return self._take()
+        """Waits until the worker says something."""
+        return Said(has_ended=True) if self._relay is None else await self._relay.read()
 
     async def write(self, line: bytes) -> None:
-        if self._process is not None:
-            self._process.write(line)
+        if self._relay is not None:
+            self._relay.process.write(line)
 
     async def kill(self) -> tuple[WorkerExit, Said]:
         return await self._end(kill=True)
@@ -127,11 +117,39 @@ class RelayActor:
 
     async def _end(self, *, kill: bool) -> tuple[WorkerExit, Said]:
         """How the worker ended, and the rest of what it said."""
-        if self._process is None:
+        if self._relay is None:
             return WorkerExit(how="was never started", is_foreign=True), Said(has_ended=True)
-        ended = await (self._process.kill() if kill else self._process.wait())
-        await asyncio.wait(self._pumps, timeout=0.5)  # what it started may hold its stderr open
+        return await self._relay.end(kill=kill)
+
+
+class Relay:
+    """A worker process and what it has said that nobody fetched yet."""
+
+    def __init__(self, process: WorkerProcess) -> None:
+        self.process = process
+        self._lines: list[bytes] = []
+        self._log = bytearray()
+        self._has_ended = False
+        self._changed = asyncio.Event()
+        self._pumps = [asyncio.create_task(self._pump_lines()), asyncio.create_task(self._pump_log())]
+
+    async def read(self) -> Said:
+        while not (self._lines or self._log or self._has_ended):
+            self._changed.clear()
+            await self._changed.wait()
+        return self._take()
+
+    async def end(self, *, kill: bool) -> tuple[WorkerExit, Said]:
+        ended = await (self.process.kill() if kill else self.process.wait())
+        await asyncio.wait(self._pumps, timeout=LAST_WORDS_S)  # what it started may hold its stderr open
         return ended, self._take()
+
+    def leave(self) -> None:
+        """Nobody listens any more."""
+        for pump in self._pumps:
+            pump.cancel()
+        self._has_ended = True
+        self._changed.set()
 
     def _take(self) -> Said:
         said = Said(lines=tuple(self._lines), log=bytes(self._log), has_ended=self._has_ended)
@@ -140,18 +158,17 @@ class RelayActor:
         self._changed.set()
         return said
 
-    async def _pump_lines(self, process: WorkerProcess) -> None:
-        while line := await process.read():
+    async def _pump_lines(self) -> None:
+        while line := await self.process.read():
             self._lines.append(line)
             self._changed.set()
         self._has_ended = True
         self._changed.set()
 
-    async def _pump_log(self, process: WorkerProcess) -> None:
-        stderr: Any = process.stderr
+    async def _pump_log(self) -> None:
+        stderr = self.process.stderr
+        assert stderr is not None
         while chunk := await stderr.read(64 * 1024):
-            if process is not self._process:
-                return
             self._log += chunk
             self._changed.set()
             while len(self._log) > MOST_LOG:

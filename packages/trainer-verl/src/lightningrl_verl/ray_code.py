@@ -29,9 +29,9 @@ def pack_folder(folder: Path, *, exclude: Sequence[str] = (), most_bytes: int = 
     if sum(sizes.values()) > most_bytes:
         largest = max(sizes, key=lambda file: sizes[file])
         raise ConfigError(
-            f"recipe folder {str(folder)!r} has {_mebibytes(sum(sizes.values()))} to ship to the Ray nodes, at most {_mebibytes(most_bytes)} "
-            f"go (largest: {str(largest.relative_to(folder))!r}, {_mebibytes(sizes[largest])}); leave files out with "
-            "runtime.launchers.ray.exclude, or put the folder on a file system that all nodes share and set runtime.launchers.ray.code='shared'"
+            f"recipe folder {str(folder)!r} has {_mebibytes(sum(sizes.values()))} to ship to the Ray nodes; at most "
+            f"{_mebibytes(most_bytes)} go (largest: {str(largest.relative_to(folder))!r}, {_mebibytes(sizes[largest])}); leave files out "
+            "with runtime.launchers.ray.exclude, or share the folder between the nodes and set runtime.launchers.ray.code='shared'"
         )
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w", dereference=True) as tar:

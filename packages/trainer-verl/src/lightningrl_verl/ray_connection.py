@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from typing import Any
 
 import ray
 
 from lightningrl.errors import ConfigError
 from lightningrl.runtime.address import machine_address
 
-__all__ = ["check_gcs", "join_or_start"]
+__all__ = ["check_gcs", "find_nodes", "join_or_start"]
 
 PROBE_S = 4.0
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -29,13 +30,19 @@ def join_or_start(address: str | None) -> bool:
     wanted = address or os.environ.get("RAY_ADDRESS")
     if wanted and wanted not in {"auto", "local"}:
         check_gcs(wanted)
-    options = {} if wanted and wanted != "local" else {"include_dashboard": False}
+    options: dict[str, Any] = {} if wanted and wanted != "local" else {"include_dashboard": False}
     try:
         ray.init(wanted, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:
         asked = f"the Ray cluster at {wanted!r} cannot be joined" if wanted else "Ray can neither be joined nor started"
         raise ConfigError(f"{asked}: {error}"[:500]) from error
     return True
+
+
+def find_nodes() -> dict[str, str]:
+    """Addresses of the nodes that are up, by node id."""
+    untyped: Any = ray.nodes
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in untyped() if node["Alive"]}
 
 
 def check_gcs(address: str) -> None:

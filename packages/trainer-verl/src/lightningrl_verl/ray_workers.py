@@ -30,6 +30,7 @@ from lightningrl_verl.ray_connection import join_or_start
 
 __all__ = ["RayLauncher", "RayLine"]
 
+LAST_WORDS_S = 1.0
 KILL_S = 10.0
 """How long an actor may take to kill its worker before it is killed itself."""
 PATIENCE_S = 15.0
@@ -79,10 +80,10 @@ class RayLauncher:
         self._server_url = server_url
         self._owns_ray = await asyncio.to_thread(join_or_start, self._address)
         self._here = find_place()
-        if is_loopback(server_url):
+        if is_loopback(server_url) and not self._options["resources"]:
             others = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]} - {self._here.address}
             if others:
-                raise ConfigError(self._unreachable(sorted(others)[0]))
+                raise ConfigError(self._unreachable(min(others)))
 
     async def spawn(self, settings: WorkerSettings, *, environment: Mapping[str, str], log: Path | None) -> RayLine:
         settings = replace(settings, agent=relative_agent(settings))
@@ -138,9 +139,9 @@ class RayLauncher:
         waiting = asyncio.ensure_future(follow(answer))
         try:
             done, _ = await asyncio.wait({waiting}, timeout=min(PATIENCE_S, self._start_timeout_s))
-            if not done:
+            if not done and self._start_timeout_s > PATIENCE_S:
                 logger.warning("worker %s waits for a place on the Ray cluster: %s", worker_id, self._shortage())
-                done, _ = await asyncio.wait({waiting}, timeout=max(0.0, self._start_timeout_s - PATIENCE_S))
+                done, _ = await asyncio.wait({waiting}, timeout=self._start_timeout_s - PATIENCE_S)
             if not done:
                 raise WorkerPoolError(
                     f"worker {worker_id} has found no place on the Ray cluster for {self._start_timeout_s:g} s: {self._shortage()}; "
@@ -169,8 +170,8 @@ class RayLauncher:
 
     def _unreachable(self, node: str, problem: str = "that is this machine only") -> str:
         return (
-            f"workers on node {node} cannot reach the server at {self._server_url!r} ({problem}); have it listen on an address that the nodes "
-            "reach: --host 0.0.0.0 (runtime.server_host)"
+            f"workers on node {node} cannot reach the server at {self._server_url!r} ({problem}); have it listen on an address "
+            "that the nodes reach: --host 0.0.0.0 (runtime.server_host)"
         )
 
     async def _archived(self, folder: Path, place: Place) -> list[Any]:
@@ -204,19 +205,20 @@ class RayLine:
         return line
 
     def write(self, line: bytes) -> None:
-        if self._exit is None:
+        if self._exit is None and ray.is_initialized():
             self._actor.write.remote(line)
 
     async def kill(self) -> WorkerExit:
-        if self._exit is None:
-            self._exit = await self._end(self._actor.kill.remote(), KILL_S)
-        await self._following
-        return self._exit
+        return await self._ended("kill", KILL_S)
 
     async def wait(self) -> WorkerExit:
+        return await self._ended("wait", None)
+
+    async def _ended(self, method: Literal["kill", "wait"], timeout_s: float | None) -> WorkerExit:
         if self._exit is None:
-            self._exit = await self._end(self._actor.wait.remote(), None)
-        await self._following
+            self._exit = await self._end(method, timeout_s)
+            await asyncio.wait({self._following}, timeout=LAST_WORDS_S)
+            self._following.cancel()
         return self._exit
 
     async def _follow(self) -> None:
@@ -241,17 +243,22 @@ class RayLine:
             sys.stderr.buffer.write(said.log)
             sys.stderr.flush()
             return
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as file:
-            file.write(said.log)
-
-    async def _end(self, answer: Any, timeout_s: float | None) -> WorkerExit:
         try:
-            ended, said = await asyncio.wait_for(follow(answer), timeout_s)
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with self._log.open("ab") as file:
+                file.write(said.log)
+        except OSError as error:
+            logger.warning("worker %s: %d bytes of its log are lost: %s", self._worker_id, len(said.log), error)
+
+    async def _end(self, method: Literal["kill", "wait"], timeout_s: float | None) -> WorkerExit:
+        if not ray.is_initialized():
+            return WorkerExit(how="was lost when Ray was shut down", is_foreign=True)
+        try:
+            ended, said = await asyncio.wait_for(follow(getattr(self._actor, method).remote()), timeout_s)
         except (RayError, TimeoutError) as error:
             return self._exit or await self._lose(error)
         self._take(said)
-        return ended
+        return ended  # type: ignore[no-any-return]
 
     async def _lose(self, error: BaseException) -> WorkerExit:
         """The actor, or its node, is gone or does not answer."""

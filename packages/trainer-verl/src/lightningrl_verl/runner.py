@@ -50,6 +50,8 @@ class Learned:
     """Of the weights that the replicas serve now."""
     rows: int
     seconds: float
+    seconds_rows: float
+    """Of it, for making rows and putting them into TransferQueue."""
     metrics: dict[str, float]
     """verl's own, by verl's names."""
 
@@ -138,13 +140,13 @@ class Runner:
         if self._manager is None or not turns.wait_begun():
             raise BackendError("verl's trainer has ended; it made all the steps of its schedule: raise total_steps")
         step = int(self._trainer.global_steps)
-        rows = self._manager.submit(
-            samples, step=step, minibatches=minibatches, scale=scale, as_reward=as_reward, ranks=self.ranks()
-        )
+        rows = self._manager.submit(samples, step=step, minibatches=minibatches, scale=scale, as_reward=as_reward, ranks=self.ranks())
+        seconds_rows = time.monotonic() - began
         turns.give()
         is_waiting = turns.wait_begun()
         version = int(self._trainer.global_steps) - (1 if is_waiting else 0)
-        return Learned(version=version, rows=rows, seconds=time.monotonic() - began, metrics=self._metrics(step))
+        seconds = time.monotonic() - began
+        return Learned(version=version, rows=rows, seconds=seconds, seconds_rows=seconds_rows, metrics=self._metrics(step))
 
     def save(self, folder: str) -> None:
         """Write actor and critic in the layout that verl resumes from; called while verl waits for a batch."""

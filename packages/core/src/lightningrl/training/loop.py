@@ -119,6 +119,7 @@ class Trainer:
         trajectories = await self._collecting.pop(step)
         collected = time.monotonic()
         scored = self.scorer.credit(trajectories, skip_zero=not self.recipe.learner.get("kl_coef"))
+        credited = time.monotonic()
         self._refuse_all_failed(scored, trajectories)
         self._collect_until(step + self.backend.ahead)
         report = await self._learn(scored)
@@ -126,6 +127,7 @@ class Trainer:
         seconds = {
             "seconds": time.monotonic() - began,
             "seconds_collect": collected - began,
+            "seconds_credit": credited - collected,
             "seconds_learn": report.seconds if report else 0.0,
             "tokens_per_second": scored.metrics["completion_tokens"] / max(1e-9, collected - began),
         }
