@@ -98,7 +98,7 @@ async def selector(text: str) -> str:
 async def swarm(text: str) -> str:
     """The boss hands over to the helper."""
     boss = assistant("boss", handoffs=["helper"])
-    team = Swarm([boss, assistant("helper")], termination_condition=MaxMessageTermination(4))
+    team = Swarm([boss, assistant("helper")], max_turns=3)
     return text_of(await team.run(task=text))
 
 
@@ -243,7 +243,7 @@ class RawAgent(BaseChatAgent):
         return (TextMessage,)
 
     async def on_messages(self, messages: Sequence[BaseChatMessage], cancellation_token: CancellationToken) -> Response:
-        content = f"{messages[-1].to_model_text() if messages else ''} ROLE={self.name}"
+        content = f"{getattr(messages[-1], 'content', '') if messages else ''} ROLE={self.name}"
         answer = await raw.chat.completions.create(model="gpt-4o-mini", messages=[{"role": "user", "content": content}])
         return Response(chat_message=TextMessage(content=answer.choices[0].message.content or "", source=self.name))
 
