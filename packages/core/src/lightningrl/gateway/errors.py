@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from lightningrl.errors import LightningError
 
 __all__ = ["Refusal"]
@@ -10,9 +13,19 @@ __all__ = ["Refusal"]
 class Refusal(LightningError):
     """A call that is not answered with a completion."""
 
-    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", param: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str = "invalid_request",
+        param: str | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.status = status
         self.code = code
         self.param = param
+        self.details = details
+        """What a dialect's SDK reads beside the sentence."""

@@ -60,6 +60,9 @@ class _Body(msgspec.Struct):
     output_format: dict[str, Any] | None = None
     mcp_servers: list[Any] | None = None
     container: Any = None
+    thread: Any = None
+    compaction: Any = None
+    context_management: Any = None
 
 
 _decode = msgspec.json.Decoder(_Body).decode
@@ -105,6 +108,18 @@ def _refuse_unsupported(body: _Body) -> None:
         )
     if body.mcp_servers:
         raise Refusal("mcp_servers are not supported; give the agent the server's tools as its own", param="mcp_servers")
+    if body.thread:  # the SDK's tool runner asks for one first, reads the details, and goes on with whole histories
+        raise Refusal(
+            "threads are not kept here; send the whole history in messages",
+            param="thread",
+            details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+        )
+    if body.compaction or body.context_management:
+        raise Refusal(
+            "compaction and context_management are not supported: the policy would learn from a prompt that the agent did not write; "
+            "shorten the messages yourself",
+            param="compaction" if body.compaction else "context_management",
+        )
     if body.container:
         raise Refusal("containers are not supported; the policy runs no code of its own", param="container")
 

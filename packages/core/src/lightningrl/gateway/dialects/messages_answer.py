@@ -62,7 +62,8 @@ def _error(refusal: Refusal) -> dict[str, Any]:
     kind = _ERROR_TYPES.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
     is_long = refusal.code == "context_length_exceeded"
     message = f"prompt is too long: {refusal.message}" if is_long else refusal.message  # agents look for these words
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    error = {"type": kind, "message": message} | ({"details": refusal.details} if refusal.details else {})
+    return {"type": "error", "error": error, "request_id": None}
 
 
 def _message(request: MessagesRequest, begun: Begun) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class _Body(msgspec.Struct):
     conversation: Any = None
     prompt: Any = None
     truncation: str | None = None
+    context_management: Any = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,11 +121,11 @@ def _refuse_unsupported(body: _Body) -> None:
         raise Refusal("conversation is not supported; use previous_response_id, or send the whole input", param="conversation")
     if body.prompt:
         raise Refusal("prompt templates are not kept here; send their text as instructions and input", param="prompt")
-    if body.truncation not in (None, "disabled"):
+    if body.truncation not in (None, "disabled") or body.context_management:
         raise Refusal(
-            f"truncation {body.truncation!r} is not supported: the policy would learn from a prompt that the agent did not write; shorten "
-            "the input yourself",
-            param="truncation",
+            "truncation and context_management are not supported: the policy would learn from a prompt that the agent did not write; "
+            "shorten the input yourself",
+            param="context_management" if body.context_management else "truncation",
         )
 
 
