@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import ray
@@ -56,7 +57,8 @@ class Said:
 
 def find_place() -> Place:
     """Of the calling process."""
-    return Place(node_id=ray.get_runtime_context().get_node_id(), address=ray.util.get_node_ip_address(), version=version("lightningrl"))
+    untyped: Any = ray.util.get_node_ip_address
+    return Place(node_id=ray.get_runtime_context().get_node_id(), address=untyped(), version=version("lightningrl"))
 
 
 class RelayActor:

@@ -8,7 +8,6 @@ A node or actor that goes down ends its workers' attempts as `infrastructure_err
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import sys
@@ -26,7 +25,7 @@ from lightningrl.runtime.launcher import WorkerExit, WorkerPoolError
 from lightningrl.runtime.settings import WorkerSettings
 from lightningrl_verl.ray_actor import Place, RelayActor, Said, find_place
 from lightningrl_verl.ray_code import pack_folder
-from lightningrl_verl.ray_connection import join_or_start
+from lightningrl_verl.ray_connection import find_nodes, join_or_start
 
 __all__ = ["RayLauncher", "RayLine"]
 
@@ -63,7 +62,12 @@ class RayLauncher:
         if absent:
             raise ConfigError(f"runtime.launchers.ray.environment names {absent[0]!r}, which is not set here; export it, or leave it out")
         self._address = address
-        self._options = {"num_cpus": num_cpus, "num_gpus": 0, "resources": dict(resources or {}), "scheduling_strategy": "SPREAD"}
+        self._options: dict[str, Any] = {
+            "num_cpus": num_cpus,
+            "num_gpus": 0,
+            "resources": dict(resources or {}),
+            "scheduling_strategy": "SPREAD",
+        }
         self._is_shared = code == "shared"
         self._exclude = tuple(exclude)
         self._environment = {name: os.environ[name] for name in environment}
@@ -81,7 +85,7 @@ class RayLauncher:
         self._owns_ray = await asyncio.to_thread(join_or_start, self._address)
         self._here = find_place()
         if is_loopback(server_url) and not self._options["resources"]:
-            others = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]} - {self._here.address}
+            others = set(find_nodes().values()) - {self._here.address}
             if others:
                 raise ConfigError(self._unreachable(min(others)))
 
@@ -119,7 +123,8 @@ class RayLauncher:
 
     async def _place(self, worker_id: str) -> tuple[Any, Place]:
         """A new actor, once it runs and reaches the server."""
-        actor = ray.remote(RelayActor).options(**self._options).remote()
+        actor: Any = ray.remote(RelayActor)
+        actor = actor.options(**self._options).remote()
         try:
             place = await self._until_placed(worker_id, actor.place.remote())
             self._check_place(place)
@@ -158,7 +163,8 @@ class RayLauncher:
 
     def _shortage(self) -> str:
         asked = {"CPU": self._options["num_cpus"], **self._options["resources"]}
-        free = ray.available_resources()
+        untyped: Any = ray.available_resources
+        free = untyped()
         return f"it asks for {_resources(asked)}, free are {_resources({name: free.get(name, 0.0) for name in asked})}"
 
     def _check_place(self, place: Place) -> None:
@@ -277,9 +283,11 @@ async def follow(answer: Any) -> Any:
 
 def is_alive(node_id: str) -> bool:
     """Whether the cluster counts the node among its own."""
-    with contextlib.suppress(RayError):
-        return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
-    return False
+    try:
+        return node_id in find_nodes()
+    except RayError as error:
+        logger.warning("the Ray cluster does not say which nodes are up: %s", first_line(error))
+        return False
 
 
 def relative_agent(settings: WorkerSettings) -> str:
