@@ -250,6 +250,28 @@ class RawAgent(BaseChatAgent):
     async def on_reset(self, cancellation_token: CancellationToken) -> None: ...
 
 
+async def ask(text: str) -> None:
+    """A call outside of any agent."""
+    await raw.chat.completions.create(model="gpt-4o-mini", messages=[{"role": "user", "content": text}])
+
+
+async def interleaved(text: str) -> None:
+    """Two agents' streams read in turns, and one that nobody reads to its end."""
+    streams = [assistant(name, stream=True).run_stream(task=text) for name in ("draft", "review")]
+    while streams:
+        for one in list(streams):
+            if isinstance(await anext(one), TaskResult):
+                await one.aclose()
+                streams.remove(one)
+                await ask(text)
+    quitter = assistant("quitter", stream=True).run_stream(task=text)
+    async for event in quitter:
+        if type(event).__name__ == "ModelClientStreamingChunkEvent":
+            break
+    await ask(text)
+    await quitter.aclose()
+
+
 async def bare_client(text: str) -> str:
     members: list[Any] = [RawAgent("raw", "calls"), assistant("review")]
     return text_of(await RoundRobinGroupChat(members, termination_condition=MaxMessageTermination(3)).run(task=text))

@@ -85,6 +85,7 @@ def check_attribution(server: ScriptedServer, kinds: dict[str, int]) -> None:
         spans = server.spans(rollout_id)
         chats = {span.span_id for span in spans if span.attributes.get(semconv.OPERATION_NAME) == semconv.CHAT}
         assert chats == {call.span_id for call in server.calls if call.rollout_id == rollout_id}
+        assert len({span.trace_id for span in spans if semconv.OPERATION_NAME in span.attributes}) == 1
         tools = [span for span in spans if span.attributes.get(semconv.OPERATION_NAME) == semconv.EXECUTE_TOOL]
         assert len(tools) == (rollout_id.rpartition("-")[0] in TOOL_TEXTS)
         assert all(tool.parent_id in chats for tool in tools)

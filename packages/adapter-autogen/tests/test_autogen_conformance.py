@@ -48,8 +48,10 @@ def needs(module: str, name: str) -> bool:
         return False
 
 
-has_workbench = pytest.mark.skipif(not needs("autogen_core.tools", "StaticWorkbench"), reason="AutoGen has workbenches since 0.5.6")
-has_team_tools = pytest.mark.skipif(not needs("autogen_agentchat.tools", "TeamTool"), reason="AutoGen has TeamTool since 0.5.5")
+has_workbench = pytest.mark.skipif(not needs("autogen_core.tools", "StaticWorkbench"), reason="AutoGen has StaticWorkbench since 0.5.5")
+has_team_tools = pytest.mark.skipif(
+    not needs("autogen_agentchat.tools", "TeamTool"), reason="AutoGen has AgentTool and TeamTool since 0.5.4"
+)
 has_shared_runtimes = pytest.mark.skipif(not load("takes_runtimes")(), reason="teams take a runtime since AutoGen 0.4.9")
 
 
@@ -194,6 +196,16 @@ def test_tools_that_live_in_another_process_report_what_came_back(
     (rollout,) = process.run_many(load("use_foreign_workbench"), 1, asked)
     (tool,) = by_operation(process.spans(rollout), semconv.EXECUTE_TOOL)
     assert (tool.attributes[semconv.TOOL_STATUS], tool.attributes[semconv.TOOL_CALL_RESULT]) == (status.value, result)
+
+
+def test_streams_that_are_read_in_turns_or_given_up_keep_their_roles_to_themselves(process: InstrumentedProcess) -> None:
+    for rollout in process.run_many(load("interleaved"), 8):
+        calls = [call for call in process.server.calls if call.rollout_id == rollout.rollout_id]
+        assert Counter(call.agent for call in calls) == {"draft": 1, "review": 1, "quitter": 1, None: 3}
+        assert [(call.agent, said(call, "ROLE")) for call in calls if call.agent != said(call, "ROLE")] == []
+        chats = by_operation(process.spans(rollout), semconv.CHAT)
+        assert {call.span_id for call in calls if call.agent} == {chat.span_id for chat in chats}
+        assert [chat.attributes for chat in chats if chat.is_error] == []
 
 
 @has_shared_runtimes

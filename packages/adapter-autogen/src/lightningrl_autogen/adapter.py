@@ -35,7 +35,7 @@ CLIENTS: Final = {
 }
 """Classes whose `create` is one request. Calls of other clients carry the role alone."""
 NATIVE_TOOL_SPANS: Final = ("autogen_core.tools._base", "autogen_ext.tools.mcp._workbench")
-"""Modules that open AutoGen's own span of a tool call, since AutoGen 0.7."""
+"""Modules that open AutoGen's own span of a tool call, since AutoGen 0.6.2."""
 
 
 class AutoGenAdapter(BaseInstrumentor):  # type: ignore[misc]
@@ -81,7 +81,7 @@ def patch_autogen(patches: Patches, tracer: Tracer) -> Models:
             patches.wrap(agent, "on_messages_stream", roles.stream)
 
     patches.wrap(BaseTool, "run_json", tools.run_json)
-    stream_tool = getattr(autogen_core.tools, "BaseStreamTool", None)  # since AutoGen 0.6
+    stream_tool = getattr(autogen_core.tools, "BaseStreamTool", None)  # since AutoGen 0.6.2
     if stream_tool is not None:
         patches.wrap(stream_tool, "run_json_stream", tools.run_json_stream)
     for module in NATIVE_TOOL_SPANS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -52,10 +52,11 @@ class Models:
 
         async def traced() -> AsyncGenerator[Any, None]:
             with self._span(instance) as span:
-                async for chunk in step_through(wrapped(*args, **kwargs), lambda: self._called(span)):
-                    if isinstance(chunk, CreateResult):
-                        self._tools.note_asked(chunk, kwargs.get("tools", ()), span, self._roles.current())
-                    yield chunk
+                async with aclosing(step_through(wrapped(*args, **kwargs), lambda: self._called(span))) as chunks:
+                    async for chunk in chunks:
+                        if isinstance(chunk, CreateResult):
+                            self._tools.note_asked(chunk, kwargs.get("tools", ()), span, self._roles.current())
+                        yield chunk
 
         return traced()
 

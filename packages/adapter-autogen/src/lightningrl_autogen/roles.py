@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -47,9 +47,10 @@ class Roles:
         """Wraps a streaming method of an agent."""
 
         async def watched() -> AsyncGenerator[Any, None]:
-            async for item in step_through(wrapped(*args, **kwargs), lambda: self.entered(instance.name)):
-                self._watch(item)
-                yield item
+            async with aclosing(step_through(wrapped(*args, **kwargs), lambda: self.entered(instance.name))) as items:
+                async for item in items:
+                    self._watch(item)
+                    yield item
 
         return watched()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
@@ -90,8 +90,9 @@ class Tools:
                 def inside() -> AbstractContextManager[Any]:
                     return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
-                async for value in step_through(wrapped(*args, **kwargs), inside):
-                    yield value
+                async with aclosing(step_through(wrapped(*args, **kwargs), inside)) as items:
+                    async for value in items:
+                        yield value
                 close(span, ToolStatus.OK, result=instance.return_value_as_string(value))
 
         return traced()
@@ -119,7 +120,7 @@ class Tools:
             raise
 
     def _find(self, call_id: str | None, name: str, arguments: Any) -> AskedTool | None:
-        """By its id; before AutoGen 0.5.7 a tool is not told the id, so there by what it is called with."""
+        """By its id; before AutoGen 0.6.2 a tool is not told the id, so there by what it is called with."""
         waiting = [one for one in self._asked.get() if not one.has_run]
         if call_id is not None:
             return next((one for one in waiting if one.id == call_id), None)
