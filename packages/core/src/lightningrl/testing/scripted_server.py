@@ -30,6 +30,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from lightningrl.testing.scripted_responses import respond, responses_messages, stream_response_events
+
 __all__ = ["RecordedCall", "RecordedSpan", "ScriptedServer"]
 
 RUN_KEY = "run-key"
@@ -120,7 +122,9 @@ class ScriptedServer:
                 Route(f"/api/v1{rollout}/result", self._result, methods=["POST"]),
                 Route(f"/api/v1{rollout}/v1/traces", self._traces, methods=["POST"]),
                 Route(f"{rollout}/v1/chat/completions", self._chat, methods=["POST"]),
+                Route(f"{rollout}/v1/responses", self._responses, methods=["POST"]),
                 Route("/v1/chat/completions", self._refuse, methods=["POST"]),
+                Route("/v1/responses", self._refuse, methods=["POST"]),
             ]
         )
         self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
@@ -248,6 +252,30 @@ class ScriptedServer:
 
     async def _chat(self, request: Request) -> Response:
         body = await request.json()
+        message = await self._play(request, body)
+        if isinstance(message, Response):
+            return message
+        return (
+            StreamingResponse(stream_events(body, message), media_type="text/event-stream")
+            if body.get("stream")
+            else completion(body, message)
+        )
+
+    async def _responses(self, request: Request) -> Response:
+        """The responses dialect; the answer function and the record see `messages` as well."""
+        body = await request.json()
+        body["messages"] = responses_messages(body)
+        message = await self._play(request, body)
+        if isinstance(message, Response):
+            return message
+        return (
+            StreamingResponse(stream_response_events(body, message), media_type="text/event-stream")
+            if body.get("stream")
+            else respond(body, message)
+        )
+
+    async def _play(self, request: Request, body: dict[str, Any]) -> dict[str, Any] | Response:
+        """The scripted message, or why there is none."""
         attempt = self._find(request)
         if attempt is None:
             self._record(request, None, body, 403)
@@ -260,11 +288,7 @@ class ScriptedServer:
             self._record(request, attempt, body, message[0])
             return error_response(*message)
         self._record(request, attempt, body, 200)
-        return (
-            StreamingResponse(stream_events(body, message), media_type="text/event-stream")
-            if body.get("stream")
-            else completion(body, message)
-        )
+        return message
 
     def _record(self, request: Request, attempt: Attempt | None, body: dict[str, Any], status: int) -> None:
         self.calls.append(

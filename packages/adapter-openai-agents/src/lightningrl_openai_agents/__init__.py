@@ -1,0 +1,18 @@
+"""LightningRL adapter for the OpenAI Agents SDK. The SDK is imported when the adapter is, so that listing plugins stays light."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightningrl_openai_agents.adapter import OpenAIAgentsAdapter
+
+__all__ = ["OpenAIAgentsAdapter"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from lightningrl_openai_agents import adapter
+
+        return getattr(adapter, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,168 @@
+"""The instrumentor: wraps the runner's three entry points, the models, and the two places where a tool's exception can be seen.
+
+    Runner.run / run_sync / run_streamed   opens a run; our hooks stand before the user's        who speaks, tools start and end
+    Model.get_response / stream_response   a chat span, current while the request leaves         whose HTTP request this is
+    ToolContext.from_agent_context         the first thing that happens in a tool's own task     which tool an exception belongs to
+    attach_error_to_current_span           called in the SDK's `except` blocks, traced or not    what a tool raised, unknown tools
+    ToolTimeoutError                       made in the tool's own task                           timeouts
+
+The SDK's tracing is not used: the user may switch it off, or replace its processors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from typing import Any
+
+import wrapt
+from agents import RunResultStreaming, exceptions
+from agents.lifecycle import RunHooksBase
+from agents.run import Runner
+from agents.tool_context import ToolContext
+from agents.util import _error_tracing
+from opentelemetry import trace
+from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
+
+from lightningrl.tracing.origin import CallOrigin
+from lightningrl_openai_agents.hooks import RecordingHooks
+from lightningrl_openai_agents.models import RecordedModels, model_classes
+from lightningrl_openai_agents.recorder import Recorder
+from lightningrl_openai_agents.runs import Run
+
+__all__ = ["OpenAIAgentsAdapter"]
+
+
+class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
+    """Names the agent of each call, nests the spans, reports tools. `uninstrument` restores what it wrapped."""
+
+    _recorder: Recorder | None = None
+    _models: RecordedModels | None = None
+    _restores: list[Callable[[], None]]
+
+    def instrumentation_dependencies(self) -> Collection[str]:
+        return ("openai-agents >= 0.6, < 0.25",)
+
+    def call_origin(self) -> CallOrigin | None:
+        """Who makes the current call: the agent's model, or a bare client during the agent's turn."""
+        return None if self._recorder is None else self._recorder.call_origin()
+
+    def _instrument(self, **kwargs: Any) -> None:
+        provider = kwargs.get("tracer_provider") or trace.get_tracer_provider()
+        self._recorder = Recorder(provider.get_tracer("lightningrl_openai_agents"))
+        self._models = RecordedModels(self._recorder)
+        self._restores = []
+        self._wrap(Runner, "run", self._run)
+        self._wrap(Runner, "run_sync", self._run_sync)
+        self._wrap(Runner, "run_streamed", self._run_streamed)
+        self._wrap(ToolContext, "from_agent_context", self._enter_tool)
+        self._wrap(_error_tracing, "attach_error_to_current_span", self._attach_error)
+        if hasattr(exceptions, "ToolTimeoutError"):
+            self._wrap(exceptions.ToolTimeoutError, "__init__", self._time_out)
+        self._wrap_models()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        self._recorder = self._models = None
+        while self._restores:
+            self._restores.pop()()
+
+    # --- runs ---
+
+    async def _run(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        recorder, run = self._open(args, kwargs)
+        token = recorder.running.set(run)
+        try:
+            result = await wrapped(*args, **kwargs)
+        except BaseException as error:
+            recorder.close_run(run, error)
+            raise
+        finally:
+            recorder.running.reset(token)
+        recorder.close_run(run, None)
+        return result
+
+    def _run_sync(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        recorder, run = self._open(args, kwargs)
+        token = recorder.running.set(run)
+        try:
+            result = wrapped(*args, **kwargs)
+        except BaseException as error:
+            recorder.close_run(run, error)
+            raise
+        finally:
+            recorder.running.reset(token)
+        recorder.close_run(run, None)
+        return result
+
+    def _run_streamed(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The run goes on in a task, which takes this context along."""
+        recorder, run = self._open(args, kwargs)
+        token = recorder.running.set(run)
+        try:
+            result: RunResultStreaming = wrapped(*args, **kwargs)
+        except BaseException as error:
+            recorder.close_run(run, error)
+            raise
+        finally:
+            recorder.running.reset(token)
+        task = getattr(result, "run_loop_task", None) or getattr(result, "_run_impl_task", None)
+        if task is not None:
+            task.add_done_callback(lambda done: recorder.close_run(run, None if done.cancelled() else done.exception()))
+        return result
+
+    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Recorder, Run]:
+        recorder = self._require_recorder()
+        self._wrap_models()
+        run = recorder.open_run(getattr(args[0] if args else kwargs.get("starting_agent"), "name", None))
+        theirs = kwargs.get("hooks")
+        if theirs is None or isinstance(theirs, RunHooksBase):  # anything else is a mistake that the SDK explains
+            kwargs["hooks"] = RecordingHooks(recorder, run, theirs)
+        return recorder, run
+
+    # --- tools ---
+
+    def _enter_tool(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        context = wrapped(*args, **kwargs)
+        recorder = self._require_recorder()
+        run = recorder.running.get()
+        if run is not None:
+            arguments = str(getattr(context, "tool_arguments", ""))
+            recorder.using.set(recorder.find_tool(run, context.tool_call_id, context.tool_name, arguments))
+        return context
+
+    def _attach_error(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        recorder, raised = self._require_recorder(), sys.exception()
+        if raised is not None:
+            recorder.note_error(raised)
+        else:
+            said = args[0] if args else kwargs["error"]
+            if said["message"] == "Tool not found":
+                recorder.report_unknown(str((said.get("data") or {}).get("tool_name")))
+        return wrapped(*args, **kwargs)
+
+    def _time_out(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        wrapped(*args, **kwargs)
+        self._require_recorder().note_error(instance)
+
+    # --- wrapping ---
+
+    def _wrap_models(self) -> None:
+        """The models that have been defined since the last time, too."""
+        models = self._models
+        if models is None:
+            return
+        for found in model_classes():
+            for method, wrapper in (("get_response", models.get_response), ("stream_response", models.stream_response)):
+                if method in vars(found) and not isinstance(vars(found)[method], wrapt.FunctionWrapper):
+                    self._wrap(found, method, wrapper)
+
+    def _wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        is_own = name in vars(owner)
+        original = vars(owner)[name] if is_own else getattr(owner, name)
+        setattr(owner, name, wrapt.FunctionWrapper(original, wrapper))
+        self._restores.append(lambda: setattr(owner, name, original) if is_own else delattr(owner, name))
+
+    def _require_recorder(self) -> Recorder:
+        if self._recorder is None:  # a call that was under way while the adapter was switched off
+            return Recorder(trace.NoOpTracer())
+        return self._recorder

@@ -1,0 +1,207 @@
+"""Keeps the runs, starts and ends their spans, and knows who is calling a model in this context. Needs no tracing of the SDK's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Any
+
+from agents.exceptions import ModelBehaviorError
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, Status, StatusCode, Tracer
+
+from lightningrl.tracing import semconv
+from lightningrl.tracing.origin import CallOrigin
+from lightningrl.types import ToolStatus
+from lightningrl_openai_agents.runs import Chat, Run, Tool
+from lightningrl_openai_agents.tools import asked_tools, hosted_tools, status_of_error, text_of
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """One per `instrument`."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self.running: ContextVar[Run | None] = ContextVar("lightningrl_openai_agents_run", default=None)
+        self.calling: ContextVar[Chat | None] = ContextVar("lightningrl_openai_agents_call", default=None)
+        self.using: ContextVar[Tool | None] = ContextVar("lightningrl_openai_agents_tool", default=None)
+
+    def call_origin(self) -> CallOrigin | None:
+        """The model call of this context; else, for a bare client in a tool, a guardrail or a hook, the agent whose turn it is."""
+        chat = self.calling.get()
+        if chat is not None:
+            context = chat.span.get_span_context()
+            return CallOrigin(agent=chat.agent, trace_id=context.trace_id, span_id=context.span_id)
+        run = self.running.get()
+        return None if run is None or run.is_over or run.agent is None else CallOrigin(agent=run.agent)
+
+    # --- runs and turns ---
+
+    def open_run(self, agent: str | None) -> Run:
+        tool = self.using.get()
+        is_nested = tool is not None and tool.span is not None and not tool.is_settled and tool.run is self.running.get()
+        parent = trace.set_span_in_context(tool.span) if is_nested and tool is not None and tool.span is not None else None
+        return Run(parent=parent or otel_context.get_current(), agent=agent)
+
+    def close_run(self, run: Run, error: BaseException | None) -> None:
+        """Whatever has no outcome yet gets one. May be called twice."""
+        if run.is_over:
+            return
+        run.is_over = True
+        for tool in run.tools.values():
+            if tool.span is not None:
+                self.settle(tool, "" if error is None else f"{type(error).__name__}: {error}")
+        self._report_broken_handoff(run, error)
+        self.leave_agent(run, error)
+
+    def enter_agent(self, run: Run, name: str) -> None:
+        """It is this agent's turn, with a span of its own."""
+        if run.agent_span is not None and run.agent == name:
+            return
+        self.leave_agent(run)
+        run.agent = name
+        attributes = {semconv.OPERATION_NAME: semconv.INVOKE_AGENT, semconv.AGENT_NAME: name}
+        run.agent_span = self._tracer.start_span(f"{semconv.INVOKE_AGENT} {name}", run.parent, attributes=attributes)
+
+    def leave_agent(self, run: Run, error: BaseException | None = None) -> None:
+        if run.agent_span is None:
+            return
+        if error is not None:
+            fail(run.agent_span, type(error).__name__)
+        run.agent_span.end()
+        run.agent_span = None
+
+    def hand_over(self, run: Run, to: str) -> None:
+        """The first handoff that the model asked for has happened; the SDK ignores further ones."""
+        for tool in self._pending_handoffs(run):
+            self.start_tool(tool)
+            self.settle(tool, json.dumps({"assistant": to}, ensure_ascii=False))
+            break
+        self.leave_agent(run)
+
+    # --- models ---
+
+    def open_chat(self, model: str, handoffs: Iterable[Any]) -> Chat:
+        run = self.running.get()
+        agent = None
+        if run is not None:
+            if run.agent is not None:
+                self.enter_agent(run, run.agent)
+            agent = run.agent
+        attributes = {semconv.OPERATION_NAME: semconv.CHAT, semconv.REQUEST_MODEL: model}
+        if agent is not None:
+            attributes[semconv.AGENT_NAME] = agent
+        span = self._tracer.start_span(f"{semconv.CHAT} {model}".strip(), self._turn(run), attributes=attributes)
+        chat = Chat(span=span, agent=agent, handoffs=frozenset(str(getattr(handoff, "tool_name", "")) for handoff in handoffs))
+        if run is not None:
+            run.chat = chat
+        return chat
+
+    def close_chat(self, chat: Chat, output: Iterable[Any] | None, error: BaseException | None = None) -> None:
+        """`output`: the items of the answer; None = none came."""
+        run = self.running.get()
+        if error is not None:
+            fail(chat.span, type(error).__name__)
+        items = tuple(output or ())
+        if run is not None:
+            for asked in asked_tools(items):
+                run.tools[asked.id] = Tool(run=run, id=asked.id, name=asked.name, arguments=asked.arguments, chat=chat)
+            for hosted in hosted_tools(items):
+                tool = Tool(run=run, id=hosted.id, name=hosted.name, arguments=hosted.arguments, chat=chat)
+                self.start_tool(tool)
+                self._close_tool(tool, hosted.status, hosted.result, "")
+        chat.span.end()
+
+    # --- tools ---
+
+    def find_tool(self, run: Run, call_id: str | None, name: str, arguments: str) -> Tool:
+        """The tool call that the model asked for, else a new one: of a resumed run, or of a kind of tool whose calls have no id."""
+        found = run.tools.get(call_id or "")
+        if found is not None and not found.is_settled:
+            return found
+        tool = Tool(run=run, id=call_id or "", name=name, arguments=arguments, chat=run.chat)
+        run.tools[call_id or f"{name} {len(run.tools)}"] = tool
+        return tool
+
+    def find_started(self, run: Run, call_id: str | None, name: str) -> Tool | None:
+        if call_id is not None:
+            return run.tools.get(call_id)
+        return next((tool for tool in run.tools.values() if not tool.id and tool.name == name and not tool.is_settled), None)
+
+    def start_tool(self, tool: Tool) -> None:
+        if tool.span is not None:
+            return
+        attributes = {
+            semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
+            semconv.TOOL_NAME: tool.name,
+            semconv.TOOL_CALL_ARGUMENTS: tool.arguments,
+        }
+        if tool.id:
+            attributes[semconv.TOOL_CALL_ID] = tool.id
+        role = tool.run.agent if tool.chat is None else tool.chat.agent
+        if role is not None:
+            attributes[semconv.AGENT_NAME] = role
+        parent = self._turn(tool.run) if tool.chat is None else trace.set_span_in_context(tool.chat.span)
+        tool.span = self._tracer.start_span(f"{semconv.EXECUTE_TOOL} {tool.name}", parent, attributes=attributes)
+
+    def settle(self, tool: Tool, result: str) -> None:
+        """The tool has an outcome: what it raised says which. `result`: what the agent got, or what ended the run."""
+        if tool.error is not None:
+            self._close_tool(tool, status_of_error(tool.error, tool.name), result, type(tool.error).__name__)
+        else:
+            self._close_tool(tool, ToolStatus.UNKNOWN if tool.run.is_over else ToolStatus.OK, result, "")
+
+    def note_error(self, error: BaseException) -> None:
+        """An exception in the tool that runs in this context."""
+        tool = self.using.get()
+        if tool is not None and tool.run is self.running.get() and not tool.is_settled:
+            tool.error = error
+
+    def report_unknown(self, name: str) -> None:
+        """The model asked for a tool that the agent does not have."""
+        run = self.running.get()
+        for tool in () if run is None else tuple(run.tools.values()):
+            if tool.name == name and tool.span is None and not tool.is_settled:
+                self.start_tool(tool)
+                self._close_tool(tool, ToolStatus.UNKNOWN_TOOL, f"Tool {name} not found in agent {tool.run.agent}", "")
+                return
+
+    def _close_tool(self, tool: Tool, status: ToolStatus, result: str, error_type: str) -> None:
+        if tool.span is None or tool.is_settled:
+            return
+        tool.is_settled = True
+        tool.span.set_attribute(semconv.TOOL_CALL_RESULT, result)
+        tool.span.set_attribute(semconv.TOOL_STATUS, status.value)
+        if status not in {ToolStatus.OK, ToolStatus.UNKNOWN}:
+            fail(tool.span, error_type or status.value)
+        tool.span.end()
+
+    def _pending_handoffs(self, run: Run) -> list[Tool]:
+        return [tool for tool in run.tools.values() if tool.span is None and tool.chat is run.chat and is_handoff(tool)]
+
+    def _report_broken_handoff(self, run: Run, error: BaseException | None) -> None:
+        """Input that a handoff does not take ends the run, like any misbehaviour of the model."""
+        pending = self._pending_handoffs(run)
+        others = [tool for tool in run.tools.values() if tool.chat is run.chat and tool not in pending]
+        if isinstance(error, ModelBehaviorError) and pending and not others:
+            self.start_tool(pending[0])
+            self._close_tool(pending[0], ToolStatus.INVALID_ARGUMENTS, text_of(str(error)), type(error).__name__)
+
+    def _turn(self, run: Run | None) -> Context | None:
+        if run is None:
+            return None
+        return run.parent if run.agent_span is None else trace.set_span_in_context(run.agent_span)
+
+
+def is_handoff(tool: Tool) -> bool:
+    return tool.chat is not None and tool.name in tool.chat.handoffs
+
+
+def fail(span: Span, error_type: str) -> None:
+    span.set_attribute(semconv.ERROR_TYPE, error_type)
+    span.set_status(Status(StatusCode.ERROR))

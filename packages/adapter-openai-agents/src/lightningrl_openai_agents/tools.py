@@ -1,0 +1,91 @@
+"""What became of a tool: its status, and its arguments and result as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agents import exceptions
+from pydantic import BaseModel
+
+from lightningrl.types import ToolStatus
+
+__all__ = ["AskedTool", "HostedTool", "asked_tools", "hosted_tools", "status_of_error", "text_of"]
+
+HOSTED: Final = frozenset({"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call"})
+"""Items of the Responses API for tools that ran at the provider."""
+RESULTS: Final = ("output", "outputs", "results", "result", "error")
+BARE: Final = frozenset({"id", "type", "status"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskedTool:
+    """A tool call that a model asked for."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostedTool:
+    """A tool call that the provider has carried out before it answered."""
+
+    id: str
+    name: str
+    arguments: str
+    result: str
+    status: ToolStatus
+
+
+def asked_tools(output: Iterable[Any]) -> Iterator[AskedTool]:
+    """The calls of local tools in a model's answer, handoffs among them."""
+    for item in output:
+        kind = field_of(item, "type")
+        if kind in {"function_call", "custom_tool_call"} and field_of(item, "call_id"):
+            arguments = field_of(item, "arguments" if kind == "function_call" else "input")
+            yield AskedTool(id=str(field_of(item, "call_id")), name=str(field_of(item, "name") or ""), arguments=text_of(arguments or ""))
+
+
+def hosted_tools(output: Iterable[Any]) -> Iterator[HostedTool]:
+    """The calls of hosted tools in a model's answer."""
+    for item in output:
+        kind = str(field_of(item, "type"))
+        if kind not in HOSTED:
+            continue
+        said = item.model_dump(mode="json", exclude_none=True, warnings=False) if isinstance(item, BaseModel) else dict(item)
+        asked = {name: value for name, value in said.items() if name not in {*BARE, *RESULTS}}
+        has_failed = said.get("status") in {"failed", "incomplete"} or said.get("error")
+        yield HostedTool(
+            id=str(said.get("id") or ""),
+            name=str(said.get("name") or kind.removesuffix("_call")),
+            arguments=text_of(said.get("arguments") or asked),
+            result=text_of(next((said[name] for name in RESULTS if said.get(name)), "")),
+            status=ToolStatus.ERROR if has_failed else ToolStatus.OK,
+        )
+
+
+def status_of_error(error: BaseException, tool: str) -> ToolStatus:
+    """What an exception in a tool of that name means."""
+    timeout = getattr(exceptions, "ToolTimeoutError", TimeoutError)  # the SDK has timeouts for tools since 0.9
+    if isinstance(error, TimeoutError | timeout):
+        return ToolStatus.TIMEOUT
+    if isinstance(error, exceptions.ModelBehaviorError) and str(error).startswith(f"Invalid JSON input for tool {tool}"):
+        return ToolStatus.INVALID_ARGUMENTS
+    return ToolStatus.ERROR
+
+
+def field_of(item: Any, name: str) -> Any:
+    """Items come as the openai package's types, or, from other providers, as dictionaries."""
+    return item.get(name) if isinstance(item, dict) else getattr(item, name, None)
+
+
+def text_of(value: Any) -> str:
+    """Text as it is, anything else as JSON (or as Python prints it)."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, BaseModel):
+        return value.model_dump_json()
+    return json.dumps(value, ensure_ascii=False, default=str)
