@@ -205,7 +205,8 @@ def test_streams_that_are_read_in_turns_or_given_up_keep_their_roles_to_themselv
         assert [(call.agent, said(call, "ROLE")) for call in calls if call.agent != said(call, "ROLE")] == []
         chats = by_operation(process.spans(rollout), semconv.CHAT)
         assert {call.span_id for call in calls if call.agent} == {chat.span_id for chat in chats}
-        assert [chat.attributes for chat in chats if chat.is_error] == []
+        failed = {chat.attributes[semconv.AGENT_NAME] for chat in chats if chat.is_error}
+        assert failed <= {"quitter"}  # older AutoGens leave its stream to the end of the loop, which cancels it
 
 
 @has_shared_runtimes
