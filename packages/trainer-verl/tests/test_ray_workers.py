@@ -209,8 +209,8 @@ def test_an_unreachable_cluster_is_refused_within_seconds(monkeypatch: pytest.Mo
         for address, sentence in (
             ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1' .*Connection refused.*ray start --head"),
             ("no-such-host.invalid:6379", "no Ray cluster answers"),
-            (f"127.0.0.1:{web.getsockname()[1]}", "what listens there is not Ray|Connection refused"),
-            (f"127.0.0.1:{deaf.getsockname()[1]}", "nothing heard for 0.5 s"),
+            (f"127.0.0.1:{web.getsockname()[1]}", "no Ray cluster answers"),
+            (f"127.0.0.1:{deaf.getsockname()[1]}", "no Ray cluster answers .*Deadline Exceeded"),
             ("ray://10.0.0.1:10001", "Ray Client"),
             ("10.0.0.1", "is not host:port"),
         ):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from typing import Any
 
+import grpc
 import ray
 
 from lightningrl.errors import ConfigError
@@ -15,9 +15,9 @@ from lightningrl.runtime.address import machine_address
 __all__ = ["check_gcs", "find_nodes", "join_or_start"]
 
 PROBE_S = 4.0
-HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""Preface and empty SETTINGS frame (RFC 9113, 3.4); Ray's head, a gRPC server, answers with its own SETTINGS."""
-SETTINGS_FRAME = 4
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+"""gRPC's standard health service, which Ray's head offers."""
+SERVING = b"\x08\x01"
 
 
 def join_or_start(address: str | None) -> bool:
@@ -54,20 +54,17 @@ def check_gcs(address: str) -> None:
     if not host or not port.isdecimal():
         raise ConfigError(f"Ray address {address!r} is not host:port, 'auto' or 'local'; write for example '10.0.0.1:6379'")
     hosts = [host, machine_address()] if host in {"127.0.0.1", "localhost"} else [host]  # a head may listen on its outer address alone
-    problems = [problem for problem in (_probe(name, int(port)) for name in hosts) if problem]
+    problems = [problem for problem in (_probe(f"{name}:{port}") for name in hosts) if problem]
     if len(problems) == len(hosts):
         raise ConfigError(f"no Ray cluster answers at {address!r} ({problems[0]}); {remedy}")
 
 
-def _probe(host: str, port: int) -> str | None:
+def _probe(target: str) -> str | None:
     """What is wrong with the head there; None = it answers."""
-    try:
-        with socket.create_connection((host, port), timeout=PROBE_S) as connection:
-            connection.settimeout(PROBE_S)
-            connection.sendall(HTTP2_HELLO)
-            answer = connection.recv(9)
-    except TimeoutError:
-        return f"nothing heard for {PROBE_S:g} s"
-    except (OSError, OverflowError) as error:
-        return str(error)
-    return None if len(answer) > 3 and answer[3] == SETTINGS_FRAME else "what listens there is not Ray"
+    untyped: Any = grpc
+    with untyped.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            answer: bytes = channel.unary_unary(HEALTH_CHECK)(b"", timeout=PROBE_S)
+        except untyped.RpcError as error:
+            return str(error.details())[:200]
+    return None if answer == SERVING else "what listens there is not ready"
