@@ -47,7 +47,8 @@ async def stream_response_events(body: dict[str, Any], message: dict[str, Any]) 
     items = list(items_of(message))
     for index, item in enumerate(items):
         is_text = item["type"] == "message"
-        begun = {**item, "status": "in_progress"} | ({"content": []} if is_text else {"arguments": ""})
+        empty: dict[str, Any] = {"content": []} if is_text else {"arguments": ""}
+        begun = {**item, **empty, "status": "in_progress"}
         events.append({"type": "response.output_item.added", "output_index": index, "item": begun})
         where: dict[str, Any] = {"item_id": item["id"], "output_index": index}
         if is_text:
