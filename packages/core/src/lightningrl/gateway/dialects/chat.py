@@ -18,6 +18,7 @@ from lightningrl.gateway.dialects.checks import (
     check_tool_call_ids,
     decode_body,
     format_instruction,
+    function_tool,
     join_text,
     read_tools,
     with_instruction,
@@ -185,9 +186,9 @@ def _tool_call(call: _ToolCall, index: int) -> dict[str, Any]:
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     function = tool.get("function")
-    if tool.get("type", "function") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
         raise Refusal(f"{where} is no function with a name; only functions are supported", param=where)
-    return tool
+    return function_tool(where, function.get("name"), function.get("description"), function.get("parameters"), function.get("strict"))
 
 
 def _format(wanted: dict[str, Any] | None) -> str | None:
