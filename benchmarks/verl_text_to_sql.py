@@ -4,8 +4,8 @@
     .venv-verl/bin/python benchmarks/verl_text_to_sql.py --steps 5    a quick look
     .venv-verl/bin/python benchmarks/verl_text_to_sql.py --report     only read what an earlier call left in runs/verl
 
-Every run is a plain `lightningrl train examples/text_to_sql --backend verl`: 64 rollouts a step, about four calls each. The overhead is what
-LightningRL adds to verl's own step: the server's CPU time (gateway and store), credit, rows, and the hand-over to verl.
+Every run is a plain `lightningrl train examples/text_to_sql --backend verl`: 64 rollouts a step, about four calls each. The overhead is
+what LightningRL adds to verl's own step: the server's CPU time (gateway and store), credit, rows, and the hand-over to verl.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fixtures: a tiny policy, and Python processes with verl's environment. Collects nothing where verl and its CPU support are not installed."""
+"""Fixtures: a tiny policy, and processes with verl's environment. Collects nothing where verl and its CPU support are not installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-INSTALLED = all(importlib.util.find_spec(name) is not None for name in ("lightningrl_verl", "lightningrl_verl_cpu", "ray", "transfer_queue"))
+INSTALLED = all(
+    importlib.util.find_spec(name) is not None for name in ("lightningrl_verl", "lightningrl_verl_cpu", "ray", "transfer_queue")
+)
 collect_ignore_glob = [] if INSTALLED else ["test_*.py"]
 
 if INSTALLED:  # verl reads it when it is imported, and pytest imports test files first
@@ -25,9 +27,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny policy that vLLM serves too: heads of 32, as many embeddings as its tokenizer has tokens."""
     from lightningrl_torch.testing import save_policy
 
-    return save_policy(
-        tmp_path_factory.mktemp("policy"), hidden_size=64, num_attention_heads=2, num_key_value_heads=1, vocab_size=257
-    )
+    return save_policy(tmp_path_factory.mktemp("policy"), hidden_size=64, num_attention_heads=2, num_key_value_heads=1, vocab_size=257)
 
 
 @pytest.fixture(scope="session")

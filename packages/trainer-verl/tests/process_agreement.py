@@ -17,10 +17,6 @@ os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0
 
 import numpy as np
 import torch
-from lightningrl_torch.learner import Learner
-from lightningrl_torch.settings import Settings as TorchSettings
-from lightningrl_verl.losses import loss_name
-from lightningrl_verl.rows import build_rows
 from tensordict import TensorDict
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -33,6 +29,10 @@ from verl.workers.utils.losses import ppo_loss
 from lightningrl.samples import build_samples
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Sample, TrajectoryGroup
+from lightningrl_torch.learner import Learner
+from lightningrl_torch.settings import Settings as TorchSettings
+from lightningrl_verl.losses import loss_name
+from lightningrl_verl.rows import build_rows
 
 POLICY, LOSS = sys.argv[1:]
 RATE = 1e-3
@@ -130,7 +130,13 @@ def verl_gradient(worker: Any, samples: list[Sample], spoil: Any = None) -> tupl
         row |= {"advantages": row["rm_scores"], "old_log_probs": row["rollout_log_probs"]}
     names = ("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "advantages", "old_log_probs")
     data = TensorDict({name: nest([row[name] for row in rows]) for name in names}, batch_size=len(rows))
-    options = {"global_batch_size": len(rows), "mini_batch_size": len(rows), "epochs": 1, "seed": 1, "dataloader_kwargs": {"shuffle": False}}
+    options = {
+        "global_batch_size": len(rows),
+        "mini_batch_size": len(rows),
+        "epochs": 1,
+        "seed": 1,
+        "dataloader_kwargs": {"shuffle": False},
+    }
     tu.assign_non_tensor(data, temperature=1.0, calculate_entropy=False, compute_loss=True, **options)
     before = weights(worker)
     metrics = tu.get(worker.train_mini_batch(data), "metrics")
@@ -139,7 +145,9 @@ def verl_gradient(worker: Any, samples: list[Sample], spoil: Any = None) -> tupl
         for name, parameter in worker.engine.module.named_parameters():
             parameter.to_local().copy_(before[name])
     loss = metrics["actor/pg_loss"]
-    return {name: (before[name] - after[name]) / RATE for name in before}, float(np.sum(loss.aggregate() if hasattr(loss, "aggregate") else loss))
+    return {name: (before[name] - after[name]) / RATE for name in before}, float(
+        np.sum(loss.aggregate() if hasattr(loss, "aggregate") else loss)
+    )
 
 
 def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import ray
-from lightningrl_verl.plugin import create_backend
 
 from lightningrl.protocols import Backend
 from lightningrl.testing.backend_conformance import BackendConformance
+from lightningrl_verl.plugin import create_backend
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,13 +36,16 @@ class TestVerl(BackendConformance):
 
     @asynccontextmanager
     async def backend(self, **learner: object) -> AsyncIterator[Backend]:
-        """Tests that never learn share a backend: verl takes most of a minute to start."""
+        """Tests that never learn share a backend: verl takes most of a minute to start, and a Ray namespace holds one at a time."""
         if learner:
+            for idle in self._resting.values():
+                await asyncio.to_thread(idle.close)
+            self._resting.clear()
             async with super().backend(**learner) as made:
                 yield made
             return
         if "resting" not in self._resting:
-            self._resting["resting"] = self.make_backend()
+            self._resting["resting"] = await asyncio.to_thread(self.make_backend)
         yield self._resting["resting"]
 
 

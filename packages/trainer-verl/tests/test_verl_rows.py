@@ -7,13 +7,13 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from lightningrl_torch.testing import make_sample
-from lightningrl_verl.rows import build_rows, row_weights
 
 from lightningrl.errors import BackendError
 from lightningrl.samples import build_samples
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Sample, TrajectoryGroup
+from lightningrl_torch.testing import make_sample
+from lightningrl_verl.rows import build_rows, row_weights
 
 
 def make_group() -> tuple[TrajectoryGroup, tuple[tuple[np.ndarray | None, ...], ...]]:

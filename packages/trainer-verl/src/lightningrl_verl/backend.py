@@ -74,7 +74,7 @@ class VerlBackend:
         self._lock = threading.RLock()
         self._runner: Any = None
         self._engine: VerlEngine | None = None
-        self._ranks = 1
+        self._failure: LightningError | None = None
         self._owns_ray = False
         self._resume_from: Path | None = None
 
@@ -86,6 +86,8 @@ class VerlBackend:
     def engine(self) -> VerlEngine:
         """The engine over verl's replicas; starts verl the first time (minutes)."""
         with self._lock:
+            if self._failure is not None:  # one try: the next would end the same way, minutes later
+                raise self._failure
             if self._engine is None:
                 self._start()
             assert self._engine is not None
@@ -103,7 +105,9 @@ class VerlBackend:
             engine.set_version(learned.version)
         tokens = sum(int(sample.mask.sum()) for sample in rows)
         metrics = {name: learned.metrics[theirs] for theirs, name in _METRICS.items() if theirs in learned.metrics}
-        metrics |= {f"verl/{name}": value for name, value in learned.metrics.items() if name.startswith(("timing_s/", "perf/", "training/"))}
+        metrics |= {
+            f"verl/{name}": value for name, value in learned.metrics.items() if name.startswith(("timing_s/", "perf/", "training/"))
+        }
         metrics |= _staleness(rows, learned.version - 1)
         metrics |= {"rows": float(learned.rows), "seconds_rows": learned.seconds_rows}
         if "timing_s/step" in learned.metrics:  # verl's own share of the time is its step without the wait for our rows
@@ -149,16 +153,17 @@ class VerlBackend:
                 self._owns_ray = False
 
     def _start(self) -> None:
-        config = build_config(
-            self.settings, context_length=self._policy.context_length, cpu=self._cpu, resume_from=self._resume_from
-        )
+        config = build_config(self.settings, context_length=self._policy.context_length, cpu=self._cpu, resume_from=self._resume_from)
         self._owns_ray = connect(self.settings, config, self._environment) or self._owns_ray
         check_capacity(self.settings)
-        self._runner = Runner.options(num_cpus=1).remote(config)
+        # also where somebody else connected Ray before us: actors inherit it
+        environment = {"env_vars": {**self._environment, "TRANSFER_QUEUE_ENABLE": "1"}}
+        self._runner = Runner.options(num_cpus=1, runtime_env=environment).remote(config)  # type: ignore[attr-defined]
         try:
             version = self._ask(self._runner.start.remote(), timeout_s=self.settings.start_timeout_s, what="start")
-            client, self._ranks = self._ask(self._runner.client.remote()), self._ask(self._runner.ranks.remote())
-        except BaseException:
+            client = self._ask(self._runner.client.remote())
+        except BaseException as error:
+            self._failure = error if isinstance(error, LightningError) else None
             self._stop()
             raise
         if self._engine is None:

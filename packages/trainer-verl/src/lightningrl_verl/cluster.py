@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
+import uuid
 from typing import Any
 
 from lightningrl.errors import BackendError
+from lightningrl_verl.ray_connection import check_gcs
 from lightningrl_verl.settings import Settings
 
 __all__ = ["check_capacity", "connect"]
-
-CONNECT_S = 10.0
 
 
 def connect(settings: Settings, config: Any, environment: dict[str, str]) -> bool:
@@ -28,34 +27,23 @@ def connect(settings: Settings, config: Any, environment: dict[str, str]) -> boo
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     address = settings.address or os.environ.get("RAY_ADDRESS")
-    options: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
+    options: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     runtime = get_ppo_ray_runtime_env(config)
     runtime["env_vars"] = {**runtime["env_vars"], **environment, "TRANSFER_QUEUE_ENABLE": "1"}
+    if address is not None and address not in ("auto", "local"):
+        check_gcs(address, setting="backends.verl.address")
     if address is not None:
-        check_reachable(address)
         for local in ("num_cpus", "num_gpus", "include_dashboard"):  # the cluster's own business
             options.pop(local, None)
         options["address"] = address
     try:
-        ray.init(**{**options, "runtime_env": runtime, "log_to_driver": False, "logging_level": logging.ERROR})
+        # verl's actors have fixed names: a namespace of our own lets several runs share a cluster
+        namespace = f"lightningrl-{uuid.uuid4().hex[:12]}"
+        ray.init(**{**options, "namespace": namespace, "runtime_env": runtime, "log_to_driver": False, "logging_level": logging.ERROR})
     except Exception as error:
         where = f"the Ray cluster at {address!r} cannot be joined" if address else "Ray cannot be started"
         raise BackendError(f"{where}: {error}"[:600]) from error
     return True
-
-
-def check_reachable(address: str) -> None:
-    """Raises BackendError at once where nothing listens; Ray itself would try for minutes."""
-    if address in ("auto", "local"):
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        with socket.create_connection((host or "127.0.0.1", int(port)), timeout=CONNECT_S):
-            return
-    except (OSError, ValueError) as error:
-        raise BackendError(
-            f"no Ray cluster answers at {address!r} ({error}); start one with `ray start --head`, or mend backends.verl.address"
-        ) from None
 
 
 def check_capacity(settings: Settings) -> None:
@@ -64,4 +52,6 @@ def check_capacity(settings: Settings) -> None:
 
     found = int(ray.cluster_resources().get("GPU", 0))
     if found < settings.gpus:
-        raise BackendError(f"the layout asks for {settings.gpus} GPUs and the Ray cluster has {found}; add nodes, or lower nodes and gpus_per_node")
+        raise BackendError(
+            f"the layout asks for {settings.gpus} GPUs and the Ray cluster has {found}; add nodes, or lower nodes and gpus_per_node"
+        )

@@ -1,7 +1,7 @@
 """The engine: serves the policy from verl's replicas. Prompt ids in, completion ids and logprobs out, each call by one version.
 
-    generate ─► balancer: the session's replica, else the least busy ─► replica.generate (Ray) ─► one chunk
-                   └─ replica dead: out of the balancer, the call goes to another     └─ aborted for new weights: the call starts again
+generate ─► balancer: the session's replica, else the least busy ─► replica.generate (Ray) ─► one chunk
+               └─ replica dead: out of the balancer, the call goes to another     └─ aborted for new weights: the call starts again
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ class VerlEngine:
     """Implements `lightningrl.protocols.Engine`. Calls may come from any event loop; `hold` and `release` from any thread."""
 
     def __init__(
-        self, client: Any, *, policy: str, version: int, context_length: int, eos_ids: Sequence[int], text_of: Callable[[Sequence[int]], str]
+        self,
+        client: Any,
+        *,
+        policy: str,
+        version: int,
+        context_length: int,
+        eos_ids: Sequence[int],
+        text_of: Callable[[Sequence[int]], str],
     ) -> None:
         """`client` is verl's `LLMServerClient`; its balancer knows the replicas."""
         self._policy = policy
@@ -102,10 +109,10 @@ class VerlEngine:
         try:
             address, replica = await self._balancer.acquire_server.remote(request_id=request.session or request.id)
         except Exception as error:
-            raise EngineUnavailable(f"no replica of policy {self._policy!r} is left; the trainer starts them again before its next step") from error
-        answer = replica.generate.remote(
-            request_id=uuid.uuid4().hex, prompt_ids=list(request.prompt_ids), sampling_params=dict(parameters)
-        )
+            raise EngineUnavailable(
+                f"no replica of policy {self._policy!r} is left; the trainer starts them again before its next step"
+            ) from error
+        answer = replica.generate.remote(request_id=uuid.uuid4().hex, prompt_ids=list(request.prompt_ids), sampling_params=dict(parameters))
         try:
             return await answer
         except (ActorDiedError, ActorUnavailableError, RayActorError) as error:
@@ -128,7 +135,9 @@ class VerlEngine:
     def _chunk(self, sampling: SamplingSettings, output: Any, *, limit: int) -> TokenChunk:
         tokens, logprobs = tuple(int(token) for token in output.token_ids), tuple(float(value) for value in output.log_probs or ())
         if len(tokens) != len(logprobs):
-            raise BackendError(f"a replica returned {len(tokens)} tokens but {len(logprobs)} logprobs; verl's rollout must calculate_log_probs")
+            raise BackendError(
+                f"a replica returned {len(tokens)} tokens but {len(logprobs)} logprobs; verl's rollout must calculate_log_probs"
+            )
         version = output.extra_fields.get("global_steps")
         stops = bool(tokens) and (tokens[-1] in self._eos_ids or tokens[-1] in sampling.stop_token_ids)
         kept = cut_at_stop(tokens, sampling.stop, self._text_of) if sampling.stop else len(tokens)

@@ -25,14 +25,14 @@ def loss_name(loss: str) -> str:
     return f"lightningrl_{loss}"
 
 
-@register_adv_est(ESTIMATOR)
+@register_adv_est(ESTIMATOR)  # type: ignore[untyped-decorator]
 def precomputed(token_level_rewards: Tensor, response_mask: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
     """The advantages that came with the rows, `[row][token]`; prompts and padding get none."""
     advantages = token_level_rewards * response_mask
     return advantages, advantages
 
 
-@register_policy_loss(loss_name("ppo_clip"))
+@register_policy_loss(loss_name("ppo_clip"))  # type: ignore[untyped-decorator]
 def ppo_clip(
     old_log_prob: Tensor,
     log_prob: Tensor,
@@ -49,7 +49,7 @@ def ppo_clip(
     return _finish(losses, old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, ratio=ratio)
 
 
-@register_policy_loss(loss_name("gspo"))
+@register_policy_loss(loss_name("gspo"))  # type: ignore[untyped-decorator]
 def gspo(
     old_log_prob: Tensor,
     log_prob: Tensor,
@@ -72,7 +72,7 @@ def gspo(
     return _finish(losses, old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, ratio=ratio)
 
 
-@register_policy_loss(loss_name("cispo"))
+@register_policy_loss(loss_name("cispo"))  # type: ignore[untyped-decorator]
 def cispo(
     old_log_prob: Tensor,
     log_prob: Tensor,
@@ -126,7 +126,7 @@ def _finish(
 def _describe(old: Tensor, new: Tensor, advantages: Tensor, mask: Tensor, ratio: Tensor, config: Any) -> dict[str, float]:
     """Means over the microbatch's sampled tokens, by the names that the torch backend gives them; old is the ratio's reference."""
     if not mask.any():
-        return {name: 0.0 for name in ("kl_rollout", "ratio", "clip_fraction", "probability_gap_max")}
+        return dict.fromkeys(("kl_rollout", "ratio", "clip_fraction", "probability_gap_max"), 0.0)
     difference = (new - old)[mask]
     clipped = ((ratio > 1.0 + config.clip_ratio_high) & (advantages > 0)) | ((ratio < 1.0 - config.clip_ratio_low) & (advantages < 0))
     return {

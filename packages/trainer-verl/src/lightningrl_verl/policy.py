@@ -40,16 +40,12 @@ def read_policy(settings: Settings) -> PolicyFacts:
         raise BackendError(f"policy {settings.policy!r} does not say how long its context is; set context_length")
     if longest and context > longest:
         raise BackendError(f"context_length is {context} but policy {settings.policy!r} has positions for {longest}; lower it")
-    eos: list[int] = []
     try:
         found = GenerationConfig.from_pretrained(settings.policy).eos_token_id
     except OSError:
         found = config.eos_token_id
-    for token in found if isinstance(found, list) else [found]:
-        if token is not None:
-            eos.append(int(token))
-    if tokenizer.eos_token_id is not None:
-        eos.append(int(tokenizer.eos_token_id))
+    stops = [*(found if isinstance(found, list) else [found]), tokenizer.eos_token_id]
+    eos = [int(token) for token in stops if token is not None]
 
     def text_of(token_ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(token_ids), skip_special_tokens=False))

@@ -45,9 +45,9 @@ def find_nodes() -> dict[str, str]:
     return {node["NodeID"]: node["NodeManagerAddress"] for node in untyped() if node["Alive"]}
 
 
-def check_gcs(address: str) -> None:
+def check_gcs(address: str, *, setting: str = "runtime.launchers.ray.address") -> None:
     """Raise ConfigError unless a Ray head answers at `address` (`host:port`)."""
-    remedy = "start one with `ray start --head`, or mend runtime.launchers.ray.address (or RAY_ADDRESS)"
+    remedy = f"start one with `ray start --head`, or mend {setting} (or RAY_ADDRESS)"
     if "://" in address:
         raise ConfigError(f"Ray address {address!r}: workers are not started through Ray Client; run on a node of the cluster with 'auto'")
     host, _, port = address.rpartition(":")

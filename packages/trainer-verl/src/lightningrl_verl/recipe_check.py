@@ -26,22 +26,19 @@ TRANSFER_QUEUE = SpecifierSet(">=0.1.10,<0.2")
 
 def check_recipe(recipe: Recipe) -> None:
     """Raises ConfigError (settings) or BackendError (this machine)."""
-    from lightningrl_verl.settings import Settings
-
     options = {"seed": recipe.loop.seed, **recipe.learner, **recipe.backends.get("verl", {})}
     settings = Settings(policy=recipe.policy.model, name=recipe.policy.name, **options)
-    for where, sampling in (("sampling", recipe.sampling),):
-        if sampling.top_p < 1 or sampling.top_k > 0:
-            raise ConfigError(
-                f"{where}.top_p = {sampling.top_p:g}, {where}.top_k = {sampling.top_k}: vLLM's logprobs are of the truncated distribution and "
-                "verl's are not, so ratios would be wrong; train with top_p = 1 and top_k = 0"
-            )
-        if sampling.temperature == 0:
-            raise ConfigError("sampling.temperature = 0: verl divides logits by it; train with a temperature above 0")
+    if recipe.sampling.top_p < 1 or recipe.sampling.top_k > 0:
+        raise ConfigError(
+            f"sampling.top_p = {recipe.sampling.top_p:g}, sampling.top_k = {recipe.sampling.top_k}: vLLM's logprobs are of the truncated "
+            "distribution and verl's are not, so ratios would be wrong; train with top_p = 1 and top_k = 0"
+        )
+    if recipe.sampling.temperature == 0:
+        raise ConfigError("sampling.temperature = 0: verl divides logits by it; train with a temperature above 0")
     if settings.kl_coef and recipe.samples.aggregation != "token_mean":
         raise ConfigError(
-            f"learner.kl_coef = {settings.kl_coef:g} with samples.aggregation = {recipe.samples.aggregation!r}: verl weighs the KL by token; "
-            "set samples.aggregation = 'token_mean', or kl_coef = 0"
+            f"learner.kl_coef = {settings.kl_coef:g} with samples.aggregation = {recipe.samples.aggregation!r}: verl weighs the KL by "
+            "token; set samples.aggregation = 'token_mean', or kl_coef = 0"
         )
     _check_critic(recipe, settings)
     check_machine(settings)
@@ -54,7 +51,9 @@ def _check_critic(recipe: Recipe, settings: Settings) -> None:
     if recipe.samples.rows != "call":
         raise ConfigError("backends.verl.critic estimates advantages inside each call; set samples.rows = 'call'")
     if recipe.samples.aggregation != "token_mean":
-        raise ConfigError("backends.verl.critic makes the advantages that samples would be weighed by; set samples.aggregation = 'token_mean'")
+        raise ConfigError(
+            "backends.verl.critic makes the advantages that samples would be weighed by; set samples.aggregation = 'token_mean'"
+        )
     if recipe.credit.use != "reinforce" or recipe.credit.whiten:
         raise ConfigError(
             f"backends.verl.critic needs each call's plain reward, credit.use = {recipe.credit.use!r} takes a baseline off; "

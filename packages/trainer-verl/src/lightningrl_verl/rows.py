@@ -103,9 +103,7 @@ def _first_trained(sample: Sample) -> int:
     if not len(trained):
         raise BackendError(f"a sample of rollout {sample.rollout_id!r} has no trained token; leave it out")
     if trained[0] == 0:
-        raise BackendError(
-            f"a sample of rollout {sample.rollout_id!r} trains its first token, which nothing predicts; start with a prompt"
-        )
+        raise BackendError(f"a sample of rollout {sample.rollout_id!r} trains its first token, which nothing predicts; start with a prompt")
     for name in ("logprobs", "advantages", "weights"):
         if not np.isfinite(getattr(sample, name)).all():
             raise BackendError(f"a sample of rollout {sample.rollout_id!r} has {name} that are not finite; check rewards and credit")
@@ -118,6 +116,7 @@ def _temperature(samples: Sequence[Sample]) -> float:
     found = {float(value) for sample in samples for value in np.unique(sample.temperatures[sample.mask])}
     if len(found) > 1:
         raise BackendError(
-            f"samples of temperatures {sorted(found)} in one step; verl computes logprobs at one temperature, so sample all trained calls alike"
+            f"samples of temperatures {sorted(found)} in one step; verl computes logprobs at one temperature, "
+            "so sample all trained calls alike"
         )
     return found.pop() if found else 1.0

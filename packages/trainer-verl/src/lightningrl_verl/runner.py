@@ -157,10 +157,20 @@ class Runner:
             trainer.critic_wg.save_checkpoint(str(Path(folder) / "critic"), None, step, max_ckpt_to_keep=None)
 
     def stop(self) -> None:
-        """End verl's loop and close TransferQueue; the actor may be killed afterwards."""
-        if self._trainer is not None and hasattr(self._trainer, "replay_buffer"):
+        """End verl's loop, close TransferQueue and give the GPUs back; the actor may be killed afterwards."""
+        if self._trainer is not None:
             self._trainer.replay_buffer.turns.end()
         self._thread.join(_STOP_S)
+        for group in self._placement_groups():
+            ray.util.remove_placement_group(group)
+
+    def _placement_groups(self) -> list[Any]:
+        """Ray keeps them, with verl's fixed names, until the whole job ends; the next trainer could not make its own."""
+        pools = list(getattr(getattr(self._trainer, "resource_pool_manager", None), "resource_pool_dict", {}).values())
+        for manager in ("llm_server_manager", "standalone_server_manager"):
+            replicas = getattr(getattr(self._trainer, manager, None), "rollout_replicas", [])
+            pools += [replica.resource_pool for replica in replicas if replica.resource_pool is not None]
+        return [group for pool in pools for group in pool.pgs or ()]
 
     def _fit(self) -> None:
         """verl's whole run: queue, trainer, manager, loop (as verl/trainer/main_ppo.py TaskRunnerV1.run)."""

@@ -63,7 +63,7 @@ class Turns:
             self._changed.notify_all()
 
 
-class PromptSampler(ReplayBuffer):
+class PromptSampler(ReplayBuffer):  # type: ignore[misc]
     """For the synchronous mode."""
 
     def __init__(self, **settings: Any) -> None:
@@ -75,7 +75,7 @@ class PromptSampler(ReplayBuffer):
         return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
 
 
-class PromptAsyncSampler(ReplayBufferAsync):
+class PromptAsyncSampler(ReplayBufferAsync):  # type: ignore[misc]
     """For the asynchronous modes."""
 
     def __init__(self, **settings: Any) -> None:

@@ -11,7 +11,6 @@ from lightningrl.errors import ConfigError
 __all__ = ["LOSSES", "MODES", "CriticSettings", "LoraSettings", "Settings"]
 
 LOSSES = ("ppo_clip", "gspo", "cispo")
-"""Policy losses of `lightningrl_verl.losses`; `loss` also takes the name of any policy loss that verl has."""
 MODES = ("sync", "colocate_async", "separate_async")
 
 _AT_LEAST: dict[str, float] = {
@@ -128,8 +127,8 @@ class Settings:
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this norm; 0 = never."""
 
-    loss: str = "ppo_clip"
-    """`ppo_clip`, `gspo`, `cispo`, or a policy loss that verl has by that name. All of them weigh tokens as the recipe says."""
+    loss: Literal["ppo_clip", "gspo", "cispo"] = "ppo_clip"
+    """All of them weigh tokens as the recipe says (`lightningrl_verl.losses`)."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     """The ratio to the rollout policy counts within 1 - clip_low … 1 + clip_high."""
@@ -164,6 +163,7 @@ class Settings:
             "device": ("auto", "cuda", "cpu"),
             "schedule": ("constant", "cosine"),
             "dtype": ("bfloat16", "float32"),
+            "loss": LOSSES,
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -187,7 +187,9 @@ class Settings:
         if separate and not (self.rollout_nodes and self.rollout_gpus_per_node):
             raise ConfigError("mode 'separate_async' gives the replicas GPUs of their own; set rollout_nodes and rollout_gpus_per_node")
         if not separate and (self.rollout_nodes or self.rollout_gpus_per_node):
-            raise ConfigError(f"rollout_nodes and rollout_gpus_per_node are for mode 'separate_async', the mode is {self.mode!r}; remove them")
+            raise ConfigError(
+                f"rollout_nodes and rollout_gpus_per_node are for mode 'separate_async', the mode is {self.mode!r}; remove them"
+            )
         if self.sync_every > 1 and not separate:
             raise ConfigError(f"sync_every is {self.sync_every} but mode {self.mode!r} transfers the weights every step; remove it")
         gpus = self.rollout_nodes * self.rollout_gpus_per_node if separate else self.nodes * self.gpus_per_node

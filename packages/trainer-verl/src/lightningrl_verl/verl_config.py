@@ -1,6 +1,6 @@
 """From our settings to verl's own config: composed by verl, filled in by us, then by the user's `verl` table, checked by verl.
 
-    verl's ppo_trainer.yaml  ◄─ what we need  ◄─ the CPU's needs (support package)  ◄─ `verl` table  ─►  validate_config
+verl's ppo_trainer.yaml  ◄─ what we need  ◄─ the CPU's needs (support package)  ◄─ `verl` table  ─►  validate_config
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _correction(settings: Settings) -> dict[str, Any]:
 
 
 def _fsdp(settings: Settings) -> dict[str, Any]:
-    values = {
+    values: dict[str, Any] = {
         "actor_rollout_ref.actor.strategy": settings.strategy,
         "actor_rollout_ref.actor.fsdp_config.strategy": settings.strategy,
         "actor_rollout_ref.actor.fsdp_config.seed": settings.seed,
@@ -270,6 +270,7 @@ def _check_key(config: Any, key: str) -> None:
 
 
 def _validate(config: Any) -> None:
+    from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -279,3 +280,5 @@ def _validate(config: Any) -> None:
             validate_config(config, need_reference_policy(config), need_critic(config))
     except (AssertionError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"verl refuses its settings: {error}") from error
+    except InstantiationException as error:
+        raise ConfigError(f"verl refuses its settings: {error.__cause__ or error}") from error

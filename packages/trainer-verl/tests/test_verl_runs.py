@@ -1,0 +1,151 @@
+"""Whole runs of `lightningrl train` on verl: they learn, survive kills, keep two replicas and two ranks, and run ahead of learning."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+TWO_CALLS = Path(__file__).parent / "two_calls"
+EXACT = 1e-5
+"""Most that the probability of a sampled token may differ between replica and trainer."""
+
+
+class Run:
+    """A `lightningrl train` in a process of its own."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.log = folder.with_suffix(".log")
+        with self.log.open("a") as log:
+            command = [sys.executable, "-m", "lightningrl.cli", "train", *arguments]
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, cwd=folder.parent)
+
+    def steps(self) -> list[dict[str, float]]:
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return [record for record in (json.loads(line) for line in lines if line.endswith("}")) if "seconds" in record]
+
+    def wait_for_step(self, step: int, timeout_s: float = 400.0) -> None:
+        self._wait(lambda: any(record["step"] >= step for record in self.steps()), f"step {step}", timeout_s)
+
+    def wait_for(self, found: Callable[[], Any], what: str, timeout_s: float = 400.0) -> Any:
+        return self._wait(found, what, timeout_s)
+
+    def finish(self, timeout_s: float = 400.0) -> list[dict[str, float]]:
+        try:
+            status = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the run did not end in {timeout_s:g} s:\n{self.tail()}")
+        assert status == 0, self.tail()
+        return self.steps()
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def tail(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")[-5000:]
+
+    def rollouts(self) -> list[str]:
+        """Ids of all training rollouts."""
+        with sqlite3.connect(f"file:{self.folder / 'store.sqlite'}?mode=ro", uri=True) as store:
+            return [row[0] for row in store.execute("SELECT id FROM rollouts WHERE mode = 'train'")]
+
+    def _wait(self, found: Callable[[], Any], what: str, timeout_s: float) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            seen = found()
+            if seen:
+                return seen
+            if self.process.poll() is not None:
+                pytest.fail(f"the run ended with status {self.process.returncode} before {what}:\n{self.tail()}")
+            time.sleep(0.2)
+        pytest.fail(f"no {what} in {timeout_s:g} s:\n{self.tail()}")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def begin(*arguments: str, name: str = "run") -> Run:
+        runs.append(Run(tmp_path / name, *arguments, "--run", str(tmp_path / name)))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.kill()
+
+
+def settings(**values: Any) -> list[str]:
+    return [part for name, value in values.items() for part in ("--set", f"{name.replace('__', '.')}={value}")]
+
+
+@pytest.mark.timeout(900)
+def test_the_sql_agent_is_trained_by_verl_with_vllm_and_goes_on_after_kill_9(start: Callable[..., Run]) -> None:
+    example = str(ROOT / "examples" / "text_to_sql")
+    small = settings(loop__tasks_per_step=4, loop__group_size=4, loop__checkpoint_every=1, validation__tasks=4)
+    run = start(example, "--backend", "verl", "--steps", "4", *small)
+    run.wait_for_step(2)
+    family = run.family()
+    run.process.send_signal(signal.SIGKILL)
+    run.process.wait()
+    psutil.wait_procs(family, timeout=30)
+    orphans = [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert not orphans, "everything a run starts ends with it"
+    before = {record["step"]: record for record in run.steps()}
+    steps = start("--resume").finish()
+    assert [record["step"] for record in steps] == [1, 2, 3, 4]
+    assert all(steps[step - 1] == record for step, record in before.items() if step <= 2), "what was learned is not learned again"
+    assert all(record["learn/probability_gap_max"] <= EXACT for record in steps), (
+        "the replicas serve the trainer's weights after each update"
+    )
+    assert [record["policy_version"] for record in steps] == [1, 2, 3, 4]
+
+
+@pytest.mark.timeout(900)
+def test_one_of_two_replicas_dies_in_mid_step_and_nothing_is_lost(start: Callable[..., Run], policy: str) -> None:
+    run = start(str(TWO_CALLS), "--policy", policy, *settings(backends__verl__gpus_per_node=2, loop__steps=4, loop__tasks_per_step=16))
+    run.wait_for_step(1)
+    replicas = run.wait_for(
+        lambda: [process for process in psutil.process_iter() if "vLLMHttpServer" in " ".join(process.cmdline())], "replicas"
+    )
+    assert len(replicas) == 2, "one replica for each of two learner ranks"
+    os.kill(replicas[0].pid, signal.SIGKILL)
+    steps = run.finish()
+    assert [record["step"] for record in steps] == [1, 2, 3, 4]
+    assert all(record["rollouts"] == 64 and record.get("outcome/succeeded") == 64 for record in steps), run.tail()
+    assert all(record["learn/probability_gap_max"] <= EXACT for record in steps)
+    assert len(run.rollouts()) == 4 * 64
+    assert "died" in run.tail()
+
+
+@pytest.mark.timeout(900)
+def test_rollouts_run_ahead_of_learning_and_the_staleness_is_measured(start: Callable[..., Run], policy: str) -> None:
+    separate = settings(
+        backends__verl__mode="separate_async",
+        backends__verl__rollout_nodes=1,
+        backends__verl__rollout_gpus_per_node=1,
+        learner__importance_cap=2.0,
+    )
+    steps = start(str(TWO_CALLS), "--policy", policy, "--steps", "5", *separate).finish()
+    assert [record["step"] for record in steps] == [1, 2, 3, 4, 5]
+    assert steps[0]["learn/staleness_max"] == 0
+    assert max(record["learn/staleness_max"] for record in steps) >= 1, "step 2 is collected while step 1 is learned"
+    assert all(record["learn/staleness_max"] <= 2 for record in steps)
+    assert all(0.5 < record["learn/importance"] < 1.5 for record in steps)

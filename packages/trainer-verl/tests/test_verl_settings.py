@@ -1,0 +1,166 @@
+"""What cannot run is refused in one sentence before anything heavy starts: settings, recipes, versions, machines, clusters."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningrl.config import Recipe
+from lightningrl.errors import BackendError, ConfigError, LightningError
+from lightningrl_verl.ray_connection import check_gcs
+from lightningrl_verl.recipe_check import check_recipe, check_versions
+from lightningrl_verl.seams import check_seams
+from lightningrl_verl.settings import Settings
+from lightningrl_verl.verl_config import build_config
+
+
+def recipe(**tables: Any) -> Recipe:
+    base: dict[str, Any] = {
+        "agent": "agent.py:answer",
+        "tasks": {"train": "agent.py:tasks"},
+        "policy": {"model": "tiny"},
+        "rewards": {"r": {"use": "agent.py:r"}},
+        "backend": "verl",
+    }
+    return Recipe.model_validate({**base, **tables})
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"mode": "fast"}, r"mode is 'fast'; choose 'sync', 'colocate_async', 'separate_async'"),
+        ({"mode": "separate_async"}, "gives the replicas GPUs of their own; set rollout_nodes"),
+        ({"rollout_nodes": 1, "rollout_gpus_per_node": 1}, "are for mode 'separate_async', the mode is 'sync'; remove them"),
+        ({"gpus_per_node": 8, "tensor_parallel": 3}, "8 GPUs for the replicas do not divide into replicas of 3"),
+        ({"schedule": "cosine"}, "needs to know where it ends; set total_steps"),
+        ({"learning_rate": -1}, "learning_rate is -1; use a number of at least 0"),
+        ({"lora": {"rang": 4}}, "lora has no setting 'rang'"),
+        ({"critic": {"lambda": 1}}, "critic has no setting 'lambda'; it takes: gamma, lam, learning_rate, model"),
+        ({"loss": "dpo"}, "loss is 'dpo'; choose"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Settings(policy="tiny", **settings)
+
+
+@pytest.mark.parametrize(
+    ("tables", "sentence"),
+    [
+        ({"sampling": {"top_p": 0.9}}, "train with top_p = 1 and top_k = 0"),
+        ({"sampling": {"temperature": 0.0}}, "train with a temperature above 0"),
+        ({"learner": {"kl_coef": 0.1}, "samples": {"aggregation": "rollout_mean"}}, "verl weighs the KL by token"),
+        ({"backends": {"verl": {"critic": {}}}}, "set samples.rows = 'call'"),
+        ({"backends": {"verl": {"critic": {}}}, "samples": {"rows": "call"}}, "set credit.use = 'reinforce'"),
+    ],
+)
+def test_recipes_that_verl_cannot_honour(tables: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_recipe(recipe(**tables))
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("actor_rollout_ref.rollout.gpu_memory_utilisation", "did you mean 'gpu_memory_utilization'"),
+        ("actor_rollout_ref.rolout.n", "verl has no setting 'actor_rollout_ref.rolout.n'; did you mean 'rollout'"),
+        ("trainer.nnodes", "made by LightningRL from the recipe; remove it"),
+        ("data.train_files", "made by LightningRL from the recipe; remove it"),
+    ],
+)
+def test_verl_settings_are_checked_against_verls_own_config(policy: str, key: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        build_config(Settings(policy=policy, verl={key: 1}), context_length=128, cpu=True)
+
+
+def test_verl_settings_reach_verl_as_tables_or_dotted_names(policy: str) -> None:
+    table = {
+        "actor_rollout_ref": {"rollout": {"max_num_seqs": 7, "engine_kwargs": {"vllm": {"swap_space": 2}}}},
+        "trainer.balance_batch": False,
+    }
+    config = build_config(Settings(policy=policy, verl=table), context_length=128, cpu=True)
+    assert config.actor_rollout_ref.rollout.max_num_seqs == 7
+    assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space == 2
+    assert config.trainer.balance_batch is False
+
+
+def test_verls_own_objection_is_passed_on(policy: str) -> None:
+    with pytest.raises(ConfigError, match=r"verl refuses its settings: .*ppo_micro_batch_size"):
+        build_config(Settings(policy=policy, verl={"actor_rollout_ref.actor.use_dynamic_bsz": False}), context_length=128, cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("versions", "sentence"),
+    [
+        ({"verl": "0.8.0", "TransferQueue": "0.1.11"}, r"was made for verl <0.10,>=0.9.1 and 0.8.0 is installed"),
+        ({"verl": "0.9.1", "TransferQueue": "0.2.0"}, "was made for TransferQueue"),
+        ({"TransferQueue": "0.1.11"}, "needs verl .*, which is not installed; pip install"),
+        ({"verl": "0.9.1", "TransferQueue": "0.1.11"}, "engine 'vllm' needs vLLM, which is not installed"),
+    ],
+)
+def test_versions_that_do_not_fit_are_named(versions: dict[str, str], sentence: str) -> None:
+    def version(name: str) -> str:
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    with pytest.raises(BackendError, match=sentence):
+        check_versions(Settings(policy="tiny"), version)
+
+
+def test_without_a_gpu_and_without_the_support_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightningrl_verl.recipe_check.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("lightningrl_verl.recipe_check.has_gpu", lambda: False)
+    with pytest.raises(BackendError, match=r"found no GPU; run where there is one, .* use backend 'torch'"):
+        check_recipe(recipe())
+
+
+def test_a_layout_of_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightningrl_verl.recipe_check.has_gpu", lambda: True)
+    with pytest.raises(BackendError, match=r"asks for 64 GPUs and this machine has \d+; lower gpus_per_node"):
+        check_recipe(recipe(backends={"verl": {"gpus_per_node": 64}}))
+    with pytest.raises(BackendError, match="asks for 2 nodes, and no Ray cluster is named"):
+        check_recipe(recipe(backends={"verl": {"nodes": 2}}))
+
+
+def test_an_unreachable_cluster_is_told_at_once() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=f"no Ray cluster answers at '{address}'.*mend backends.verl.address"):
+        check_gcs(address, setting="backends.verl.address")
+    assert time.monotonic() - began < 10
+
+
+def test_a_model_that_vllm_cannot_serve(tmp_path: Path, policy: str) -> None:
+    import json
+    import shutil
+
+    from lightningrl_verl.policy import read_policy
+
+    shutil.copytree(policy, tmp_path / "odd")
+    config = json.loads((tmp_path / "odd" / "config.json").read_text())
+    (tmp_path / "odd" / "config.json").write_text(json.dumps({**config, "architectures": ["OddForCausalLM"]}))
+    with pytest.raises(BackendError, match=r"vLLM cannot serve policy .*odd'.*\(OddForCausalLM\)"):
+        read_policy(Settings(policy=str(tmp_path / "odd")))
+    with pytest.raises(BackendError, match="context_length is 100000 but policy"):
+        read_policy(Settings(policy=policy, context_length=100_000))
+
+
+def test_a_seam_that_verl_has_moved_is_named() -> None:
+    check_seams()
+    with pytest.raises(BackendError, match=r"has moved a seam: verl.trainer.ppo.v1.get_trainer_class is gone"):
+        check_seams((("verl.trainer.ppo.v1", "get_trainer_class", ()),))
+    with pytest.raises(BackendError, match="get_trainer_cls takes no 'kind' any more"):
+        check_seams((("verl.trainer.ppo.v1", "get_trainer_cls", ("kind",)),))
+
+
+def test_all_refusals_are_one_sentence() -> None:
+    assert issubclass(BackendError, LightningError)
+    assert issubclass(ConfigError, LightningError)
