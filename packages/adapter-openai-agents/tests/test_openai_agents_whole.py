@@ -25,11 +25,6 @@ def asking(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-@pytest.fixture(autouse=True)
-def chat_completions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("API", "chat_completions")
-
-
 @asynccontextmanager
 async def working(folder: Path, engine: ScriptedEngine, agent: str) -> AsyncIterator[ServerClient]:
     engine.tokenizer.save_pretrained(folder / "policy")
@@ -60,7 +55,9 @@ async def run(client: ServerClient, rollout_id: str, task_input: Any) -> Traject
     return trajectory
 
 
-async def test_agents_and_spans_reach_the_recorded_transitions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("api", ["responses", "chat_completions"])
+async def test_agents_and_spans_reach_the_recorded_transitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: str) -> None:
+    monkeypatch.setenv("API", api)
     async with working(tmp_path, ScriptedEngine(tiny_tokenizer()), "answer") as client:
         for kind in ("sync", "async", "stream", "async_stream"):
             trajectory = await run(client, kind, {"kind": kind, "text": "hello"})
@@ -69,7 +66,9 @@ async def test_agents_and_spans_reach_the_recorded_transitions(tmp_path: Path) -
             assert len({transition.span_id for transition in trajectory.transitions} - {None}) == 2
 
 
-async def test_a_tool_call_is_joined_to_the_transition_that_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("api", ["responses", "chat_completions"])
+async def test_a_tool_call_is_joined_to_the_transition_that_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: str) -> None:
+    monkeypatch.setenv("API", api)
     engine = ScriptedEngine(tiny_tokenizer())
     engine.enqueue(asking("add", '{"a": 20, "b": 22}'), "the sum is 42")
     async with working(tmp_path, engine, "add_with_tools") as client:

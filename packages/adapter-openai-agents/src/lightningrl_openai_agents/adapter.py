@@ -12,7 +12,8 @@ The SDK's tracing is not used: the user may switch it off, or replace its proces
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import aclosing
 from typing import Any
 
 import wrapt
@@ -108,6 +109,23 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
         task = getattr(result, "run_loop_task", None) or getattr(result, "_run_impl_task", None)
         if task is not None:
             task.add_done_callback(lambda done: recorder.close_run(run, None if done.cancelled() else done.exception()))
+        stream_events = result.stream_events
+
+        async def closing() -> AsyncIterator[Any]:
+            """Who waits for the events goes on before the task is done: the run is over by then."""
+            error: Exception | None = None
+            try:
+                async with aclosing(stream_events()) as events:  # type: ignore[type-var]  # it is a generator
+                    async for event in events:
+                        yield event
+            except Exception as raised:
+                error = raised
+                raise
+            finally:
+                if error is not None or result.is_complete:
+                    recorder.close_run(run, error)
+
+        vars(result)["stream_events"] = closing
         return result
 
     def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Recorder, Run]:
