@@ -181,6 +181,8 @@ class RuntimeConfig(_Frozen):
     """0 = any free one."""
     concurrency: int = Field(default=1, ge=1)
     """Rollouts at a time in each worker; above 1 only for agents without threads or shared runtimes of their own."""
+    base_urls: tuple[str, ...] = ()
+    """Model endpoints that the agent's own code names, beside OpenAI's and Anthropic's; calls to them go to the gateway."""
     timeout_s: float = Field(default=120.0, gt=0)
     max_attempts: int = Field(default=3, ge=1)
     """Tries at a rollout whose attempt ended in an infrastructure error."""

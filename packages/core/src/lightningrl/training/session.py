@@ -175,6 +175,7 @@ def start_pool(
         workers=recipe.runtime.workers,
         concurrency=recipe.runtime.concurrency,
         adapters=recipe.adapters,
+        base_urls=recipe.runtime.base_urls,
         base_dir=recipe.folder,
         log_folder=logs,
         launcher=launcher,
@@ -185,6 +186,7 @@ def _build_backend(parts: Parts, checkpoint: Path | None) -> Backend:
     backend = parts.backend()
     if checkpoint is not None:
         backend.load(checkpoint)
+    _ = backend.engine  # a backend may start what serves it here, for minutes: in this thread, not in the loop's
     return backend
 
 
