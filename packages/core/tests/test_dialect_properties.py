@@ -14,8 +14,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
+from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.types import Transition
+
+pytestmark = pytest.mark.slow
 
 PATHS = ("chat/completions", "responses", "messages")
 
@@ -196,11 +200,11 @@ class Served:
         return self.loop.run_until_complete(attempt.transitions())
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+@pytest.fixture(scope="module", params=["auto", "qwen3"])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
         loop = runner.get_loop()
-        running = live_gateway(Path(folder))
+        running = live_gateway(Path(folder), renderer=PolicyRenderer(tiny_tokenizer(), request.param))
         gateway = loop.run_until_complete(running.__aenter__())
         client = httpx.AsyncClient(timeout=30)
         try:
@@ -269,6 +273,31 @@ def test_a_history_that_an_sdk_sends_back_never_breaks(served: Served, conversat
     assert not any(transition.is_break for transition in transitions)
 
 
+@examples
+@given(conversation=conversations, said=st.lists(answers, min_size=2, max_size=3), new=texts)
+def test_going_on_by_id_is_the_same_as_sending_all_again(served: Served, conversation: Conversation, said: list[str], new: str) -> None:
+    prompts: list[list[list[int]]] = []
+    for by_id in (False, True):
+        attempt = served.attempt()
+        body = conversation.body("responses")
+        for text in said:
+            served.gateway.engine.enqueue(text)
+            answer = served.post(attempt, "responses", body)
+            assert answer.status_code == 200, answer.text
+            output = answer.json()["output"]
+            calls = [item["call_id"] for item in output if item["type"] == "function_call"]
+            added = [{"type": "function_call_output", "call_id": call, "output": "r"} for call in calls]
+            added.append({"role": "user", "content": new})
+            if by_id:
+                body = {**body, "input": added, "previous_response_id": answer.json()["id"]}
+            else:
+                body["input"] += [*output, *added]
+        transitions = served.transitions(attempt)
+        assert not any(transition.is_break for transition in transitions)
+        prompts.append([transition.prompt_ids.tolist() for transition in transitions])
+    assert prompts[0] == prompts[1]
+
+
 message_fields = st.sampled_from(["messages", "input", "role", "content", "type", "text", "name", "arguments", "output", "tool_calls"])
 other_fields = st.sampled_from(["tools", "stop_sequences", "tool_choice", "call_id", "tool_use_id", "id", "instructions", "system"])
 tool_fields = st.sampled_from(["previous_response_id", "function", "input_schema", "parameters", "include", "properties", "description"])
@@ -280,7 +309,7 @@ anything = st.recursive(
 )
 
 
-@settings(examples, max_examples=300)
+@settings(examples, max_examples=150)
 @given(body=st.dictionaries(fields, anything, max_size=6), path=st.sampled_from([*PATHS, "messages/count_tokens", "embeddings"]))
 def test_no_body_is_answered_with_an_error_of_ours(served: Served, body: dict[str, Any], path: str) -> None:
     attempt = served.attempt()
