@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lightningrl.config import Recipe, load_recipe, parse_setting
+from lightningrl.config import Recipe, check_options, load_recipe, parse_setting
 from lightningrl.plugins import load_plugins
 from lightningrl.training.parts import check_agent_file, resolve
 from lightningrl.training.run_folder import LoopState, RunFolder
@@ -62,6 +62,8 @@ def settings_of(verl_backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def read(recipe: Recipe) -> Any:
         verl_backend.check_recipe(recipe)
+        launcher = importlib.import_module("lightningrl_verl.plugin").create_ray_launcher
+        check_options(launcher, recipe.runtime.launchers.get("ray", {}), what="launcher 'ray'")
         options = {"seed": recipe.loop.seed, **recipe.learner, **recipe.backends.get("verl", {})}
         return verl_backend.Settings(policy=recipe.policy.model, name=recipe.policy.name, **options)
 
@@ -78,6 +80,18 @@ def verl_keys() -> dict[str, Any]:
     path = Path(found.submodule_search_locations[0]) / "trainer" / "config" / "_generated_ppo_trainer.yaml"
     keys: dict[str, Any] = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(path), resolve=False)
     return keys
+
+
+@pytest.fixture
+def own_modules() -> Iterator[None]:
+    """What an example's files import is gone afterwards: other examples have files of the same names."""
+    modules, path = set(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and (ROOT / "examples") in Path(file).parents:
+            del sys.modules[name]
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -118,6 +132,7 @@ def test_there_is_a_recipe_for_one_gpu_eight_gpus_and_several_nodes() -> None:
         assert str(path.relative_to(ROOT)) in PAGES["verl.md"]
 
 
+@pytest.mark.usefixtures("own_modules")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
 def test_a_gpu_recipe_is_complete_and_verl_can_honour_it(path: Path, settings_of: Any, verl_keys: dict[str, Any]) -> None:
     recipe = load_recipe(path)
