@@ -21,7 +21,14 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "verl"
-SETTINGS = ("loop.tasks_per_step=8", "loop.group_size=8", "validation.tasks=80", "validation.every=10", "loop.checkpoint_every=10")
+SETTINGS = (
+    "loop.tasks_per_step=8",
+    "loop.group_size=8",
+    "validation.tasks=80",
+    "validation.every=10",
+    "loop.checkpoint_every=10",
+    "learner.max_tokens_per_microbatch=65536",
+)
 
 
 def train(name: str, steps: int, *settings: str) -> None:

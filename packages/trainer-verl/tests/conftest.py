@@ -24,10 +24,10 @@ if INSTALLED:  # verl reads it when it is imported, and pytest imports test file
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny policy that vLLM serves too: heads of 32, as many embeddings as its tokenizer has tokens."""
+    """A tiny policy that vLLM serves too: heads of 32, and more embeddings than its tokenizer has tokens, as many models have."""
     from lightningrl_torch.testing import save_policy
 
-    return save_policy(tmp_path_factory.mktemp("policy"), hidden_size=64, num_attention_heads=2, num_key_value_heads=1, vocab_size=257)
+    return save_policy(tmp_path_factory.mktemp("policy"), hidden_size=64, num_attention_heads=2, num_key_value_heads=1, vocab_size=320)
 
 
 @pytest.fixture(scope="session")

@@ -80,12 +80,12 @@ def test_verl_settings_are_checked_against_verls_own_config(policy: str, key: st
 
 def test_verl_settings_reach_verl_as_tables_or_dotted_names(policy: str) -> None:
     table = {
-        "actor_rollout_ref": {"rollout": {"max_num_seqs": 7, "engine_kwargs": {"vllm": {"swap_space": 2}}}},
+        "actor_rollout_ref": {"rollout": {"max_num_seqs": 7, "engine_kwargs": {"vllm": {"block_size": 32}}}},
         "trainer.balance_batch": False,
     }
     config = build_config(Settings(policy=policy, verl=table), context_length=128, cpu=True)
     assert config.actor_rollout_ref.rollout.max_num_seqs == 7
-    assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space == 2
+    assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.block_size == 32
     assert config.trainer.balance_batch is False
 
 

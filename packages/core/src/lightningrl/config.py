@@ -232,6 +232,11 @@ class Recipe(_Frozen):
     folder: Path = Field(default=Path(), exclude=True)
     """Where relative references start; set by `load_recipe`."""
 
+    @property
+    def backend_options(self) -> dict[str, Any]:
+        """What the chosen backend is given: `learner`, and its own table before it."""
+        return {**self.learner, **self.backends.get(self.backend, {})}
+
     def with_settings(self, settings: Mapping[str, Any]) -> Recipe:
         """A recipe with dotted keys replaced: `{"loop.steps": 5}`."""
         data = _values(self)

@@ -32,7 +32,7 @@ from lightningrl_verl.engine import VerlEngine
 from lightningrl_verl.environment import process_environment
 from lightningrl_verl.export import export_checkpoint
 from lightningrl_verl.policy import PolicyFacts, read_policy
-from lightningrl_verl.recipe_check import runs_on_cpu
+from lightningrl_verl.recipe_check import check_machine, runs_on_cpu
 from lightningrl_verl.runner import Learned, Runner
 from lightningrl_verl.seams import check_seams
 from lightningrl_verl.settings import Settings
@@ -77,6 +77,8 @@ class VerlBackend:
         self._failure: LightningError | None = None
         self._owns_ray = False
         self._resume_from: Path | None = None
+        self._shared: Path | None = None
+        """Where checkpoints lie: on a cluster, storage that all nodes see."""
 
     @property
     def ahead(self) -> int:
@@ -99,7 +101,7 @@ class VerlBackend:
         engine = self.engine
         if engine.lost:
             self._replace_replicas()
-        began = time.monotonic()
+        began, before = time.monotonic(), engine.info.version
         with contextlib.nullcontext() if self.settings.is_async else engine.held():
             learned = self._learn(rows)
             engine.set_version(learned.version)
@@ -108,7 +110,7 @@ class VerlBackend:
         metrics |= {
             f"verl/{name}": value for name, value in learned.metrics.items() if name.startswith(("timing_s/", "perf/", "training/"))
         }
-        metrics |= _staleness(rows, learned.version - 1)
+        metrics |= _staleness(rows, before)
         metrics |= {"rows": float(learned.rows), "seconds_rows": learned.seconds_rows}
         if "timing_s/step" in learned.metrics:  # verl's own share of the time is its step without the wait for our rows
             own = learned.metrics["timing_s/step"] - learned.metrics["timing_s/gen"]
@@ -118,6 +120,7 @@ class VerlBackend:
     def save(self, folder: Path) -> None:
         """Write weights, optimiser and schedule (actor, and critic) as verl does; on a cluster, `folder` must be shared storage."""
         version = self.engine.info.version
+        self._shared = self._shared or folder.resolve().parent.parent
         scratch = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(scratch, ignore_errors=True)
         inner = scratch / f"global_step_{version}"
@@ -130,6 +133,7 @@ class VerlBackend:
         """Go on from what `save` wrote. Restarts verl where it runs already."""
         with self._lock:
             self._resume_from = _step_folder(folder)
+            self._shared = folder.resolve().parent.parent
             if self._runner is not None:
                 self._stop()
                 self._start()
@@ -139,7 +143,7 @@ class VerlBackend:
         if self._runner is None and self._resume_from is not None:  # straight from the checkpoint, no cluster needed
             export_checkpoint(self._resume_from / "actor", folder, policy=self._policy, megatron=self.settings.strategy == "megatron")
             return
-        with tempfile.TemporaryDirectory(prefix="lightningrl-export-") as scratch:
+        with self._scratch() as scratch:
             saved = Path(scratch) / "saved"
             self.save(saved)
             export_checkpoint(_step_folder(saved) / "actor", folder, policy=self._policy, megatron=self.settings.strategy == "megatron")
@@ -152,7 +156,12 @@ class VerlBackend:
                 ray.shutdown()
                 self._owns_ray = False
 
+    def _scratch(self) -> tempfile.TemporaryDirectory[str]:
+        """A folder for weights that are read again at once, beside the checkpoints."""
+        return tempfile.TemporaryDirectory(prefix=".lightningrl-", dir=self._shared)
+
     def _start(self) -> None:
+        check_machine(self.settings)
         config = build_config(self.settings, context_length=self._policy.context_length, cpu=self._cpu, resume_from=self._resume_from)
         self._owns_ray = connect(self.settings, config, self._environment) or self._owns_ray
         check_capacity(self.settings)
@@ -200,7 +209,7 @@ class VerlBackend:
         engine = self.engine
         logger.warning("replicas %s died; restarting verl from version %d", ", ".join(engine.lost), engine.info.version)
         began = time.monotonic()
-        with self._lock, engine.held(), tempfile.TemporaryDirectory(prefix="lightningrl-heal-") as scratch:
+        with self._lock, engine.held(), self._scratch() as scratch:
             saved = Path(scratch) / "saved"
             self.save(saved)
             self._stop()

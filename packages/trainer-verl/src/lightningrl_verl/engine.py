@@ -129,7 +129,8 @@ class VerlEngine:
     def _lose(self, address: str, error: Exception) -> None:
         if address not in self.lost:
             self.lost.append(address)
-            logger.warning("replica %s of policy %s died (%s); its calls go to the others", address, self._policy, _last_line(error))
+            logger.warning("replica %s of policy %r died; its calls go to the others", address, self._policy)
+            logger.info("replica %s: %s", address, error)
         self._balancer.remove_servers.remote([address])
 
     def _chunk(self, sampling: SamplingSettings, output: Any, *, limit: int) -> TokenChunk:

@@ -11,7 +11,7 @@ __all__ = ["prepare_environment", "process_environment"]
 
 
 def process_environment(settings: Settings) -> dict[str, str]:
-    """What every process of verl gets. Raises BackendError where there is no GPU and no support package."""
+    """What every process of verl gets."""
     found = {"TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "VERL_LOGGING_LEVEL": "WARN"}
     if runs_on_cpu(settings):
         from lightningrl_verl_cpu.settings import environment

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
 
+from lightningrl_verl.vocabulary import leave_out_padding
+
 __all__ = ["ESTIMATOR", "call_numbers", "cispo", "gspo", "loss_name", "ppo_clip", "precomputed"]
 
 ESTIMATOR = "lightningrl"
@@ -124,7 +126,10 @@ def _finish(
 
 
 def _describe(old: Tensor, new: Tensor, advantages: Tensor, mask: Tensor, ratio: Tensor, config: Any) -> dict[str, float]:
-    """Means over the microbatch's sampled tokens, by the names that the torch backend gives them; old is the ratio's reference."""
+    """Means over the microbatch's sampled tokens, by the names that the torch backend gives them; old is the ratio's reference.
+
+    verl averages all of it over microbatches: `probability_gap_max` is the largest gap only where a step is one microbatch.
+    """
     if not mask.any():
         return dict.fromkeys(("kl_rollout", "ratio", "clip_fraction", "probability_gap_max"), 0.0)
     difference = (new - old)[mask]
@@ -135,3 +140,6 @@ def _describe(old: Tensor, new: Tensor, advantages: Tensor, mask: Tensor, ratio:
         "clip_fraction": float(clipped[mask].float().mean()),
         "probability_gap_max": float((new.exp() - old.exp())[mask].abs().max()),
     }
+
+
+leave_out_padding()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightningrl.plugins import Plugin, hookimpl
 from lightningrl.protocols import Capabilities
-from lightningrl_verl.recipe_check import check_machine, check_recipe
+from lightningrl_verl.recipe_check import check_recipe, check_versions
 from lightningrl_verl.settings import LOSSES, Settings
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ __all__ = ["create_backend", "create_ray_launcher", "lightningrl_trainers", "lig
 
 
 def create_backend(**settings: Any) -> VerlBackend:
-    """A `VerlBackend` of these `Settings`. Raises BackendError or ConfigError before anything heavy starts."""
+    """A `VerlBackend` of these `Settings`. It starts verl when it is first needed; an export alone needs no GPU."""
     from lightningrl_verl.environment import prepare_environment
 
     made = Settings(**settings)
-    check_machine(made)
+    check_versions(made)
     prepare_environment(made)  # verl and Ray read it when they are imported
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl warns of every engine that is not installed

@@ -26,8 +26,7 @@ TRANSFER_QUEUE = SpecifierSet(">=0.1.10,<0.2")
 
 def check_recipe(recipe: Recipe) -> None:
     """Raises ConfigError (settings) or BackendError (this machine)."""
-    options = {"seed": recipe.loop.seed, **recipe.learner, **recipe.backends.get("verl", {})}
-    settings = Settings(policy=recipe.policy.model, name=recipe.policy.name, **options)
+    settings = Settings(policy=recipe.policy.model, name=recipe.policy.name, **{"seed": recipe.loop.seed, **recipe.backend_options})
     if recipe.sampling.top_p < 1 or recipe.sampling.top_k > 0:
         raise ConfigError(
             f"sampling.top_p = {recipe.sampling.top_p:g}, sampling.top_k = {recipe.sampling.top_k}: vLLM's logprobs are of the truncated "
@@ -64,8 +63,14 @@ def _check_critic(recipe: Recipe, settings: Settings) -> None:
 def check_machine(settings: Settings) -> None:
     """Versions, GPUs, and the support package where there is none. Raises BackendError."""
     check_versions(settings)
-    if settings.address is None and not runs_on_cpu(settings):
-        _check_gpus(settings)
+    if settings.address is not None or runs_on_cpu(settings):
+        return
+    if settings.device == "cpu" or not has_gpu():
+        raise BackendError(
+            "backend 'verl' found no GPU; run where there is one, name a Ray cluster in backends.verl.address, use backend 'torch', "
+            "or, for tests, install packages/verl-cpu of the source tree"
+        )
+    _check_gpus(settings)
 
 
 def check_versions(settings: Settings, version: Callable[[str], str] = importlib.metadata.version) -> None:
@@ -88,15 +93,9 @@ def has_gpu() -> bool:
 
 
 def runs_on_cpu(settings: Settings) -> bool:
-    """Whether verl is to run on the CPU, by the support package. Raises BackendError where it is needed and not there."""
-    if settings.device == "cuda" or (settings.device == "auto" and (settings.address is not None or has_gpu())):
-        return False
-    if importlib.util.find_spec("lightningrl_verl_cpu") is None:
-        raise BackendError(
-            "backend 'verl' found no GPU; run where there is one, name a Ray cluster in backends.verl.address, use backend 'torch', "
-            "or, for tests, install packages/verl-cpu of the source tree"
-        )
-    return True
+    """Whether verl runs on the CPU: asked for, or neither a GPU nor a cluster here, and the support package is installed."""
+    wanted = settings.device == "cpu" or (settings.device == "auto" and settings.address is None and not has_gpu())
+    return wanted and importlib.util.find_spec("lightningrl_verl_cpu") is not None
 
 
 def _check_gpus(settings: Settings) -> None:

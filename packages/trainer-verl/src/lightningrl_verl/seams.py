@@ -27,6 +27,7 @@ SEAMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("verl.workers.rollout.router", "GlobalRequestLoadBalancer.acquire_server", ("self", "request_id")),
     ("verl.workers.rollout.router", "GlobalRequestLoadBalancer.release_server", ("self", "server_id")),
     ("verl.workers.rollout.router", "GlobalRequestLoadBalancer.remove_servers", ("self", "server_ids")),
+    ("verl.workers.engine.fsdp.transformer_impl", "FSDPEngineWithLMHead.prepare_model_outputs", ("self", "output")),
     ("verl.utils.tensordict_utils", "list_of_dict_to_tensordict", ()),
     ("verl.utils.config", "validate_config", ("config", "use_reference_policy", "use_critic")),
     ("verl.trainer.constants_ppo", "get_ppo_ray_runtime_env", ("config",)),

@@ -31,6 +31,16 @@ _UNSENT = -1
 """Version of weights that the trainer has not sent."""
 
 
+def _leave_out_padding(model: Any, known: int) -> None:
+    """Sample from the tokenizer's tokens alone, as verl's vLLM replicas do (workers/rollout/vllm_rollout/utils.py)."""
+
+    def mask(module: Any, inputs: Any, logits: Tensor) -> Tensor:
+        logits[..., known:] = torch.finfo(logits.dtype).min / 2
+        return logits
+
+    model.get_output_embeddings().register_forward_hook(mask)
+
+
 class TransformersServer:
     """The actor: one model, one engine. `generate` has vLLMHttpServer's parameters and results."""
 
@@ -42,6 +52,7 @@ class TransformersServer:
         self._config = config
         model: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32, attn_implementation="sdpa")
         self._model = model.eval()
+        _leave_out_padding(self._model, len(model_config.tokenizer))
         self._context_length = config.max_model_len or int(self._model.config.max_position_embeddings)
         self._stop_token_ids = _end_tokens(model_config)
         self._engine = TorchEngine(

@@ -22,7 +22,7 @@ def export_command(target: Path, *, run: Path | None, runs: Path) -> None:
             raise RunFolderError(f"run {str(folder.path)!r} has no checkpoint yet; train it first")
         if target.exists() and any(target.iterdir()):
             raise RunFolderError(f"folder {str(target)!r} is not empty; give another")
-        backend = Parts.build(recipe, load_plugins()).backend()
+        backend = Parts.build(recipe, load_plugins(), will_run=False).backend()
         try:
             backend.load(saved[0])
             backend.export(target)

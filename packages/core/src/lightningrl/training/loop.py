@@ -118,7 +118,7 @@ class Trainer:
         self._collect_until(step)
         trajectories = await self._collecting.pop(step)
         collected = time.monotonic()
-        scored = self.scorer.credit(trajectories, skip_zero=not self.recipe.learner.get("kl_coef"))
+        scored = self.scorer.credit(trajectories, skip_zero=not self.recipe.backend_options.get("kl_coef"))
         credited = time.monotonic()
         self._refuse_all_failed(scored, trajectories)
         self._collect_until(step + self.backend.ahead)

@@ -39,8 +39,9 @@ class Parts:
     """Hub name or absolute folder of the policy."""
 
     @classmethod
-    def build(cls, recipe: Recipe, plugins: PluginManager) -> Parts:
-        """Raises ConfigError or PluginError, one sentence, for whatever cannot be run."""
+    def build(cls, recipe: Recipe, plugins: PluginManager, *, will_run: bool = True) -> Parts:
+        """Raises ConfigError or PluginError, one sentence, for whatever cannot be run. With `will_run` False the backend is not asked
+        whether this machine can run it: weights are only read."""
         model = resolve_model(recipe)
         for adapter in recipe.adapters:
             plugins.find("lightningrl_adapters", adapter)
@@ -63,7 +64,7 @@ class Parts:
         if recipe.samples.aggregation == "constant" and recipe.samples.constant_length is None:
             raise ConfigError("samples.aggregation 'constant' needs samples.constant_length, the tokens per rollout to divide by")
         return cls(
-            backend=_backend(recipe, plugins, model),
+            backend=_backend(recipe, plugins, model, will_run=will_run),
             scorer=scorer,
             model=model,
             tasks=TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder)),
@@ -159,13 +160,13 @@ def _credit(recipe: Recipe, plugins: PluginManager, intermediate: Mapping[str, I
     return assigner
 
 
-def _backend(recipe: Recipe, plugins: PluginManager, model: str) -> Callable[[], Backend]:
+def _backend(recipe: Recipe, plugins: PluginManager, model: str, *, will_run: bool) -> Callable[[], Backend]:
     for name in recipe.backends:
         if name not in plugins.trainers and name not in KNOWN_BACKENDS:
             plugins.find("lightningrl_trainers", name)
     plugin: Plugin = plugins.find("lightningrl_trainers", recipe.backend)
-    options = {"seed": recipe.loop.seed, **recipe.learner, **recipe.backends.get(recipe.backend, {})}
+    options = {"seed": recipe.loop.seed, **recipe.backend_options}
     check_options(plugin.factory, options, what=f"trainer backend {recipe.backend!r}", reserved=("policy", "name"))
-    if plugin.check is not None:
+    if plugin.check is not None and will_run:
         plugin.check(recipe)
     return partial(plugin.factory, policy=model, name=recipe.policy.name, **options)
