@@ -24,8 +24,8 @@ class GatewaySettings:
     """Everything the gateway needs beside its store, engines and renderers."""
 
     default_policy: str | None = None
-    """Serves every model name that is not a policy's (an unchanged agent asks for the model its author chose). None = such calls are
-    refused; where there is only one policy, it is the default."""
+    """Serves every model name that is neither a policy's nor listed for the upstream (an unchanged agent asks for the model its author
+    chose). None = such calls are refused or the upstream's; where there is only one policy, it is the default."""
     sampling: Mapping[str, SamplingSettings] = field(default_factory=dict[str, SamplingSettings])
     """Training settings by policy; a rollout's own settings go before them, the agent's temperature does not."""
     trainable: frozenset[str] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,6 +27,9 @@ T = TypeVar("T")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_BY_NAME = ("properties", "$defs", "definitions")
+_IN_LISTS = ("anyOf", "oneOf", "allOf")
+_PLAIN = frozenset({"type", "description", "title", "default", "enum"})
 _MAX_SCHEMA_DEPTH = 64
 
 
@@ -149,6 +152,8 @@ def _check_parameters(schema: Any, where: str, name: str) -> None:
 
 def _check_schema(schema: Any, where: str, *, param: str | None = None, depth: int = 0) -> None:
     """The parts of JSON schema that a template or an agent would stumble over."""
+    if isinstance(schema, dict) and schema.keys() <= _PLAIN and isinstance(schema.get("type"), str) and schema["type"] in _TYPES:
+        return  # most of them, and every call sends them again
     problem: str | None = None
     if depth > _MAX_SCHEMA_DEPTH:
         problem = f"is nested more than {_MAX_SCHEMA_DEPTH} deep"
@@ -160,15 +165,21 @@ def _check_schema(schema: Any, where: str, *, param: str | None = None, depth: i
         problem = _problem(schema)
     if problem is not None:
         raise Refusal(f"{where}: its JSON schema {problem}", param=param or where)
-    for key in ("properties", "$defs", "definitions"):
-        for inner in (schema.get(key) or {}).values():
-            _check_schema(inner, where, param=param, depth=depth + 1)
-    for key in ("anyOf", "oneOf", "allOf"):
-        for inner in schema.get(key) or ():
-            _check_schema(inner, where, param=param, depth=depth + 1)
+    for inner in _inner(schema):
+        _check_schema(inner, where, param=param, depth=depth + 1)
+
+
+def _inner(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas within a schema."""
+    for key in _BY_NAME:
+        if key in schema:
+            yield from (schema[key] or {}).values()
+    for key in _IN_LISTS:
+        if key in schema:
+            yield from schema[key] or ()
     items = schema.get("items")
     if items is not None and not isinstance(items, list):
-        _check_schema(items, where, param=param, depth=depth + 1)
+        yield items
 
 
 def _problem(schema: Mapping[str, Any]) -> str | None:
@@ -176,13 +187,13 @@ def _problem(schema: Mapping[str, Any]) -> str | None:
     for one in types if isinstance(types, list) else [types]:
         if one is not None and (not isinstance(one, str) or one not in _TYPES):
             return f"has the type {one!r:.80}; known are {', '.join(sorted(_TYPES))}"
-    for key in ("properties", "$defs", "definitions"):
+    for key in _BY_NAME:
         if not isinstance(schema.get(key) or {}, dict):
             return f"has {key} that are no object"
     required = schema.get("required")
     if required is not None and not (isinstance(required, list) and all(isinstance(one, str) for one in required)):
         return "has 'required' that is no list of names"
-    for key in ("anyOf", "oneOf", "allOf"):
+    for key in _IN_LISTS:
         if not isinstance(schema.get(key) or [], list):
             return f"has {key} that is no list"
     return None
