@@ -20,7 +20,7 @@ quickstart: .venv/.installed  ## Train an unchanged LangGraph text-to-SQL agent 
 	@$(BIN)/lightningrl train examples/text_to_sql
 
 test: .venv/.installed  ## Run all tests
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q --ignore=packages/trainer-verl --ignore=packages/verl-cpu
 
 test-verl: .venv-verl/.installed  ## Run the tests of the verl backend: verl, Ray and vLLM for real, on the CPU
 	@.venv-verl/bin/python -m pytest -q packages/trainer-verl packages/verl-cpu
@@ -42,4 +42,4 @@ table: .venv/.installed  ## Reproduce the README's learning table (3 seeds, cont
 	@$(BIN)/python benchmarks/text_to_sql_table.py
 
 clean:  ## Remove .venv and caches
-	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	@rm -rf .venv .venv-verl .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
