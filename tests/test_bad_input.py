@@ -111,7 +111,7 @@ def train(here: Path, *settings: str) -> str:
     [
         ("credit.use=grop", "no credit assigner named 'grop'; installed: discounted, dr_grpo, grpo"),
         ("backend=troch", "no trainer backend named 'troch'; installed: torch; did you mean 'torch'?"),
-        ('adapters=["langgraph"]', "no adapter named 'langgraph'; installed: langchain"),
+        ('adapters=["langgraph"]', "no adapter named 'langgraph'; installed: autogen, langchain, openai-agents"),
         ("loop.stps=3", "unknown key 'loop.stps'; did you mean 'steps'?"),
         ("learner.learning_rte=1", "trainer backend 'torch' has no setting 'learning_rte'; did you mean 'learning_rate'?"),
         ("backends.toch.threads=1", "no trainer backend named 'toch'"),

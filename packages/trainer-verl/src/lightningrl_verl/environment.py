@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import warnings
+from collections.abc import Iterator
 
 from lightningrl_verl.recipe_check import runs_on_cpu
 from lightningrl_verl.settings import Settings
 
-__all__ = ["prepare_environment", "process_environment"]
+__all__ = ["prepare_environment", "process_environment", "quiet"]
 
 
 def process_environment(settings: Settings) -> dict[str, str]:
@@ -18,6 +22,18 @@ def process_environment(settings: Settings) -> dict[str, str]:
 
         found |= environment()
     return found
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """While verl and vLLM are imported: they say at length what is not installed."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def prepare_environment(settings: Settings) -> None:

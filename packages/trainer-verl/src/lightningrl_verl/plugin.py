@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,16 +20,15 @@ __all__ = ["create_backend", "create_ray_launcher", "lightningrl_trainers", "lig
 
 def create_backend(**settings: Any) -> VerlBackend:
     """A `VerlBackend` of these `Settings`. It starts verl when it is first needed; an export alone needs no GPU."""
-    from lightningrl_verl.environment import prepare_environment
+    from lightningrl_verl.environment import prepare_environment, quiet
 
     made = Settings(**settings)
     check_versions(made)
     prepare_environment(made)  # verl and Ray read it when they are imported
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl warns of every engine that is not installed
+    with quiet():
         from lightningrl_verl.backend import VerlBackend
 
-    return VerlBackend(made)
+        return VerlBackend(made)
 
 
 # what the factory takes, for `check_options`, without importing verl

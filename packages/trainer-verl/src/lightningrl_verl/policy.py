@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,11 +56,8 @@ def read_policy(settings: Settings) -> PolicyFacts:
 
 
 def _check_served(policy: str, architectures: Sequence[str]) -> None:
-    logging.disable(logging.WARNING)  # vLLM's import says at length what is not installed
-    try:
-        from vllm.model_executor.models.registry import ModelRegistry
-    finally:
-        logging.disable(logging.NOTSET)
+    from vllm.model_executor.models.registry import ModelRegistry
+
     known = ModelRegistry.get_supported_archs()
     if not any(name in known for name in architectures):
         named = ", ".join(architectures) or "nothing"

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightningrl.errors import ConfigError
+from lightningrl_verl.environment import quiet
 from lightningrl_verl.settings import CriticSettings, LoraSettings, Settings
 
 __all__ = ["NEVER_ENDS", "build_config"]
@@ -275,8 +275,7 @@ def _validate(config: Any) -> None:
     from verl.utils.config import validate_config
 
     try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # verl says that there is no critic
+        with contextlib.redirect_stdout(io.StringIO()), quiet():  # verl says that there is no critic
             validate_config(config, need_reference_policy(config), need_critic(config))
     except (AssertionError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"verl refuses its settings: {error}") from error

@@ -158,7 +158,12 @@ def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str =
     """The server's share of the recipe."""
     policy = PolicySettings(model=parts.model, renderer=recipe.policy.renderer, sampling=recipe.sampling.settings())
     return ServerSettings(
-        store_url=store_url, host=host, port=port, run_key=secrets.token_urlsafe(24), policies={recipe.policy.name: policy}
+        store_url=store_url,
+        host=host,
+        port=port,
+        run_key=secrets.token_urlsafe(24),
+        policies={recipe.policy.name: policy},
+        upstream=recipe.upstream,
     )
 
 
