@@ -1,4 +1,4 @@
-"""vLLM on a CPU keeps plain weights, so that a trainer can replace them.
+"""vLLM on a CPU keeps plain weights, so that a trainer can replace them, and pauses as verl asks it to.
 
 vLLM packs every linear weight for oneDNN when it has loaded the model, and drops the parameter
 (vllm 0.32: model_executor/layers/linear.py:207, layers/utils.py:470): nothing can be loaded afterwards. With tied embeddings
@@ -9,13 +9,14 @@ vLLM calls `keep_plain_weights` in each of its processes before it loads a model
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from lightningrl_verl_cpu.settings import is_active
 
-__all__ = ["keep_plain_weights"]
+__all__ = ["keep_plain_weights", "pause_as_verl_asks"]
 
 
 def keep_plain_weights() -> None:
@@ -26,7 +27,23 @@ def keep_plain_weights() -> None:
 
     # linear.py:214 and vocab_parallel_embedding.py:69 import the name when they need it, so this reaches both
     utils.dispatch_cpu_unquantized_gemm = _keep_weight
+    pause_as_verl_asks()
 
 
 def _keep_weight(layer: Any, remove_weight: bool = False) -> None:
     layer.cpu_linear = torch.nn.functional.linear
+
+
+def pause_as_verl_asks() -> None:
+    """verl 0.9.1 pauses its vLLM with `wait_for_inflight_requests` (vllm_async_server.py:992), which vLLM 0.32 calls `mode`."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    pause = AsyncLLM.pause_generation
+
+    @functools.wraps(pause)
+    async def pause_generation(self: Any, *, wait_for_inflight_requests: bool | None = None, **options: Any) -> None:
+        if wait_for_inflight_requests is not None:
+            options["mode"] = "wait" if wait_for_inflight_requests else "abort"
+        await pause(self, **options)
+
+    AsyncLLM.pause_generation = pause_generation
