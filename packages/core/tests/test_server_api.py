@@ -199,7 +199,7 @@ async def test_tool_spans_become_tool_calls(scene: Scene, zipped: bool) -> None:
         "c0",
     )
     assert (first.agent, first.duration_s) == ("planner", 0.5)
-    assert (second.name, second.error_type, second.transition_id, second.status) == ("other", "ValueError", "c1", ToolStatus.UNKNOWN)
+    assert (second.name, second.error_type, second.transition_id, second.status) == ("other", "ValueError", "c1", ToolStatus.ERROR)
     assert [one.agent for one in trajectory.transitions] == [None, "planner"]
 
 

@@ -1,4 +1,4 @@
-"""What core itself brings: its credit assigners, rewards and local workers, as any plugin would."""
+"""What core itself brings: its adapter for OpenTelemetry, credit assigners, rewards and local workers, as any plugin would."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ from lightningrl.rewards import plugins as reward_plugins
 
 if TYPE_CHECKING:
     from lightningrl.runtime.process import LocalLauncher
+    from lightningrl.tracing.opentelemetry import OpenTelemetryAdapter
+
+
+@hookimpl
+def lightningrl_adapters() -> Iterable[Plugin]:
+    yield Plugin(
+        name="opentelemetry",
+        summary="any framework with OpenTelemetry spans (OpenInference, GenAI conventions): roles, spans and tools",
+        factory=create_opentelemetry_adapter,
+    )
 
 
 @hookimpl
@@ -31,6 +41,13 @@ def lightningrl_intermediate_rewards() -> Iterable[Plugin]:
 @hookimpl
 def lightningrl_worker_launchers() -> Iterable[Plugin]:
     yield Plugin(name="local", summary="agent workers are processes of this machine", factory=create_local_launcher)
+
+
+def create_opentelemetry_adapter() -> OpenTelemetryAdapter:
+    """An `OpenTelemetryAdapter`; it has no settings."""
+    from lightningrl.tracing.opentelemetry import OpenTelemetryAdapter
+
+    return OpenTelemetryAdapter()
 
 
 def create_local_launcher() -> LocalLauncher:

@@ -33,6 +33,7 @@ __all__ = [
     "SamplesConfig",
     "SamplingConfig",
     "TasksConfig",
+    "TelemetryConfig",
     "UpstreamConfig",
     "UpstreamModelConfig",
     "ValidationConfig",
@@ -93,6 +94,15 @@ class UpstreamConfig(UpstreamModelConfig):
 
     models: dict[str, UpstreamModelConfig] = Field(default_factory=dict[str, UpstreamModelConfig])
     """By model name or pattern (`"gpt-5*"`): answered by the upstream although a default policy serves every other name."""
+
+
+class TelemetryConfig(_Frozen):
+    """Where the spans that reach the server go as well."""
+
+    forward: str | None = Field(default=None, pattern=r"^https?://[^/]")
+    """The user's own collector, OTLP over HTTP: `http://collector:4318/v1/traces`."""
+    headers_env: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = Field(default_factory=dict[str, str])
+    """Request headers, each with the name of the environment variable that has its value; the value itself stands in no file."""
 
 
 class RewardConfig(_Frozen):
@@ -212,6 +222,7 @@ class Recipe(_Frozen):
     tasks: TasksConfig
     policy: PolicyConfig
     upstream: UpstreamConfig | None = None
+    telemetry: TelemetryConfig | None = None
     rewards: dict[str, RewardConfig] = Field(min_length=1)
     intermediate_rewards: dict[str, IntermediateConfig] = Field(default_factory=dict)
     credit: CreditConfig = CreditConfig()

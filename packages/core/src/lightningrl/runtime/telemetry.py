@@ -13,8 +13,9 @@ from opentelemetry.trace import SpanKind
 from lightningrl.errors import PluginError
 from lightningrl.tracing import semconv
 from lightningrl.tracing.origin import Adapter, OriginResolver
+from lightningrl.tracing.providers import ProviderWatch
 from lightningrl.tracing.scope import ActiveRollout, RolloutScope
-from lightningrl.tracing.spans import RolloutSpanProcessor, build_tracer_provider, encode_otlp, watch_global_provider
+from lightningrl.tracing.spans import RolloutSpanProcessor, build_tracer_provider, encode_otlp
 
 __all__ = ["Telemetry", "load_adapter"]
 
@@ -26,7 +27,9 @@ class Telemetry:
         self._processor = RolloutSpanProcessor(scope)
         self.provider = build_tracer_provider(self._processor)
         self._tracer = self.provider.get_tracer("lightningrl")
-        self._adapters = tuple(adapters)
+        self._adapters = tuple(sorted(adapters, key=lambda adapter: bool(getattr(adapter, "is_fallback", False))))
+        self._watch = ProviderWatch(self.provider)
+        self._watch.install()
         for adapter in self._adapters:
             adapter.instrument(tracer_provider=self.provider)
 
@@ -35,8 +38,8 @@ class Telemetry:
         return tuple(adapter.call_origin for adapter in self._adapters)
 
     def watch_agent(self) -> None:
-        """After the agent's import: see its own spans as well."""
-        watch_global_provider(self.provider, self._processor)
+        """After the agent's import: see its own spans as well, whichever provider they come from."""
+        self._watch.take_global()
 
     @contextmanager
     def attempt_span(self, agent: str) -> Iterator[None]:
@@ -54,6 +57,7 @@ class Telemetry:
     def close(self) -> None:
         for adapter in self._adapters:
             adapter.uninstrument()
+        self._watch.uninstall()
 
 
 def load_adapter(name: str) -> Adapter:

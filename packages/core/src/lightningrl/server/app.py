@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute
 from lightningrl.server.access import Access
 from lightningrl.server.attempt_routes import AttemptMemory, attempt_routes
 from lightningrl.server.failures import BoundedBodies, add_error_handlers
+from lightningrl.server.forwarding import SpanForwarder
 from lightningrl.server.run_routes import Engines, run_routes
 from lightningrl.store.protocol import Store
 
@@ -30,17 +31,18 @@ def create_app(
     run_key: str,
     routes: Sequence[BaseRoute] = (),
     memory: AttemptMemory | None = None,
+    forwarder: SpanForwarder | None = None,
     max_body_bytes: int = 32 * 2**20,
     longest_wait_s: float = 60.0,
 ) -> FastAPI:
-    """`routes` are the gateway's and the engine link's; `memory` is the gateway, told of ended attempts."""
+    """`routes` are the gateway's and the engine link's; `memory` is the gateway, told of ended attempts; `forwarder` gets all spans."""
     app = FastAPI(
         title="LightningRL", version="1", summary="Order rollouts, work on them, train on what they did.", docs_url=None, redoc_url=None
     )
     app.router.routes.extend(routes)
     access = Access(store, run_key)
-    app.include_router(attempt_routes(store, access, memory, max_body_bytes=max_body_bytes, longest_wait_s=longest_wait_s))
-    app.include_router(run_routes(store, access, engines, longest_wait_s=longest_wait_s))
+    app.include_router(attempt_routes(store, access, memory, forwarder, max_body_bytes=max_body_bytes, longest_wait_s=longest_wait_s))
+    app.include_router(run_routes(store, access, engines, forwarder, longest_wait_s=longest_wait_s))
 
     @app.get("/health", tags=["server"], summary="Is it up?")
     async def health() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lightningrl.server.access import Access
+from lightningrl.server.forwarding import SpanForwarder
 from lightningrl.server.models import (
     HeartbeatAnswer,
     HeartbeatBody,
@@ -21,15 +22,13 @@ from lightningrl.server.models import (
     ResultBody,
     RewardsBody,
 )
-from lightningrl.server.otlp import EMPTY_ANSWER, parse_spans
+from lightningrl.server.otlp import JSON, PROTOBUF, encode_answer, parse_export, read_media_type
 from lightningrl.store.protocol import Store
 from lightningrl.types import Outcome
 
 __all__ = ["AttemptMemory", "attempt_routes", "while_connected"]
 
 T = TypeVar("T")
-
-_PROTOBUF = "application/x-protobuf"
 
 
 class AttemptMemory(Protocol):
@@ -39,7 +38,15 @@ class AttemptMemory(Protocol):
     def forget(self, rollout_id: str, attempt: int) -> None: ...
 
 
-def attempt_routes(store: Store, access: Access, memory: AttemptMemory | None, *, max_body_bytes: int, longest_wait_s: float) -> APIRouter:
+def attempt_routes(
+    store: Store,
+    access: Access,
+    memory: AttemptMemory | None,
+    forwarder: SpanForwarder | None = None,
+    *,
+    max_body_bytes: int,
+    longest_wait_s: float,
+) -> APIRouter:
     router = APIRouter(prefix="/api/v1", tags=["attempts"])
     base = "/rollouts/{rid}/attempts/{n}"
 
@@ -96,21 +103,36 @@ def attempt_routes(store: Store, access: Access, memory: AttemptMemory | None, *
 
     @router.post(
         base + "/v1/traces",
-        summary="Export spans: OTLP over HTTP/protobuf (scoped or run key)",
+        summary="Export spans: OTLP over HTTP, protobuf or JSON, plain or gzip (scoped or run key)",
         response_class=Response,
-        openapi_extra={"requestBody": {"required": True, "content": {_PROTOBUF: {"schema": {"type": "string", "format": "binary"}}}}},
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {PROTOBUF: {"schema": {"type": "string", "format": "binary"}}, JSON: {"schema": {"type": "object"}}},
+            }
+        },
     )
     async def traces(rid: str, n: int, request: Request) -> Response:
-        """`execute_tool` spans become tool calls. Repeating an export adds nothing."""
+        """Spans of tools become tool calls. Repeating an export adds nothing; spans without an id are told of as a partial success."""
         await access.attempt(request, rid, n)
-        tool_calls, spans = parse_spans(await request.body(), request.headers.get("content-encoding", "").lower(), max_body_bytes)
-        if tool_calls:
-            await store.append_tool_calls(rid, n, tool_calls)
-        if spans:
-            await store.append_spans(rid, n, spans)
-        return Response(EMPTY_ANSWER, media_type=_PROTOBUF)
+        return await take_spans(store, forwarder, rid, n, request, max_body_bytes)
 
     return router
+
+
+async def take_spans(
+    store: Store, forwarder: SpanForwarder | None, rollout_id: str, attempt: int, request: Request, limit: int
+) -> Response:
+    """Keep what an export holds for us, and hand all of it on."""
+    media_type = read_media_type(request.headers.get("content-type", ""))
+    export = parse_export(await request.body(), media_type, request.headers.get("content-encoding", "").lower(), limit)
+    if export.tool_calls:
+        await store.append_tool_calls(rollout_id, attempt, export.tool_calls)
+    if export.spans:
+        await store.append_spans(rollout_id, attempt, export.spans)
+    if forwarder is not None:
+        forwarder.offer(export.request, rollout_id, attempt)
+    return Response(encode_answer(media_type, export.rejected), media_type=media_type)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

@@ -67,9 +67,8 @@ async def _http(request: Request, error: Exception) -> Response:
         405: f"{request.url.path!r} does not take {request.method}; see /openapi.json",
     }
     message = sentences.get(error.status_code, error.detail) if error.detail in ("Not Found", "Method Not Allowed") else error.detail
-    return error_response(
-        error.status_code, message, {404: "unknown_path", 405: "wrong_method", 413: "body_too_large"}.get(error.status_code, "http")
-    )
+    codes = {404: "unknown_path", 405: "wrong_method", 413: "body_too_large", 415: "wrong_content_type"}
+    return error_response(error.status_code, message, codes.get(error.status_code, "http"))
 
 
 async def _defect(request: Request, error: Exception) -> Response:

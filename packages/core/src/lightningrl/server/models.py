@@ -214,3 +214,6 @@ class StatusAnswer(BaseModel):
     breaks: int
     late: int
     policies: list[PolicyView]
+    spans_forwarded: int | None = None
+    """That the user's collector took; null = none is configured."""
+    spans_not_forwarded: int | None = None

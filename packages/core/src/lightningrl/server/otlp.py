@@ -1,86 +1,106 @@
-"""OTLP/HTTP spans to records: `execute_tool` becomes a tool call, and spans that name or nest agents are kept as names.
+"""OTLP/HTTP spans to records, from protobuf or JSON: tools become tool calls, and spans that name or nest agents are kept as names.
 
-Where the attribute `lightningrl.tool.status` is missing (spans of somebody else's instrumentation), an error status means `error`.
+Spans may be of our adapters, or of somebody else's instrumentation in any language (`lightningrl.tracing.conventions`).
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
+from google.protobuf import json_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from starlette.exceptions import HTTPException
 
 from lightningrl.errors import ServerError
+from lightningrl.server.tool_spans import SeenSpan, tool_call_records
 from lightningrl.store.protocol import SpanRecord, ToolCallRecord
-from lightningrl.tracing import semconv
-from lightningrl.types import ToolCall, ToolStatus
+from lightningrl.tracing.conventions import SpanState, read_span
 
-__all__ = ["EMPTY_ANSWER", "parse_spans"]
+__all__ = ["JSON", "PROTOBUF", "ParsedExport", "encode_answer", "parse_export", "read_media_type"]
 
-EMPTY_ANSWER = ExportTraceServiceResponse().SerializeToString()
+PROTOBUF: Final = "application/x-protobuf"
+JSON: Final = "application/json"
+
+_IDS: Final = {"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"}
+"""Hexadecimal in OTLP's JSON, where protobuf's own JSON has base64."""
+_STATES: Final = {Status.STATUS_CODE_ERROR: SpanState.ERROR, Status.STATUS_CODE_OK: SpanState.OK}
 
 
-def parse_spans(body: bytes, encoding: str, limit: int) -> tuple[list[ToolCallRecord], list[SpanRecord]]:
-    """Tool calls and agent spans of an export. Raises ServerError with a sentence for bytes that are none, or too many."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedExport:
+    """What an export holds for us."""
+
+    request: ExportTraceServiceRequest
+    tool_calls: list[ToolCallRecord]
+    spans: list[SpanRecord]
+    rejected: int
+    """Spans without a usable id."""
+
+
+def read_media_type(content_type: str) -> str:
+    """`PROTOBUF` (also where nothing is said) or `JSON`. Raises HTTPException 415 with a sentence."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type in ("", PROTOBUF, JSON):
+        return media_type or PROTOBUF
+    raise HTTPException(415, f"content-type {media_type!r} is no OTLP; send spans as {PROTOBUF!r} or {JSON!r}")
+
+
+def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> ParsedExport:
+    """Tool calls and agents of an export. Raises ServerError with a sentence for bytes that are none, or too many."""
     if encoding not in ("", "identity", "gzip"):
         raise ServerError(f"content-encoding {encoding!r} is not understood; send spans plain or with gzip")
-    request = ExportTraceServiceRequest()
-    try:
-        request.ParseFromString(_unzip(body, limit) if encoding == "gzip" else body)
-    except DecodeError:
-        raise ServerError("the body is no OTLP ExportTraceServiceRequest; export spans with OTLP over HTTP/protobuf") from None
-    tool_calls: list[ToolCallRecord] = []
-    spans: list[SpanRecord] = []
+    plain = _unzip(body, limit) if encoding == "gzip" else body
+    request = _decode_json(plain) if media_type == JSON else _decode_protobuf(plain)
+    seen: list[SeenSpan] = []
+    rejected = 0
     for resource in request.resource_spans:
         for scope in resource.scope_spans:
             for span in scope.spans:
-                attributes = {one.key: one.value for one in span.attributes}
-                if _text(attributes.get(semconv.OPERATION_NAME)) == semconv.EXECUTE_TOOL:
-                    tool_calls.append(_tool_call(span, attributes))
-                spans.append(
-                    SpanRecord(
-                        span_id=span.span_id.hex(),
-                        parent_span_id=span.parent_span_id.hex() or None,
-                        agent=_text(attributes.get(semconv.AGENT_NAME)) or None,
-                    )
-                )
-    return tool_calls, _useful(spans)
+                if len(span.span_id) == 8 and any(span.span_id):
+                    seen.append(_see(span, scope.scope.name))
+                else:
+                    rejected += 1
+    spans = [SpanRecord(span_id=one.span_id, parent_span_id=one.parent_span_id, agent=one.reading.agent) for one in seen]
+    useful = spans if any(span.agent is not None for span in spans) else []  # agents, and what leads to them
+    return ParsedExport(request=request, tool_calls=tool_call_records(seen), spans=useful, rejected=rejected)
 
 
-def _useful(spans: list[SpanRecord]) -> list[SpanRecord]:
-    """Agents, and what leads to them."""
-    return spans if any(span.agent is not None for span in spans) else []
+def encode_answer(media_type: str, rejected: int) -> bytes:
+    """What an exporter is told; empty = everything was taken."""
+    sentence = f"{rejected} spans have no span id of eight bytes; they were left out"
+    if media_type == JSON:
+        partial = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": sentence}}
+        return json.dumps(partial if rejected else {}).encode()
+    answer = ExportTraceServiceResponse()
+    if rejected:
+        answer.partial_success.rejected_spans = rejected
+        answer.partial_success.error_message = sentence
+    return bytes(answer.SerializeToString())
 
 
-def _tool_call(span: Span, attributes: Mapping[str, AnyValue]) -> ToolCallRecord:
-    failed = span.status.code == Status.STATUS_CODE_ERROR
-    status = _text(attributes.get(semconv.TOOL_STATUS)) or (ToolStatus.ERROR.value if failed else ToolStatus.UNKNOWN.value)
-    call = ToolCall(
-        id=_text(attributes.get(semconv.TOOL_CALL_ID)) or span.span_id.hex(),
-        name=_text(attributes.get(semconv.TOOL_NAME)) or span.name,
-        arguments=_text(attributes.get(semconv.TOOL_CALL_ARGUMENTS)),
-        result=_text(attributes.get(semconv.TOOL_CALL_RESULT)),
-        status=ToolStatus(status) if status in {one.value for one in ToolStatus} else ToolStatus.UNKNOWN,
-        duration_s=max(0, span.end_time_unix_nano - span.start_time_unix_nano) / 1e9,
-        agent=_text(attributes.get(semconv.AGENT_NAME)) or None,
-        error_type=_text(attributes.get(semconv.ERROR_TYPE)) or None,
-    )
-    return ToolCallRecord(
-        tool_call=call,
+def _see(span: Span, scope: str) -> SeenSpan:
+    attributes = {one.key: _plain(one.value) for one in span.attributes}
+    events = [{one.key: _plain(one.value) for one in event.attributes} for event in span.events if event.name == "exception"]
+    exceptions = [str(event.get("exception.type", "")) for event in events]
+    reading = read_span(span.name, attributes, _STATES.get(span.status.code, SpanState.UNSET), exceptions)
+    return SeenSpan(
         span_id=span.span_id.hex(),
         parent_span_id=span.parent_span_id.hex() or None,
-        started_at=span.start_time_unix_nano / 1e9,
+        started_ns=span.start_time_unix_nano,
+        ended_ns=max(span.start_time_unix_nano, span.end_time_unix_nano),
+        scope=scope,
+        attributes=attributes,
+        reading=reading,
     )
-
-
-def _text(value: AnyValue | None) -> str:
-    plain = _plain(value)
-    return plain if isinstance(plain, str) else "" if plain is None else json.dumps(plain)
 
 
 def _plain(value: AnyValue | None) -> Any:
@@ -93,6 +113,44 @@ def _plain(value: AnyValue | None) -> Any:
         return {one.key: _plain(one.value) for one in value.kvlist_value.values}
     plain = getattr(value, kind)
     return plain.hex() if isinstance(plain, bytes) else plain
+
+
+def _decode_protobuf(body: bytes) -> ExportTraceServiceRequest:
+    request = ExportTraceServiceRequest()
+    try:
+        request.ParseFromString(body)
+    except DecodeError:
+        raise ServerError("the body is no OTLP ExportTraceServiceRequest; export spans with OTLP over HTTP, protobuf or JSON") from None
+    return request
+
+
+def _decode_json(body: bytes) -> ExportTraceServiceRequest:
+    try:
+        document = json.loads(body)
+        if not isinstance(document, dict):
+            raise ValueError(f"it is a {type(document).__name__}, not an object")
+        request = json_format.ParseDict(_with_base64_ids(document), ExportTraceServiceRequest(), ignore_unknown_fields=True)
+    except (ValueError, RecursionError, json_format.ParseError) as error:
+        problem = str(error).partition("\n")[0][:200]
+        raise ServerError(f"the body is no OTLP in JSON ({problem}); export spans with OTLP over HTTP, protobuf or JSON") from None
+    assert isinstance(request, ExportTraceServiceRequest)
+    return request
+
+
+def _with_base64_ids(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_base64_ids(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: _base64(one) if key in _IDS and isinstance(one, str) else _with_base64_ids(one) for key, one in value.items()}
+    return value
+
+
+def _base64(digits: str) -> str:
+    """An id that is none becomes an empty one, which is refused with its span alone."""
+    try:
+        return base64.b64encode(binascii.unhexlify(digits)).decode()
+    except ValueError:
+        return ""
 
 
 def _unzip(body: bytes, limit: int) -> bytes:

@@ -109,9 +109,11 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
     from lightningrl.gateway.rendering import PolicyRenderer
     from lightningrl.gateway.settings import GatewaySettings
     from lightningrl.server.app import create_app
+    from lightningrl.server.forwarding import create_forwarder
     from lightningrl.store import SqlStore
 
     upstream, upstream_models = read_upstream(settings.upstream, os.environ)
+    forwarder = create_forwarder(settings.telemetry, os.environ)
     store = await SqlStore.open(settings.store_url)
     gateway: Gateway | None = None
     try:
@@ -132,6 +134,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             run_key=settings.run_key,
             routes=[engine_route(engines, settings.run_key), *gateway.routes],
             memory=gateway,
+            forwarder=forwarder,
             max_body_bytes=settings.max_body_bytes,
             longest_wait_s=settings.longest_wait_s,
         )
@@ -167,6 +170,8 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
     finally:
         if gateway is not None:
             await gateway.close()
+        if forwarder is not None:
+            await forwarder.close()
         await store.close()
 
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from lightningrl.gateway.engines import PolicyStatus
 from lightningrl.server.access import Access
 from lightningrl.server.attempt_routes import while_connected
+from lightningrl.server.forwarding import SpanForwarder
 from lightningrl.server.models import (
     AttemptView,
     CancelBody,
@@ -46,7 +47,9 @@ class Engines(Protocol):
     def status(self) -> Sequence[PolicyStatus]: ...
 
 
-def run_routes(store: Store, access: Access, engines: Engines, *, longest_wait_s: float) -> APIRouter:  # noqa: C901  (one short function per route)
+def run_routes(  # noqa: C901  (one short function per route)
+    store: Store, access: Access, engines: Engines, forwarder: SpanForwarder | None = None, *, longest_wait_s: float
+) -> APIRouter:
     router = APIRouter(prefix="/api/v1", tags=["run"])
 
     @router.post("/rollouts", response_model=CreateAnswer, summary="Order rollouts")
@@ -145,6 +148,8 @@ def run_routes(store: Store, access: Access, engines: Engines, *, longest_wait_s
                 PolicyView(policy=one.policy, version=one.version, connected=one.connected, held=one.held, in_flight=one.in_flight)
                 for one in engines.status()
             ],
+            spans_forwarded=None if forwarder is None else forwarder.forwarded,
+            spans_not_forwarded=None if forwarder is None else forwarder.failed,
         )
 
     return router

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lightningrl.config import UpstreamConfig, UpstreamModelConfig
+from lightningrl.config import TelemetryConfig, UpstreamConfig, UpstreamModelConfig
 from lightningrl.errors import ConfigError
 from lightningrl.gateway.settings import Upstream
 from lightningrl.types import SamplingSettings
@@ -47,6 +47,8 @@ class ServerSettings(BaseModel):
     """Serves model names that are no policy's; None = the only policy."""
     upstream: UpstreamConfig | None = None
     """Answers embeddings and models that are no policies; keys are read from the server's environment."""
+    telemetry: TelemetryConfig | None = None
+    """Where ingested spans go as well; header values are read from the server's environment."""
     engine_wait_s: float = Field(default=600.0, gt=0)
     """How long one call waits while its policy is held or has no engine."""
     max_body_bytes: int = Field(default=32 * 2**20, gt=0)

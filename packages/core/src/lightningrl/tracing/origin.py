@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -49,13 +49,20 @@ class Adapter(Protocol):
 
 
 def resolve_origin(resolvers: Iterable[OriginResolver]) -> CallOrigin | None:
-    """The first origin that has a span, else the first that has a name: a framework inside another one knows better."""
+    """The first origin that has a span, else the first that has a name: a framework inside another one knows better.
+
+    A span whose adapter knows no name is called what another adapter calls the caller.
+    """
+    spanned: CallOrigin | None = None
     named: CallOrigin | None = None
     for resolve in resolvers:
         origin = resolve()
         if origin is None:
             continue
-        if origin.span_id:
+        if origin.span_id and origin.agent:
             return origin
-        named = named or origin
-    return named
+        spanned = spanned or (origin if origin.span_id else None)
+        named = named or (origin if origin.agent else None)
+    if spanned is not None and named is not None:
+        return replace(spanned, agent=named.agent)
+    return spanned or named

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Final
 
 from opentelemetry import trace
@@ -15,7 +17,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from lightningrl.tracing.scope import ActiveRollout, RolloutScope
 
-__all__ = ["OTLP_CONTENT_TYPE", "RolloutSpanProcessor", "build_tracer_provider", "encode_otlp", "watch_global_provider"]
+__all__ = ["OTLP_CONTENT_TYPE", "OpenSpan", "RolloutSpanProcessor", "WorkerTracerProvider", "build_tracer_provider", "encode_otlp"]
 
 OTLP_CONTENT_TYPE: Final = "application/x-protobuf"
 MAX_SPANS: Final = 10_000
@@ -24,57 +26,118 @@ MAX_SPANS: Final = 10_000
 logger = logging.getLogger(__name__)
 
 
+class OpenSpan:
+    """A span of a rollout while it runs, with its place among the others."""
+
+    __slots__ = ("children", "earlier", "is_over", "number", "parent", "rollout", "span")
+
+    def __init__(self, span: Span, rollout: ActiveRollout, parent: OpenSpan | None, earlier: OpenSpan | None, number: int) -> None:
+        self.span = span
+        self.rollout = rollout
+        self.parent = parent
+        self.earlier = earlier
+        """What ran in this context when the span was started."""
+        self.number = number
+        """Larger = started later."""
+        self.children: dict[int, OpenSpan] = {}
+        """Those that run."""
+        self.is_over = False
+
+    @property
+    def runs(self) -> bool:
+        """Neither it nor its parent has ended. A span that outlives its parent was abandoned: nobody reads the stream to its end."""
+        return not self.is_over and not (self.parent is not None and self.parent.is_over)
+
+
 class RolloutSpanProcessor(SpanProcessor):
-    """Gives each ended span to the rollout that was current when it started; spans outside of rollouts are nobody's."""
+    """Gives each ended span to the rollout that was current when it started; spans outside of rollouts are nobody's.
+
+    It listens to our provider and to those of the agent's own code, so nothing that one of them does (a shutdown) is about it.
+    """
 
     def __init__(self, scope: RolloutScope) -> None:
         self._scope = scope
-        self._open: dict[int, ActiveRollout] = {}
+        self._open: dict[int, OpenSpan] = {}
+        self._numbers = itertools.count()
+        self._latest: ContextVar[OpenSpan | None] = ContextVar("lightningrl_latest_span", default=None)
+        self.translate: Callable[[ReadableSpan, OpenSpan], ReadableSpan] | None = None
+        """Puts a span into our words when it ends."""
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         rollout = self._scope.current()
-        if rollout is not None:
-            self._open[span.get_span_context().span_id] = rollout
+        if rollout is None:
+            return
+        parent = self._open.get(span.parent.span_id) if span.parent is not None else None
+        earlier = self._latest.get()
+        while earlier is not None and (earlier.is_over or earlier.rollout is not rollout):
+            earlier = earlier.earlier
+        span_id = span.get_span_context().span_id
+        self._open[span_id] = one = OpenSpan(span, rollout, parent, earlier, next(self._numbers))
+        if parent is not None:
+            parent.children[span_id] = one
+        self._latest.set(one)
 
     def on_end(self, span: ReadableSpan) -> None:
         context = span.get_span_context()
-        rollout = None if context is None else self._open.pop(context.span_id, None)
-        if rollout is None:
+        one = None if context is None else self._close(context.span_id)
+        if one is None:
             return
-        if len(rollout.spans) >= MAX_SPANS:
-            if len(rollout.spans) == MAX_SPANS:
-                logger.warning("rollout %s: more than %d spans; the rest are dropped", rollout.rollout_id, MAX_SPANS)
-                rollout.spans.append(span)
+        spans = one.rollout.spans
+        if len(spans) >= MAX_SPANS:
+            if len(spans) == MAX_SPANS:
+                logger.warning("rollout %s: more than %d spans; the rest are dropped", one.rollout.rollout_id, MAX_SPANS)
+                spans.append(span)
             return
-        rollout.spans.append(span)
+        spans.append(span if self.translate is None else self.translate(span, one))
 
     def forget(self, rollout: ActiveRollout) -> None:
         """Drop the spans of an attempt that is over and that never ended."""
-        for span_id in [span_id for span_id, owner in self._open.copy().items() if owner is rollout]:
-            self._open.pop(span_id, None)
+        for span_id in [span_id for span_id, one in self._open.copy().items() if one.rollout is rollout]:
+            self._close(span_id)
+
+    def running_here(self) -> list[OpenSpan]:
+        """What runs in this context, for the current rollout: the span started last in it, the one that is set in it; innermost first."""
+        rollout = self._scope.current()
+        latest = self._latest.get()
+        while latest is not None and not latest.runs:
+            latest = latest.earlier
+        ambient = self._open.get(trace.get_current_span().get_span_context().span_id)
+        found = [one for one in (latest, ambient) if one is not None and rollout is not None and one.rollout is rollout and one.runs]
+        return sorted(found, key=lambda one: -one.number)
+
+    def innermost(self) -> list[OpenSpan]:
+        """The spans of the current rollout that run and have no child that does, in any context."""
+        rollout = self._scope.current()
+        return [one for one in self._open.copy().values() if one.rollout is rollout and one.runs and not one.children]
+
+    def _close(self, span_id: int) -> OpenSpan | None:
+        one = self._open.pop(span_id, None)
+        if one is not None:
+            one.is_over = True
+            if one.parent is not None:
+                one.parent.children.pop(span_id, None)
+        return one
 
     def shutdown(self) -> None:
-        self._open.clear()
+        """One of the providers was shut down; the others, and the rollouts, go on."""
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Nothing is kept back: the worker sends a rollout's spans when the attempt ends."""
         return True
 
 
-def build_tracer_provider(processor: SpanProcessor) -> TracerProvider:
+class WorkerTracerProvider(TracerProvider):
     """The provider that the worker hands to adapters; independent of OTEL_* sampling settings."""
-    provider = TracerProvider(sampler=ALWAYS_ON, resource=Resource({"service.name": "lightningrl-worker"}), shutdown_on_exit=False)
-    provider.add_span_processor(processor)
-    return provider
+
+    def __init__(self, spans: RolloutSpanProcessor) -> None:
+        super().__init__(sampler=ALWAYS_ON, resource=Resource({"service.name": "lightningrl-worker"}), shutdown_on_exit=False)
+        self.add_span_processor(spans)
+        self.rollout_spans = spans
 
 
-def watch_global_provider(provider: TracerProvider, processor: SpanProcessor) -> None:
-    """See the spans that the agent's own instrumentation makes: through its provider if it has set one, else through ours."""
-    existing = trace.get_tracer_provider()
-    if isinstance(existing, TracerProvider):
-        existing.add_span_processor(processor)
-    else:
-        trace.set_tracer_provider(provider)
+def build_tracer_provider(processor: RolloutSpanProcessor) -> WorkerTracerProvider:
+    """The worker's provider."""
+    return WorkerTracerProvider(processor)
 
 
 def encode_otlp(spans: Sequence[ReadableSpan]) -> bytes:

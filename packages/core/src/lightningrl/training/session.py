@@ -164,6 +164,7 @@ def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str =
         run_key=secrets.token_urlsafe(24),
         policies={recipe.policy.name: policy},
         upstream=recipe.upstream,
+        telemetry=recipe.telemetry,
     )
 
 

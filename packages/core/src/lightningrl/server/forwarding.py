@@ -1,0 +1,159 @@
+"""Hands every span that is ingested on to the user's own collector: in batches, in the background, never in a rollout's way.
+
+export ─► offer (returns at once) ─► bounded queue ─► one request per batch ─► collector
+                                          └─► full, refused or unreachable: dropped and counted, one line in the log per outage
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import logging
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from lightningrl.config import TelemetryConfig
+from lightningrl.errors import ConfigError
+
+__all__ = ["SpanForwarder", "create_forwarder"]
+
+QUEUE_BYTES: Final = 64 * 2**20
+"""Of exports that wait; more than that are dropped, newest first."""
+BATCH_BYTES: Final = 2 * 2**20
+BATCH_WAIT_S: Final = 0.5
+TRIES: Final = 4
+FIRST_PAUSE_S: Final = 0.5
+"""Before the second try; it doubles with each."""
+TIMEOUT_S: Final = 10.0
+CLOSE_S: Final = 3.0
+"""For what is left when the server stops."""
+RETRIED: Final = frozenset({429, 502, 503, 504})
+
+logger = logging.getLogger(__name__)
+
+
+class SpanForwarder:
+    """One collector. `offer` from the event loop; `close` sends what is left, within bounds."""
+
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None, *, queue_bytes: int = QUEUE_BYTES) -> None:
+        self.forwarded = 0
+        """Spans that the collector took."""
+        self.failed = 0
+        """Spans that were dropped."""
+        self._url = url
+        self._headers = {"content-type": "application/x-protobuf", "content-encoding": "gzip", **(headers or {})}
+        self._limit = queue_bytes
+        self._waiting: deque[tuple[bytes, int]] = deque()
+        self._waiting_bytes = 0
+        self._arrived = asyncio.Event()
+        self._is_closing = False
+        self._is_out = False
+        self._sending: asyncio.Task[None] | None = None
+
+    def offer(self, request: ExportTraceServiceRequest, rollout_id: str, attempt: int) -> None:
+        """Queue an export, with the rollout as an attribute of its resources."""
+        spans = sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
+        if not spans or self._is_closing:
+            return
+        for resource in request.resource_spans:
+            resource.resource.attributes.add(key="lightningrl.rollout.id").value.string_value = rollout_id
+            resource.resource.attributes.add(key="lightningrl.attempt").value.int_value = attempt
+        body = request.SerializeToString()
+        if self._waiting_bytes + len(body) > self._limit:
+            self._drop(spans, f"{self._limit} bytes of spans wait already")
+            return
+        self._waiting.append((body, spans))
+        self._waiting_bytes += len(body)
+        self._arrived.set()
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_all())
+
+    async def close(self) -> None:
+        """Send what is left for a few seconds, then drop it."""
+        self._is_closing = True
+        self._arrived.set()
+        if self._sending is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._sending, CLOSE_S)
+        left = sum(spans for _, spans in self._waiting)
+        if left:
+            self._drop(left, "the server stops")
+        if self.failed:
+            logger.warning("telemetry: %d spans reached %r, %d did not", self.forwarded, self._url, self.failed)
+
+    async def _send_all(self) -> None:
+        async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+            while self._waiting or not self._is_closing:
+                await self._arrived.wait()
+                if not self._is_closing and self._waiting_bytes < BATCH_BYTES:
+                    await asyncio.sleep(BATCH_WAIT_S)
+                if not self._is_closing:
+                    self._arrived.clear()
+                while self._waiting:
+                    await self._send(client, *self._take())
+
+    def _take(self) -> tuple[bytes, int]:
+        """A batch and its number of spans: requests in protobuf are joined by writing them one after the other."""
+        bodies: list[bytes] = []
+        size = count = 0
+        while self._waiting and (not bodies or size + len(self._waiting[0][0]) <= BATCH_BYTES):
+            body, spans = self._waiting.popleft()
+            bodies.append(body)
+            size += len(body)
+            count += spans
+        self._waiting_bytes -= size
+        return b"".join(bodies), count
+
+    async def _send(self, client: httpx.AsyncClient, batch: bytes, spans: int) -> None:
+        content = await asyncio.to_thread(gzip.compress, batch, 1)
+        problem = ""
+        try:
+            for number in range(TRIES):
+                if number:
+                    await asyncio.sleep(FIRST_PAUSE_S * 2 ** (number - 1))
+                try:
+                    answer = await client.post(self._url, content=content, headers=self._headers)
+                except (httpx.HTTPError, httpx.InvalidURL) as error:
+                    problem = f"{type(error).__name__}: {error}"
+                else:
+                    if answer.is_success:
+                        self.forwarded += spans
+                        self._is_out = False
+                        return
+                    problem = f"it answered {answer.status_code}: {answer.text[:200]!r}"
+                    if answer.status_code not in RETRIED:
+                        break
+                if self._is_closing or self._is_out:  # this batch was its chance to come back
+                    break
+        except asyncio.CancelledError:
+            self._drop(spans, "the server stops")
+            raise
+        self._drop(spans, problem)
+
+    def _drop(self, spans: int, problem: str) -> None:
+        self.failed += spans
+        if not self._is_out:
+            self._is_out = True
+            logger.warning("telemetry: spans do not reach %r: %s; rollouts go on, and later failures are only counted", self._url, problem)
+
+
+def create_forwarder(config: TelemetryConfig | None, environment: Mapping[str, str]) -> SpanForwarder | None:
+    """The forwarder of a recipe; None where it has none. Raises ConfigError for a header whose variable is not set."""
+    if config is None or config.forward is None:
+        return None
+    headers: dict[str, str] = {}
+    for name, variable in config.headers_env.items():
+        if not environment.get(variable):
+            raise ConfigError(
+                f"telemetry.headers_env.{name!r}: the environment variable {variable!r} is not set; set it to the header's value"
+            )
+        headers[name.lower()] = environment[variable]
+    parts = urlsplit(config.forward)
+    path = parts.path if parts.path.strip("/") else "/v1/traces"
+    return SpanForwarder(urlunsplit(parts._replace(path=path)), headers)

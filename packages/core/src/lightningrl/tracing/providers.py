@@ -1,0 +1,81 @@
+"""Listens to whatever `TracerProvider` the agent's own code makes, at import or later, and to ours where it makes none.
+
+made by the agent, global or not  ─►  our processor is added; its exporters, sampler and resource stay as they are
+none is global                    ─►  ours holds the place, until the agent sets its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+import wrapt
+from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.util._once import Once
+
+from lightningrl.tracing.spans import WorkerTracerProvider
+
+__all__ = ["ProviderWatch"]
+
+
+class ProviderWatch:
+    """Patches of the OpenTelemetry SDK in this process. `install` once, before the agent is imported; `uninstall` restores them."""
+
+    def __init__(self, provider: WorkerTracerProvider) -> None:
+        self._provider = provider
+        self._processor: SpanProcessor = provider.rollout_spans
+        self._heard: WeakSet[TracerProvider] = WeakSet()
+        self._restores: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Hear of each provider that is made from now on."""
+        self._add = TracerProvider.add_span_processor
+        self._patch(TracerProvider, "__init__", self._made)
+        self._patch(TracerProvider, "add_span_processor", self._added)
+        self._patch(trace, "set_tracer_provider", self._set)
+
+    def uninstall(self) -> None:
+        while self._restores:
+            self._restores.pop()()
+
+    def take_global(self) -> None:
+        """Listen to the global provider; where there is none, ours is it for the time being."""
+        existing = trace.get_tracer_provider()
+        if isinstance(existing, TracerProvider):
+            self._listen(existing)
+        else:
+            trace.set_tracer_provider(self._provider)
+
+    def _listen(self, provider: TracerProvider) -> None:
+        if provider is not self._provider and provider not in self._heard:
+            self._heard.add(provider)
+            self._add(provider, self._processor)  # not the subclass's own method, which may know defaults that ours must not replace
+
+    def _made(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        wrapped(*args, **kwargs)
+        if not isinstance(instance, WorkerTracerProvider):
+            self._listen(instance)
+
+    def _added(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Some providers drop all of their processors when the first one of the user's comes."""
+        wrapped(*args, **kwargs)
+        processors = getattr(getattr(instance, "_active_span_processor", None), "_span_processors", None)
+        if instance in self._heard and processors is not None and self._processor not in processors:
+            self._add(instance, self._processor)
+
+    def _set(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A global provider can be set once only, and ours must not be the one that keeps the agent's out."""
+        given = args[0] if args else kwargs["tracer_provider"]
+        if trace.get_tracer_provider() is self._provider and given is not self._provider:
+            trace._TRACER_PROVIDER = None
+            trace._TRACER_PROVIDER_SET_ONCE = Once()
+        wrapped(*args, **kwargs)
+        if isinstance(given, TracerProvider) and not isinstance(given, WorkerTracerProvider):
+            self._listen(given)
+
+    def _patch(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, wrapt.FunctionWrapper(original, wrapper))
+        self._restores.append(lambda: setattr(owner, name, original))
