@@ -203,6 +203,8 @@ def _status(attributes: Mapping[str, Any], error_type: str, *, failed: bool) -> 
         return ToolStatus.OK
     if attributes.get("pydantic_ai.tool.failure_stage") == "validation":
         return ToolStatus.INVALID_ARGUMENTS
+    if error_type in {ToolStatus.INVALID_ARGUMENTS, ToolStatus.UNKNOWN_TOOL}:
+        return ToolStatus(error_type)
     return ToolStatus.TIMEOUT if error_type.rpartition(".")[2] in {"timeout", "Timeout", "TimeoutError"} else ToolStatus.ERROR
 
 

@@ -1,0 +1,125 @@
+"""200 concurrent rollouts of agents that only OpenTelemetry describes: each call belongs to its rollout and role, none to another."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningrl.runtime.pool import WorkerPool
+from lightningrl.testing.adapter_conformance import play_tools
+from lightningrl.testing.scripted_server import RecordedSpan, ScriptedServer
+from lightningrl.tracing import semconv
+
+HERE = Path(__file__).parent
+ROLLOUTS = 200
+ADD = 'TOOL=add ARGS={"a": 1, "b": 2}'
+
+
+def play(body: dict[str, Any]) -> dict[str, Any]:
+    return play_tools(body) if body.get("tools") else {"content": "one two three"}
+
+
+async def run_rollouts(server: ScriptedServer, folder: Path, agent: str, texts: dict[str, str], *, workers: int, concurrency: int) -> None:
+    """200 rollouts, the kinds in turn."""
+    for number in range(ROLLOUTS):
+        kind = tuple(texts)[number % len(texts)]
+        server.add_rollout(f"{kind}-{number}", f"RID={kind}-{number} {texts[kind].replace('NAME', f'{kind}-{number}')}", timeout_s=200)
+    pool = WorkerPool(
+        server.url,
+        server.run_key,
+        f"otel_agents.py:{agent}",
+        workers=workers,
+        concurrency=concurrency,
+        adapters=["opentelemetry"],
+        base_dir=HERE,
+        log_folder=folder,
+    )
+    async with pool:
+        await server.wait_finished(timeout_s=280)
+
+
+def role_of(spans: list[RecordedSpan], span_id: str | None) -> str | None:
+    """The nearest agent on the way up, as the server finds it."""
+    by_id = {span.span_id: span for span in spans}
+    while span_id in by_id:
+        span = by_id[span_id]
+        if semconv.AGENT_NAME in span.attributes:
+            return span.attributes[semconv.AGENT_NAME]
+        span_id = span.parent_id
+    return None
+
+
+def check(server: ScriptedServer, calls: int | dict[str, int], *, told_early: bool = True) -> None:
+    """0 wrong, 0 missing. `told_early`: the role goes along with the request, and is not only found by the spans."""
+    assert len(server.calls) > 0
+    per_rollout = Counter(call.rollout_id for call in server.calls)
+    assert len(per_rollout) == ROLLOUTS
+    for rollout_id, count in per_rollout.items():
+        assert rollout_id is not None
+        assert count == (calls if isinstance(calls, int) else calls[rollout_id.rpartition("-")[0]])
+        result = server.result(rollout_id)
+        assert result is not None and result["outcome"] == "succeeded", json.dumps(result)
+    spans = {rollout_id: server.spans(str(rollout_id)) for rollout_id in per_rollout}
+    for call in server.calls:
+        assert call.rollout_id == (re.search(r"RID=([\w-]+)", call.text) or [None, None])[1]
+        role = (re.search(r"ROLE=(\w+)", call.text) or [None, None])[1]
+        assert role_of(spans[call.rollout_id], call.span_id) == role
+        assert call.agent in ({role} if told_early else {role, None})
+    spanned = [(call.rollout_id, call.span_id) for call in server.calls]
+    assert len(set(spanned)) == len(spanned)  # each call has a span of its own
+
+
+def tools_of(server: ScriptedServer) -> Counter[tuple[str, str]]:
+    tools = [span for rollout_id in server._attempts for span in server.spans(rollout_id) if semconv.TOOL_STATUS in span.attributes]
+    return Counter((tool.attributes[semconv.TOOL_NAME], tool.attributes[semconv.TOOL_STATUS]) for tool in tools)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_openinference_on_one_loop(tmp_path: Path) -> None:
+    with ScriptedServer(play, max_delay_s=0.5, hold_until=ROLLOUTS) as server:
+        await run_rollouts(server, tmp_path, "openinference_openai", {"openai": ""}, workers=2, concurrency=ROLLOUTS // 2)
+        check(server, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_genai_spans_in_threads(tmp_path: Path) -> None:
+    with ScriptedServer(play, max_delay_s=0.5, hold_until=ROLLOUTS) as server:
+        texts = {kind: f"KIND={kind} " for kind in ("sync", "stream", "threads")}
+        await run_rollouts(server, tmp_path, "genai", texts, workers=2, concurrency=ROLLOUTS // 2)
+        check(server, {"sync": 2, "stream": 2, "threads": 6})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_pydantic_ai_with_an_agent_as_a_tool(tmp_path: Path) -> None:
+    with ScriptedServer(play, max_delay_s=0.5, hold_until=ROLLOUTS) as server:
+        texts = {"consult": 'TOOL=consult ARGS={"question": "RID=NAME why?"}', "add": f"{ADD} " + ADD.replace('"a": 1', '"a": "x"')}
+        await run_rollouts(server, tmp_path, "pydantic_ai", texts, workers=2, concurrency=ROLLOUTS // 2)
+        check(server, {"consult": 3, "add": 2})
+        assert tools_of(server) == {("consult", "ok"): 100, ("add", "ok"): 100, ("add", "invalid_arguments"): 100}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_openinference_by_callbacks_of_langgraph(tmp_path: Path) -> None:
+    """It names a node when its span ends, and sets no span in the context that makes the request."""
+    with ScriptedServer(play, max_delay_s=0.5, hold_until=ROLLOUTS) as server:
+        texts = {"add": ADD, "fail": "TOOL=fail ARGS={}"}
+        await run_rollouts(server, tmp_path, "openinference_langgraph", texts, workers=2, concurrency=ROLLOUTS // 2)
+        check(server, 2, told_early=False)
+        assert tools_of(server) == {("add", "ok"): 100, ("fail", "error"): 100}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_one_rollout_at_a_time_in_each_worker(tmp_path: Path) -> None:
+    with ScriptedServer(play, max_delay_s=0.02, hold_until=4) as server:
+        await run_rollouts(server, tmp_path, "openinference_openai", {"openai": ""}, workers=4, concurrency=1)
+        check(server, 4)
