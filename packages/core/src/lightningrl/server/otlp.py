@@ -76,7 +76,7 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
 
 def encode_answer(media_type: str, rejected: int) -> bytes:
     """What an exporter is told; empty = everything was taken."""
-    sentence = f"{rejected} spans have no span id of eight bytes; they were left out"
+    sentence = f"left out for want of a span id of eight bytes: {rejected} of the spans"
     if media_type == JSON:
         partial = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": sentence}}
         return json.dumps(partial if rejected else {}).encode()
