@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any
+from typing import Any, TypedDict
 
 import openai
 from opentelemetry import trace
@@ -290,3 +290,46 @@ async def pydantic_ai(text: str) -> str:
 
         Programs.agent, Programs.ready = boss, "pydantic"
     return str((await Programs.agent.run(text)).output)
+
+
+async def openinference_parallel(text: str) -> str:
+    """LangGraph nodes that call the model at the same time."""
+    if Programs.ready != "parallel":
+        from langchain_openai import ChatOpenAI
+        from langgraph.graph import START, StateGraph
+        from openinference.instrumentation.langchain import LangChainInstrumentor
+
+        LangChainInstrumentor().instrument()
+        model = ChatOpenAI(model="gpt-4o-mini", api_key="sk-the-users-own")  # type: ignore[arg-type]
+
+        def speak(role: str) -> Any:
+            async def node(state: Any) -> Any:
+                await model.ainvoke(f"{state['text']} ROLE={role}")
+                return {}
+
+            return node
+
+        graph = StateGraph(State)
+        for role in ("left", "middle", "right"):
+            graph.add_node(role, speak(role))
+            graph.add_edge(START, role)
+        Programs.agent, Programs.ready = graph.compile(), "parallel"
+    await Programs.agent.ainvoke({"text": text})
+    return text
+
+
+class State(TypedDict):
+    text: str
+
+
+async def pydantic_ai_structured(text: str) -> str:
+    from pydantic import BaseModel
+    from pydantic_ai import Agent
+
+    class Place(BaseModel):
+        city: str
+
+    Agent.instrument_all()
+    guide = Agent("openai-chat:gpt-4o-mini", name="guide", output_type=[Place, str])  # type: ignore[call-overload]
+    output = (await guide.run(text)).output
+    return output.city if isinstance(output, Place) else str(output)

@@ -54,8 +54,11 @@ def role_of(spans: list[RecordedSpan], span_id: str | None) -> str | None:
     return None
 
 
-def check(server: ScriptedServer, calls: int | dict[str, int], *, told_early: bool = True) -> None:
-    """0 wrong, 0 missing. `told_early`: the role goes along with the request, and is not only found by the spans."""
+def check(server: ScriptedServer, calls: int | dict[str, int], *, told_early: bool = True, may_miss: bool = False) -> None:
+    """0 wrong, 0 missing. `told_early`: the role goes along with the request, and is not only found by the spans.
+
+    `may_miss`: a call may have no role and no span; it must still not have another one's.
+    """
     assert len(server.calls) > 0
     per_rollout = Counter(call.rollout_id for call in server.calls)
     assert len(per_rollout) == ROLLOUTS
@@ -68,9 +71,9 @@ def check(server: ScriptedServer, calls: int | dict[str, int], *, told_early: bo
     for call in server.calls:
         assert call.rollout_id == (re.search(r"RID=([\w-]+)", call.text) or [None, None])[1]
         role = (re.search(r"ROLE=(\w+)", call.text) or [None, None])[1]
-        assert role_of(spans[call.rollout_id], call.span_id) == role
+        assert role_of(spans[call.rollout_id], call.span_id) in ({role, None} if may_miss else {role})
         assert call.agent in ({role} if told_early else {role, None})
-    spanned = [(call.rollout_id, call.span_id) for call in server.calls]
+    spanned = [(call.rollout_id, call.span_id) for call in server.calls if call.span_id is not None or not may_miss]
     assert len(set(spanned)) == len(spanned)  # each call has a span of its own
 
 
@@ -115,6 +118,15 @@ async def test_openinference_by_callbacks_of_langgraph(tmp_path: Path) -> None:
         await run_rollouts(server, tmp_path, "openinference_langgraph", texts, workers=2, concurrency=ROLLOUTS // 2)
         check(server, 2, told_early=False)
         assert tools_of(server) == {("add", "ok"): 100, ("fail", "error"): 100}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_callbacks_of_nodes_that_run_at_once_are_not_mistaken_for_each_other(tmp_path: Path) -> None:
+    """Nothing says which span a request belongs to: no role is better than a wrong one."""
+    with ScriptedServer(play, max_delay_s=0.5, hold_until=ROLLOUTS) as server:
+        await run_rollouts(server, tmp_path, "openinference_parallel", {"parallel": ""}, workers=2, concurrency=ROLLOUTS // 2)
+        check(server, 3, told_early=False, may_miss=True)
 
 
 @pytest.mark.slow

@@ -55,9 +55,10 @@ def tool_call_records(spans: Sequence[SeenSpan]) -> list[ToolCallRecord]:
     """In the order of the spans; calls of tools that nobody offered come last."""
     tools = distinct_tools([span for span in spans if span.reading.kind is Kind.TOOL])
     asked = [one for span in spans if span.reading.kind is Kind.MODEL and not span.is_ours for one in _asked(span)]
+    by_id = {one.call.id: one for one in asked}
     taken = {tool.reading.tool_call_id for tool in tools}
     waiting = [one for one in asked if one.call.id not in taken]
-    joined = [tool if tool.reading.tool_call_id or tool.is_ours else _join(tool, waiting) for tool in tools]
+    joined = [tool if tool.is_ours else _join(tool, by_id.get(tool.reading.tool_call_id) or _find(tool, waiting)) for tool in tools]
     ids = {tool.reading.tool_call_id for tool in joined}
     unrun = [one for one in waiting if not one.is_offered and one.call.id not in ids]
     return [_record(tool) for tool in joined] + [_unrun(one, number) for number, one in enumerate(unrun)]
@@ -103,18 +104,28 @@ def _asked(span: SeenSpan) -> list[_Asked]:
     ]
 
 
-def _join(tool: SeenSpan, waiting: list[_Asked]) -> SeenSpan:
-    """The tool with the id of the call that asked for it: same name, same arguments, asked before; or the only one of that name."""
+def _find(tool: SeenSpan, waiting: list[_Asked]) -> _Asked | None:
+    """What asked for a tool without an id: same name, same arguments, asked before; or the only one of that name."""
+    if tool.reading.tool_call_id:
+        return None
     named = [one for one in waiting if one.call.name == tool.reading.tool and one.span.ended_ns <= tool.started_ns]
     arguments = _parse(tool.reading.arguments)
     exact = [one for one in named if _parse(one.call.arguments) == arguments]
     found = exact[0] if exact else named[0] if len(named) == 1 else None
-    if found is None:
+    if found is not None:
+        waiting.remove(found)
+    return found
+
+
+def _join(tool: SeenSpan, asked: _Asked | None) -> SeenSpan:
+    """The tool with the id of the call that asked, and the agent who did."""
+    if asked is None:
         return tool
-    waiting.remove(found)
-    arguments_text = tool.reading.arguments or found.call.arguments
     reading = replace(
-        tool.reading, tool_call_id=found.call.id, arguments=arguments_text, agent=found.span.reading.agent or tool.reading.agent
+        tool.reading,
+        tool_call_id=asked.call.id,
+        arguments=tool.reading.arguments or asked.call.arguments,
+        agent=asked.span.reading.agent or tool.reading.agent,
     )
     return replace(tool, reading=reading)
 
