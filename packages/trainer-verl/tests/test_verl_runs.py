@@ -139,15 +139,12 @@ def test_one_of_two_replicas_dies_in_mid_step_and_nothing_is_lost(start: Callabl
 
 @pytest.mark.timeout(900)
 def test_rollouts_run_ahead_of_learning_and_the_staleness_is_measured(start: Callable[..., Run], policy: str) -> None:
-    separate = settings(
-        backends__verl__mode="separate_async",
-        backends__verl__rollout_nodes=1,
-        backends__verl__rollout_gpus_per_node=1,
-        learner__importance_cap=2.0,
-    )
-    steps = start(str(TWO_CALLS), "--policy", policy, "--steps", "5", *separate).finish()
-    assert [record["step"] for record in steps] == [1, 2, 3, 4, 5]
+    separate = {"mode": "separate_async", "rollout_nodes": 1, "rollout_gpus_per_node": 1, "ahead": 2}
+    arguments = settings(**{f"backends__verl__{name}": value for name, value in separate.items()}, learner__importance_cap=2.0)
+    steps = start(str(TWO_CALLS), "--policy", policy, "--steps", "6", *arguments).finish()
+    assert [record["step"] for record in steps] == [1, 2, 3, 4, 5, 6]
     assert steps[0]["learn/staleness_max"] == 0
-    assert max(record["learn/staleness_max"] for record in steps) >= 1, "step 2 is collected while step 1 is learned"
+    assert max(record["learn/staleness_max"] for record in steps) >= 1, "a step is collected while an earlier one is learned"
     assert all(record["learn/staleness_max"] <= 2 for record in steps)
     assert all(0.5 < record["learn/importance"] < 1.5 for record in steps)
+    assert any(record["learn/importance"] != pytest.approx(1.0, abs=1e-5) for record in steps), "stale tokens are weighed"

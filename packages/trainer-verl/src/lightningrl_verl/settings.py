@@ -44,7 +44,7 @@ class LoraSettings:
     """Low-rank adapters instead of full fine-tuning (Hu et al. 2021); vLLM serves them as adapters."""
 
     rank: int = 16
-    alpha: float = 32.0
+    alpha: int = 32
     target_modules: str | tuple[str, ...] = "all-linear"
 
     @classmethod
@@ -56,9 +56,10 @@ class LoraSettings:
         rank, targets = values.get("rank", 16), values.get("target_modules", "all-linear")
         if not isinstance(rank, int) or rank < 1:
             raise ConfigError(f"lora rank is {rank!r}; use an integer of at least 1")
-        return cls(
-            rank=rank, alpha=float(values.get("alpha", 2.0 * rank)), target_modules=targets if isinstance(targets, str) else tuple(targets)
-        )
+        alpha = values.get("alpha", 2 * rank)
+        if int(alpha) != alpha:
+            raise ConfigError(f"lora alpha is {alpha!r}; verl takes whole numbers")
+        return cls(rank=rank, alpha=int(alpha), target_modules=targets if isinstance(targets, str) else tuple(targets))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -271,13 +271,18 @@ def _check_key(config: Any, key: str) -> None:
 
 def _validate(config: Any) -> None:
     from hydra.errors import InstantiationException
+    from omegaconf.errors import ValidationError
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     try:
         with contextlib.redirect_stdout(io.StringIO()), quiet():  # verl says that there is no critic
             validate_config(config, need_reference_policy(config), need_critic(config))
+            for part in (config.actor_rollout_ref.model, config.actor_rollout_ref.rollout):
+                omega_conf_to_dataclass(part)
     except (AssertionError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"verl refuses its settings: {error}") from error
+    except ValidationError as error:
+        raise ConfigError(f"verl refuses its settings: {str(error).splitlines()[0]}") from error
     except InstantiationException as error:
         raise ConfigError(f"verl refuses its settings: {error.__cause__ or error}") from error
