@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 ROOT = Path(__file__).resolve().parents[3]
 TWO_CALLS = Path(__file__).parent / "two_calls"
@@ -118,6 +120,13 @@ def test_the_sql_agent_is_trained_by_verl_with_vllm_and_goes_on_after_kill_9(sta
         "the replicas serve the trainer's weights after each update"
     )
     assert [record["policy_version"] for record in steps] == [1, 2, 3, 4]
+    weights = run.folder.with_name("weights")
+    command = [sys.executable, "-m", "lightningrl.cli", "export", str(weights), "--run", str(run.folder)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    exported = AutoModelForCausalLM.from_pretrained(weights).state_dict()
+    start_of_all = AutoModelForCausalLM.from_pretrained(f"{example}/starter").state_dict()
+    assert exported.keys() == start_of_all.keys()
+    assert any(not torch.equal(exported[name], start_of_all[name]) for name in exported), "they have learned"
 
 
 @pytest.mark.timeout(900)
@@ -137,10 +146,16 @@ def test_one_of_two_replicas_dies_in_mid_step_and_nothing_is_lost(start: Callabl
     assert "died" in run.tail()
 
 
+SEPARATE = {"mode": "separate_async", "rollout_nodes": 1, "rollout_gpus_per_node": 1, "ahead": 2}
+COLOCATED = {"mode": "colocate_async", "ahead": 2}
+
+
 @pytest.mark.timeout(900)
-def test_rollouts_run_ahead_of_learning_and_the_staleness_is_measured(start: Callable[..., Run], policy: str) -> None:
-    separate = {"mode": "separate_async", "rollout_nodes": 1, "rollout_gpus_per_node": 1, "ahead": 2}
-    arguments = settings(**{f"backends__verl__{name}": value for name, value in separate.items()}, learner__importance_cap=2.0)
+@pytest.mark.parametrize("layout", [SEPARATE, COLOCATED], ids=["separate", "colocated"])
+def test_rollouts_run_ahead_of_learning_and_the_staleness_is_measured(
+    start: Callable[..., Run], policy: str, layout: dict[str, Any]
+) -> None:
+    arguments = settings(**{f"backends__verl__{name}": value for name, value in layout.items()}, learner__importance_cap=2.0)
     steps = start(str(TWO_CALLS), "--policy", policy, "--steps", "6", *arguments).finish()
     assert [record["step"] for record in steps] == [1, 2, 3, 4, 5, 6]
     assert steps[0]["learn/staleness_max"] == 0

@@ -29,7 +29,7 @@ from lightningrl.protocols import LearnReport
 from lightningrl.types import Sample
 from lightningrl_verl.cluster import check_capacity, connect
 from lightningrl_verl.engine import VerlEngine
-from lightningrl_verl.environment import process_environment
+from lightningrl_verl.environment import process_environment, quiet
 from lightningrl_verl.export import export_checkpoint
 from lightningrl_verl.policy import PolicyFacts, read_policy
 from lightningrl_verl.recipe_check import check_machine, runs_on_cpu
@@ -161,6 +161,10 @@ class VerlBackend:
         return tempfile.TemporaryDirectory(prefix=".lightningrl-", dir=self._shared)
 
     def _start(self) -> None:
+        with quiet():
+            self._start_verl()
+
+    def _start_verl(self) -> None:
         check_machine(self.settings)
         config = build_config(self.settings, context_length=self._policy.context_length, cpu=self._cpu, resume_from=self._resume_from)
         self._owns_ray = connect(self.settings, config, self._environment) or self._owns_ray
