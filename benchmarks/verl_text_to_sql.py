@@ -93,7 +93,8 @@ def report(name: str) -> dict[str, float]:
         "credit": credit / len(later),
         "rows": learn["seconds_rows"] / len(later),
         "handover": learn["seconds_handover"] / len(later),
-        "overhead": (server + credit + learn["seconds_handover"]) / seconds,
+        "in_line": (credit + learn["seconds_handover"]) / seconds,
+        "beside": server / seconds,
         **{f"verl_{part}": value for part, value in verl.items()},
     }
 
@@ -112,10 +113,13 @@ def show(name: str, found: dict[str, float]) -> None:
     print(f"    collecting rollouts                     {found['collect']:.2f} s")
     for part in ("old_log_prob", "adv", "update_actor", "update_weights"):
         print(f"    verl: {part:33} {found[f'verl_{part}']:.2f} s")
-    print(f"  LightningRL's share                       {found['overhead']:.1%} (target: at most 5 %)")
-    print(f"    server CPU (gateway, store)             {found['server_cpu']:.2f} s")
+    print(f"  LightningRL's share, in line              {found['in_line']:.1%}")
     print(f"    credit and samples                      {found['credit']:.3f} s")
     print(f"    hand-over to verl, rows {found['rows']:.3f} s of it     {found['handover']:.3f} s")
+    print(f"  beside the rollouts: server CPU           {found['beside']:.1%} (gateway, store, leases, traces)")
+    print(f"    a step                                  {found['server_cpu']:.2f} s")
+    total = found["credit"] + found["handover"] + found["server_cpu"]
+    print(f"  all of it, {total:.2f} s, is 5 % of a step of     {total / 0.05:.0f} s")
 
 
 def main() -> None:

@@ -110,6 +110,8 @@ class Runner:
     def __init__(self, config: Any) -> None:
         self._config = config
         self._log = Path(tempfile.mkdtemp(prefix="lightningrl-verl-")) / "metrics.jsonl"
+        self._read = 0
+        """Bytes of the log that were read."""
         self._trainer: Any = None
         self._manager: BatchManager | None = None
         self._thread = threading.Thread(target=self._fit, name="verl-fit", daemon=True)
@@ -129,10 +131,6 @@ class Runner:
         """verl's handle to the replicas (`LLMServerClient`)."""
         return self._trainer.get_llm_client()
 
-    def ranks(self) -> int:
-        """Data-parallel ranks of the learner."""
-        return int(self._trainer.actor_rollout_wg.world_size)
-
     def learn(self, samples: Sequence[Sample], *, minibatches: int, scale: float, as_reward: bool) -> Learned:
         """One step of verl's trainer on these samples; returns when the replicas serve its weights."""
         began = time.monotonic()
@@ -140,7 +138,8 @@ class Runner:
         if self._manager is None or not turns.wait_begun():
             raise BackendError("verl's trainer has ended; it made all the steps of its schedule: raise total_steps")
         step = int(self._trainer.global_steps)
-        rows = self._manager.submit(samples, step=step, minibatches=minibatches, scale=scale, as_reward=as_reward, ranks=self.ranks())
+        ranks = int(self._trainer.actor_rollout_wg.world_size)
+        rows = self._manager.submit(samples, step=step, minibatches=minibatches, scale=scale, as_reward=as_reward, ranks=ranks)
         seconds_rows = time.monotonic() - began
         turns.give()
         is_waiting = turns.wait_begun()
@@ -180,8 +179,8 @@ class Runner:
         config = self._config
         OmegaConf.resolve(config)
         config.transfer_queue.enable = True
-        tq.init(config.transfer_queue)
         try:
+            tq.init(config.transfer_queue)
             self._trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
             self._trainer.init()
             manager_class = load_class_from_fqn(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class, "AgentLoopManager")
@@ -197,16 +196,15 @@ class Runner:
                 self._trainer.replay_buffer.turns.end(error)
         finally:
             self._is_set_up.set()
-            tq.close()
+            tq.close()  # does nothing where it was not opened
 
     def _metrics(self, step: int) -> dict[str, float]:
         """What verl logged for the step; nothing where the step is not over (several updates between two transfers)."""
-        if not self._log.is_file():
-            return {}
-        lines = self._log.read_bytes().splitlines()
-        if not lines:
-            return {}
-        last = orjson.loads(lines[-1])
+        with self._log.open("rb") as log:
+            log.seek(self._read)
+            lines = log.read().splitlines()
+            self._read = log.tell()
+        last = orjson.loads(lines[-1]) if lines else {"step": None}
         if last["step"] != step:
             return {}
         return {name: float(value) for name, value in last["data"].items() if isinstance(value, int | float)}
