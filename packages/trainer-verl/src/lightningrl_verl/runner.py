@@ -204,7 +204,7 @@ class Runner:
             log.seek(self._read)
             lines = log.read().splitlines()
             self._read = log.tell()
-        last = orjson.loads(lines[-1]) if lines else {"step": None}
+        last: dict[str, Any] = orjson.loads(lines[-1]) if lines else {"step": None}
         if last["step"] != step:
             return {}
         return {name: float(value) for name, value in last["data"].items() if isinstance(value, int | float)}
