@@ -156,10 +156,12 @@ def test_rollouts_run_ahead_of_learning_and_the_staleness_is_measured(
     start: Callable[..., Run], policy: str, layout: dict[str, Any]
 ) -> None:
     arguments = settings(**{f"backends__verl__{name}": value for name, value in layout.items()}, learner__importance_cap=2.0)
+    arguments += settings(loop__tasks_per_step=8)
     steps = start(str(TWO_CALLS), "--policy", policy, "--steps", "6", *arguments).finish()
     assert [record["step"] for record in steps] == [1, 2, 3, 4, 5, 6]
     assert steps[0]["learn/staleness_max"] == 0
-    assert max(record["learn/staleness_max"] for record in steps) >= 1, "a step is collected while an earlier one is learned"
     assert all(record["learn/staleness_max"] <= 2 for record in steps)
     assert all(0.5 < record["learn/importance"] < 1.5 for record in steps)
-    assert any(record["learn/importance"] != pytest.approx(1.0, abs=1e-5) for record in steps), "stale tokens are weighed"
+    if layout is SEPARATE:  # colocated replicas sleep while verl learns, so few calls or none are stale
+        assert max(record["learn/staleness_max"] for record in steps) >= 1, "a step is collected while an earlier one is learned"
+        assert any(record["learn/importance"] != pytest.approx(1.0, abs=1e-5) for record in steps), "stale tokens are weighed"
