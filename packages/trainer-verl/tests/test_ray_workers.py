@@ -88,6 +88,8 @@ async def test_a_killed_actor_ends_its_worker_and_both_are_replaced(server: Scri
     server.add_rollout("r1", {"do": "hang"})
     async with make_pool(server, folder, create_ray_launcher()) as pool:
         await server.wait_finished("r0")
+        while pool.status.finished < 1:  # the pool has heard of r0's end, so what is busy now is r1
+            await asyncio.sleep(0.01)
         await wait_busy(pool)
         worker = (server.result("r0") or {})["output"]
         os.kill(parent_of(worker), signal.SIGKILL)
@@ -129,7 +131,9 @@ async def test_a_node_that_goes_down_ends_its_attempts_and_the_workers_go_elsewh
         await server.wait_finished("r3")
     assert [(server.result(name) or {})["outcome"] for name in ("r1", "r2", "r3")] == ["infrastructure_error"] * 2 + ["succeeded"]
     assert "was lost with its Ray node " in (server.result("r1") or {})["error"]
-    cluster.remove_node(far[1], allow_graceful=False)
+    await asyncio.to_thread(cluster.remove_node, far[1], allow_graceful=False)
+    while len(ray_connection.find_nodes()) > 1:  # until Ray knows it too; it would put the next test's workers there
+        await asyncio.sleep(0.1)
 
 
 async def test_workers_find_no_place_on_a_cluster_that_is_too_small(server: ScriptedServer, folder: Path) -> None:
