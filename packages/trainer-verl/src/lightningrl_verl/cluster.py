@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import uuid
 from typing import Any
 
 from lightningrl.errors import BackendError
-from lightningrl_verl.ray_connection import check_gcs
+from lightningrl_verl.ray_connection import join_or_start
 from lightningrl_verl.settings import Settings
 
 __all__ = ["check_capacity", "connect"]
@@ -17,33 +16,22 @@ __all__ = ["check_capacity", "connect"]
 def connect(settings: Settings, config: Any, environment: dict[str, str]) -> bool:
     """Join the cluster of `settings.address` or RAY_ADDRESS, or start a Ray of our own; False where one was joined already.
 
-    Raises BackendError for a cluster that cannot be reached.
+    Raises ConfigError for a cluster that cannot be reached.
     """
-    import ray
-
-    if ray.is_initialized():
-        return False
     from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
-    address = settings.address or os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-    runtime = get_ppo_ray_runtime_env(config)
-    runtime["env_vars"] = {**runtime["env_vars"], **environment, "TRANSFER_QUEUE_ENABLE": "1"}
-    if address is not None and address not in ("auto", "local"):
-        check_gcs(address, setting="backends.verl.address")
+    own = options.pop("address", None)
+    address = settings.address or os.environ.get("RAY_ADDRESS")
     if address is not None:
         for local in ("num_cpus", "num_gpus", "include_dashboard"):  # the cluster's own business
             options.pop(local, None)
-        options["address"] = address
-    try:
-        # verl's actors have fixed names: a namespace of our own lets several runs share a cluster
-        namespace = f"lightningrl-{uuid.uuid4().hex[:12]}"
-        ray.init(**{**options, "namespace": namespace, "runtime_env": runtime, "log_to_driver": False, "logging_level": logging.ERROR})
-    except Exception as error:
-        where = f"the Ray cluster at {address!r} cannot be joined" if address else "Ray cannot be started"
-        raise BackendError(f"{where}: {error}"[:600]) from error
-    return True
+    runtime = get_ppo_ray_runtime_env(config)
+    runtime["env_vars"] = {**runtime["env_vars"], **environment, "TRANSFER_QUEUE_ENABLE": "1"}
+    # verl's actors have fixed names: a namespace of our own lets several runs share a cluster
+    options |= {"namespace": f"lightningrl-{uuid.uuid4().hex[:12]}", "runtime_env": runtime}
+    return join_or_start(address or own, setting="backends.verl.address", **options)
 
 
 def check_capacity(settings: Settings) -> None:

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
 from lightningrl.types import EngineInfo, FinishReason, GenerateRequest, SamplingSettings, TokenChunk
@@ -108,14 +108,14 @@ class VerlEngine:
         """verl's `TokenOutput`; None where the replica died and the call should go to another."""
         try:
             address, replica = await self._balancer.acquire_server.remote(request_id=request.session or request.id)
-        except Exception as error:
+        except RayError as error:
             raise EngineUnavailable(
                 f"no replica of policy {self._policy!r} is left; the trainer starts them again before its next step"
             ) from error
         answer = replica.generate.remote(request_id=uuid.uuid4().hex, prompt_ids=list(request.prompt_ids), sampling_params=dict(parameters))
         try:
             return await answer
-        except (ActorDiedError, ActorUnavailableError, RayActorError) as error:
+        except RayActorError as error:
             self._lose(address, error)
             return None
         except asyncio.CancelledError:

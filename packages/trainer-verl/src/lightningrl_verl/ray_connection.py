@@ -20,17 +20,19 @@ HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"
 
 
-def join_or_start(address: str | None) -> bool:
+def join_or_start(address: str | None, *, setting: str = "runtime.launchers.ray.address", **options: Any) -> bool:
     """Connect this process: to `address`, to RAY_ADDRESS, to the Ray that runs on this machine, or to one of our own that it starts.
 
-    False where the process was connected before. Blocks for seconds. Raises ConfigError.
+    False where the process was connected before. `options` are `ray.init`'s; `setting` names the address in errors. Blocks for seconds.
+    Raises ConfigError.
     """
     if ray.is_initialized():
         return False
     wanted = address or os.environ.get("RAY_ADDRESS")
     if wanted and wanted not in {"auto", "local"}:
-        check_gcs(wanted)
-    options: dict[str, Any] = {} if wanted and wanted != "local" else {"include_dashboard": False}
+        check_gcs(wanted, setting=setting)
+    if not wanted or wanted == "local":
+        options = {"include_dashboard": False, **options}
     try:
         ray.init(wanted, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:
