@@ -2,43 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-FENCE = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BLOCKS = [match.groups() for match in FENCE.finditer((ROOT / "docs" / "openai-agents.md").read_text(encoding="utf-8"))]
-
-
-def run(command: list[str], folder: Path) -> str:
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "OPENAI_AGENTS_DISABLE_TRACING": "1",
-        "COLUMNS": "160",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment, timeout=280)
-    assert ran.returncode == 0, f"{shlex.join(command)}\n{ran.stdout}\n{ran.stderr}"
-    return ran.stdout
-
 
 @pytest.mark.slow
-def test_the_openai_agents_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    (tmp_path / "starter").symlink_to(ROOT / "examples" / "text_to_sql" / "starter")
-    said = ""
-    for language, title, body in BLOCKS:
-        assert title or language in {"bash", "text"}
-        if title:
-            (tmp_path / title).write_text(body, encoding="utf-8")
-        elif language == "bash":
-            for line in body.strip().splitlines():
-                said += run(shlex.split(line), tmp_path)
+def test_the_openai_agents_page_runs_from_top_to_bottom(run_page: Callable[..., str]) -> None:
+    said = run_page("docs/openai-agents.md", OPENAI_AGENTS_DISABLE_TRACING="1")
     assert "succeeded" in said
     assert "triage" in said
