@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 from data import build_split, database_schema
 from mistakes import MISTAKES, OVERCORRECTIONS, imperfect
@@ -19,19 +18,14 @@ from questions import Query
 from reward import is_match
 from sandbox import Result, run_query_on
 
-__all__ = ["Demonstration", "build_demonstrations"]
+from lightningrl_torch.cold_start import Demonstration
+
+__all__ = ["build_demonstrations"]
 
 OVERCORRECTED = 0.30
 """Share of the queries shown to check and to rewrite that a rewriter has spoilt."""
 SHARE_SHOWN_TO_CHECK = 0.6
 """Check is shown so much of the usual rate of mistakes, so that both verdicts are common."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Demonstration:
-    role: str
-    prompt: str
-    answer: str
 
 
 def build_demonstrations(databases: int, questions: int, seed: int, taken: set[str], *, is_faulty: bool = True) -> Iterator[Demonstration]:
@@ -45,35 +39,36 @@ def build_demonstrations(databases: int, questions: int, seed: int, taken: set[s
         database.fill(connection)
         schema = database_schema(database)
         for question in asked:
-            write, check, rewrite = (
-                _write(schema, question.text, question.gold, rng),
-                _check(question.text, question.gold, connection, rng),
-                _rewrite(schema, question.text, question.gold, connection, rng),
-            )
-            yield write if is_faulty else replace(write, answer=str(question.gold))
-            yield check
-            yield rewrite if is_faulty else replace(rewrite, answer=str(question.gold))
+            right = str(question.gold)
+            write, flawed = _write(schema, question.text, question.gold, rng)
+            check, verdict = _check(question.text, question.gold, connection, rng)
+            rewrite, overcorrected = _rewrite(schema, question.text, question.gold, connection, rng)
+            yield _answered(write, flawed if is_faulty else right)
+            yield _answered(check, verdict)
+            yield _answered(rewrite, overcorrected if is_faulty else right)
         connection.close()
 
 
-def _write(schema: str, question: str, gold: Query, rng: random.Random) -> Demonstration:
-    return Demonstration(role="write", prompt=write_prompt(schema, question), answer=str(imperfect(gold, rng)))
+def _answered(prompt: str, answer: str) -> Demonstration:
+    return Demonstration(messages=[{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}])
 
 
-def _check(question: str, gold: Query, connection: sqlite3.Connection, rng: random.Random) -> Demonstration:
+def _write(schema: str, question: str, gold: Query, rng: random.Random) -> tuple[str, str]:
+    return write_prompt(schema, question), str(imperfect(gold, rng))
+
+
+def _check(question: str, gold: Query, connection: sqlite3.Connection, rng: random.Random) -> tuple[str, str]:
     mistakes = OVERCORRECTIONS if rng.random() < OVERCORRECTED else MISTAKES
     query = imperfect(gold, rng, mistakes, SHARE_SHOWN_TO_CHECK)
     result, is_right = _run(query, gold, connection)
-    prompt = check_prompt(question, str(query), str(result))
-    return Demonstration(role="check", prompt=prompt, answer="correct" if is_right else "incorrect")
+    return check_prompt(question, str(query), str(result)), "correct" if is_right else "incorrect"
 
 
-def _rewrite(schema: str, question: str, gold: Query, connection: sqlite3.Connection, rng: random.Random) -> Demonstration:
+def _rewrite(schema: str, question: str, gold: Query, connection: sqlite3.Connection, rng: random.Random) -> tuple[str, str]:
     query = imperfect(gold, rng, OVERCORRECTIONS if rng.random() < OVERCORRECTED else MISTAKES)
     result, is_right = _run(query, gold, connection)
-    prompt = rewrite_prompt(schema, question, str(query), str(result))
     answer = gold if is_right else imperfect(gold, rng, OVERCORRECTIONS)
-    return Demonstration(role="rewrite", prompt=prompt, answer=str(answer))
+    return rewrite_prompt(schema, question, str(query), str(result)), str(answer)
 
 
 def _run(query: Query, gold: Query, connection: sqlite3.Connection) -> tuple[Result, bool]:

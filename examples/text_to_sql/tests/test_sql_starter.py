@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import data
 from demonstrations import build_demonstrations
 from prompts import write_prompt
-from starter import cold_start
+from starter import build_starter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 STARTER = Path(__file__).resolve().parent.parent / "starter"
@@ -28,7 +28,7 @@ def test_the_folder_loads_and_is_small() -> None:
 
 def test_every_text_round_trips(tokenizer, cache: Path) -> None:
     texts = [write_prompt(task["input"]["schema"], task["input"]["question"]) for task in data.validation_tasks(cache)]
-    texts += [item.answer for item in build_demonstrations(3, 8, 1, set())]
+    texts += [item.messages[-1]["content"] for item in build_demonstrations(3, 8, 1, set())]
     texts += ["Grüße  \t\n 'don't' 12345 3.14 日本語 \U0001f600 <b>", ""]
     for text in texts:
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -53,7 +53,7 @@ def test_markup_is_one_token_each(tokenizer) -> None:
 
 def test_one_seed_builds_one_folder(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        cold_start(tmp_path / name, right_databases=3, faulty_databases=2)
+        build_starter(tmp_path / name, right_databases=3, faulty_databases=2)
     a, b = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b"))
     assert a == b
 
