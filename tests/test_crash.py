@@ -24,6 +24,7 @@ from lightningrl.plugins import load_plugins
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import RolloutFilter, RolloutRecord
 from lightningrl.training.parts import Parts
+from lightningrl.training.policies import load_backend
 from lightningrl.training.run_folder import RunFolder
 from lightningrl.training.tasks import plan_step
 from lightningrl.types import Outcome, RolloutState
@@ -218,12 +219,13 @@ async def check_weights(folder: RunFolder, recipe: Recipe, parts: Parts, store: 
     """The last checkpoint's weights are those of one undisturbed pass over the stored rollouts."""
     found, _ = folder.latest() or (None, None)
     assert found is not None
-    expected, disturbed = parts.backend(), parts.backend()
+    build = parts.backends[recipe.policy.name]
+    expected, disturbed = build(), build()
     try:
-        disturbed.load(found)
+        load_backend(disturbed, found, recipe.policy.name)
         for names in planned:
             trajectories = await parts.scorer.reward(await store.trajectories(names))
-            scored = parts.scorer.credit(trajectories, skip_zero=True)
+            scored = parts.scorer.credit(trajectories)
             if scored.samples:
                 await asyncio.to_thread(expected.learn, scored.samples)
         ours, theirs = (backend.learner.parameters for backend in (expected, disturbed))  # type: ignore[attr-defined]

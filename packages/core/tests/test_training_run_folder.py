@@ -29,7 +29,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def start(source: Path, where: Path) -> RunFolder:
-    return RunFolder.create(where, load_recipe(source), str(source), {}, model="starter")
+    return RunFolder.create(where, load_recipe(source), str(source), {}, models={"policy": "starter"})
 
 
 def test_a_folder_in_use_is_refused_naming_the_process(source: Path, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_only_whole_checkpoints_count_and_old_ones_go(source: Path, tmp_path: Pa
     assert folder.latest() is None
     for step in (1, 2, 3):
         scratch = folder.new_checkpoint(step)
-        (scratch / "backend").mkdir()
+        (scratch / "policies").mkdir()
         folder.commit_checkpoint(scratch, LoopState(step=step, seconds=1.0, rollouts=step * 4), keep=2)
     folder.new_checkpoint(4)
     latest = folder.latest()

@@ -14,7 +14,7 @@ import runpy
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from pydantic import Field
@@ -25,10 +25,12 @@ from lightningrl.types import Outcome, SamplingSettings
 __all__ = [
     "CreditConfig",
     "LoopConfig",
+    "OtherPolicyConfig",
     "OutcomesConfig",
     "PolicyConfig",
     "Recipe",
     "RewardConfig",
+    "RoleConfig",
     "RuntimeConfig",
     "SamplesConfig",
     "SamplingConfig",
@@ -41,6 +43,10 @@ __all__ = [
     "load_recipe",
     "parse_setting",
 ]
+
+
+POLICY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Policies are addressed by it, and it names their folder in a checkpoint."""
 
 
 class _Frozen(pydantic.BaseModel):
@@ -68,16 +74,40 @@ class TasksConfig(_Frozen):
     """Keyword arguments for both callables."""
 
 
-class PolicyConfig(_Frozen):
-    """The model being trained."""
-
+class _Policy(_Frozen):
     model: str
     """Hub name or local folder (relative to the recipe)."""
-    name: str = "policy"
+    trainable: bool = True
+    """False = it is served and its calls are recorded; its weights stay as they are, bit for bit."""
     trained_agents: tuple[str, ...] | None = None
     """Roles whose calls are trained; None = all of them."""
     renderer: str = "auto"
     """Name of a renderer of the `renderers` library; `auto` picks by model name and falls back to the model's own chat template."""
+    learner: dict[str, Any] = Field(default_factory=dict)
+    """Settings for this policy alone; they go before those of `[learner]`."""
+
+
+class PolicyConfig(_Policy):
+    """The model being trained. It answers every call that no other policy is given."""
+
+    name: str = Field(default="policy", pattern=POLICY_NAME)
+
+
+class OtherPolicyConfig(_Policy):
+    """One more policy of the run, with weights, engine and optimiser of its own. It answers calls to its name."""
+
+    agents: tuple[str, ...] = ()
+    """Roles whose calls it answers as well, whatever model they ask for."""
+
+
+class RoleConfig(_Frozen):
+    """How calls of one role are told where nobody names it: shell-style patterns, both must fit where both are given. With neither, the
+    agent names it itself (`lightningrl.role`)."""
+
+    model: str | None = None
+    """Of the model that the call asks for: `"gpt-4o*"`."""
+    system: str | None = None
+    """Of the first system message: `"You are a critic*"`."""
 
 
 class UpstreamModelConfig(_Frozen):
@@ -110,6 +140,8 @@ class RewardConfig(_Frozen):
 
     use: Reference
     weight: float = 1.0
+    agents: tuple[str, ...] | None = None
+    """Roles that this reward pays; None = all. What others do never earns it."""
     timeout_s: float = Field(default=30.0, gt=0)
     options: dict[str, Any] = Field(default_factory=dict)
 
@@ -221,6 +253,10 @@ class Recipe(_Frozen):
     adapters: tuple[str, ...] = ()
     tasks: TasksConfig
     policy: PolicyConfig
+    policies: dict[Annotated[str, Field(pattern=POLICY_NAME)], OtherPolicyConfig] = Field(default_factory=dict)
+    """Further policies by name."""
+    roles: dict[str, RoleConfig] = Field(default_factory=dict)
+    """Roles by what their calls look like; the first that fits counts."""
     upstream: UpstreamConfig | None = None
     telemetry: TelemetryConfig | None = None
     rewards: dict[str, RewardConfig] = Field(min_length=1)
@@ -243,10 +279,31 @@ class Recipe(_Frozen):
     folder: Path = Field(default=Path(), exclude=True)
     """Where relative references start; set by `load_recipe`."""
 
+    @pydantic.model_validator(mode="after")
+    def _policies_differ(self) -> Self:
+        if self.policy.name in self.policies:
+            raise ValueError(f"two policies are named {self.policy.name!r}; rename policies.{self.policy.name} or set policy.name")
+        taken: dict[str, str] = {}
+        for name, policy in self.policies.items():
+            for role in policy.agents:
+                if role in taken:
+                    raise ValueError(f"role {role!r} is given to two policies, {taken[role]!r} and {name!r}; give it to one")
+                taken[role] = name
+        return self
+
+    @property
+    def all_policies(self) -> dict[str, PolicyConfig | OtherPolicyConfig]:
+        """Every policy of the run by name, the one under `[policy]` first."""
+        return {self.policy.name: self.policy, **self.policies}
+
     @property
     def backend_options(self) -> dict[str, Any]:
-        """What the chosen backend is given: `learner`, and its own table before it."""
-        return {**self.learner, **self.backends.get(self.backend, {})}
+        """What the chosen backend is given for `[policy]`."""
+        return self.options_of(self.policy)
+
+    def options_of(self, policy: PolicyConfig | OtherPolicyConfig) -> dict[str, Any]:
+        """What the chosen backend is given for a policy: the policy's own `learner`, before the backend's table, before `[learner]`."""
+        return {**self.learner, **self.backends.get(self.backend, {}), **policy.learner}
 
     def with_settings(self, settings: Mapping[str, Any]) -> Recipe:
         """A recipe with dotted keys replaced: `{"loop.steps": 5}`."""
@@ -351,6 +408,9 @@ def _validate(data: Mapping[str, Any], source: str) -> Recipe:
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"{source}: unknown key {key!r}; {_hint(str(first['loc'][-1]), _known_keys(first['loc'][:-1]))}") from None
+        if first["type"] == "value_error":
+            where = f"{source}: {key}" if key else source
+            raise ConfigError(f"{where}: {first['ctx']['error']}") from None
         raise ConfigError(f"{source}: {key!r}: {first['msg']}, got {first['input']!r}"[:400]) from None
 
 

@@ -78,6 +78,8 @@ class Capabilities:
     reference_kl: bool
     critic: bool = False
     """Can turn a call's reward into token advantages with a learned critic (PPO)."""
+    several_policies: bool = False
+    """A run may have several of it, one for each policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,5 +38,6 @@ def lightningrl_trainers() -> Iterable[Plugin]:
             devices=frozenset({"cpu", "cuda"}),
             lora=True,
             reference_kl=True,
+            several_policies=True,
         ),
     )

@@ -132,11 +132,12 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where to write the transformers folder.", metavar="FOLDER")],
     run: RunOption = None,
     runs: RunsOption = Path("runs"),
+    policy: Annotated[str | None, typer.Option(help="Which policy, where the run has several.", show_default=False)] = None,
 ) -> None:
     """Write a run's newest weights as an ordinary transformers folder (LoRA merged)."""
     from lightningrl.cli.export import export_command
 
-    export_command(folder, run=run, runs=runs)
+    export_command(folder, run=run, runs=runs, policy=policy)
 
 
 @rollouts.command("list")

@@ -6,15 +6,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightningrl.errors import RunFolderError
+from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.plugins import load_plugins
 from lightningrl.training.parts import Parts
+from lightningrl.training.policies import load_backend
 from lightningrl.training.run_folder import RunFolder, newest_run
 
 __all__ = ["export_command"]
 
 
-def export_command(target: Path, *, run: Path | None, runs: Path) -> None:
+def export_command(target: Path, *, run: Path | None, runs: Path, policy: str | None = None) -> None:
     folder, recipe, _ = RunFolder.resume(run or newest_run(runs), {})
     try:
         saved = folder.latest()
@@ -22,9 +23,13 @@ def export_command(target: Path, *, run: Path | None, runs: Path) -> None:
             raise RunFolderError(f"run {str(folder.path)!r} has no checkpoint yet; train it first")
         if target.exists() and any(target.iterdir()):
             raise RunFolderError(f"folder {str(target)!r} is not empty; give another")
-        backend = Parts.build(recipe, load_plugins(), will_run=False).backend()
+        name = policy or recipe.policy.name
+        trained = [known for known, config in recipe.all_policies.items() if config.trainable]
+        if name not in trained:
+            raise ConfigError(f"no policy {name!r} was trained in run {str(folder.path)!r}; choose one with --policy: {', '.join(trained)}")
+        backend = Parts.build(recipe, load_plugins(), will_run=False).backends[name]()
         try:
-            backend.load(saved[0])
+            load_backend(backend, saved[0], name)
             backend.export(target)
         finally:
             backend.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from lightningrl.types import Outcome, RolloutMode, Trajectory, Transition
 __all__ = ["list_command", "show_command"]
 
 Answer = TypeVar("Answer")
+Decode = Callable[[Sequence[int]], str]
 
 
 def list_command(*, run: Path | None, runs: Path, step: int | None, mode: str | None, outcome: str | None, limit: int) -> None:
@@ -58,11 +60,12 @@ def show_command(rollout_id: str, *, run: Path | None, runs: Path, full: bool) -
     record, trajectory, score = _ask(folder, lambda store: _load(store, rollout_id))
     console = Console()
     console.print(_heading(record, trajectory))
-    decode = _decoder(folder)
+    decode = _decoders(folder)
+    several = len({call.policy for call in trajectory.transitions}) > 1
     for call in trajectory.transitions:
         advantages = score.advantages.get(call.id) if score else None
         rewards = score.transition_rewards.get(call.id, {}) if score else {}
-        console.print(_call_panel(call, decode, advantages, rewards, full=full))
+        console.print(_call_panel(call, decode(call.policy), advantages, rewards, full=full, shows_policy=several))
         for tool in trajectory.tool_calls:
             if tool.transition_id == call.id:
                 console.print(Text(f"  tool {tool.name}({tool.arguments}) → [{tool.status.value}] {tool.result}"[:400], style="magenta"))
@@ -131,7 +134,7 @@ def _heading(record: RolloutRecord, trajectory: Trajectory) -> Panel:
     return Panel(Text("\n".join(lines)), title=Text(f"rollout {record.spec.id}"), title_align="left", border_style="blue")
 
 
-def _call_panel(call: Transition, decode: Callable[[Sequence[int]], str], advantages: Any, rewards: Any, *, full: bool) -> Panel:
+def _call_panel(call: Transition, decode: Decode, advantages: Any, rewards: Any, *, full: bool, shows_policy: bool) -> Panel:
     prompt = decode(call.prompt_ids.tolist())
     if not full and len(prompt) > 900:
         prompt = f"{prompt[:300]} … {prompt[-600:]}"
@@ -149,11 +152,12 @@ def _call_panel(call: Transition, decode: Callable[[Sequence[int]], str], advant
     ]
     if call.parent_id:
         parts.append("extends an earlier call")
+    policy = f" · {call.policy}" if shows_policy else ""
     if call.is_break:
         parts.append("BREAK: history re-rendered")
     return Panel(
         body,
-        title=Text(f"call {call.index} · {call.agent or 'no role'}"),
+        title=Text(f"call {call.index} · {call.agent or 'no role'}{policy}"),
         title_align="left",
         subtitle=Text(" · ".join(parts)),
         subtitle_align="left",
@@ -176,16 +180,17 @@ def _short(value: Any, limit: int = 600) -> str:
     return text if len(text) <= limit else f"{text[:limit]} …"
 
 
-def _decoder(folder: Path) -> Callable[[Sequence[int]], str]:
-    """Token ids → text by the run's own tokenizer; the bare ids where it cannot be loaded."""
+def _decoders(folder: Path) -> Callable[[str], Decode]:
+    """By policy: token ids → text by its own tokenizer; the bare ids where the run names none."""
     from lightningrl.gateway.tokenizer import load_tokenizer
 
-    model = json.loads((folder / "run.json").read_text(encoding="utf-8")).get("model")
-    if not model:
-        return lambda ids: " ".join(map(str, ids))
-    tokenizer = load_tokenizer(model)
+    models: dict[str, str] = json.loads((folder / "run.json").read_text(encoding="utf-8")).get("models", {})
 
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+    @cache
+    def decoder(policy: str) -> Decode:
+        if policy not in models:
+            return lambda ids: " ".join(map(str, ids))
+        tokenizer = load_tokenizer(models[policy])
+        return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    return decode
+    return decoder

@@ -67,10 +67,8 @@ async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: s
         )
         lease = await served.client.lease("serve", lease_s=DAY_S)
         assert lease is not None
-        console.print(
-            f"serving {recipe.policy.name!r} ({parts.model}), version {served.backend.engine.info.version}; stop it with Ctrl-C\n",
-            highlight=False,
-        )
+        shown = ", ".join(f"{name!r} ({parts.models[name]}), version {version}" for name, version in served.policies.versions.items())
+        console.print(f"serving {shown}; stop it with Ctrl-C\n", highlight=False)
         console.print(f"export OPENAI_BASE_URL={served.server.url}{lease.base_path}", highlight=False, soft_wrap=True)
         console.print(f"export OPENAI_API_KEY={lease.key}\n", highlight=False, soft_wrap=True)
         console.print(

@@ -40,7 +40,7 @@ def train_command(source: Path | None, *, resume: bool, run: Path | None, runs: 
     parts = Parts.build(recipe, plugins)
     if folder is None:
         assert source is not None
-        folder = RunFolder.create(run or default_run(runs, recipe.name), recipe, str(source.resolve()), settings, model=parts.model)
+        folder = RunFolder.create(run or default_run(runs, recipe.name), recipe, str(source.resolve()), settings, models=parts.models)
     _describe(console, recipe, parts, folder, resume=resume)
     try:
         _run(recipe, parts, plugins, folder, console)
@@ -67,7 +67,10 @@ def _run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder
         console.print(f"\n[bold]done:[/] {state.step} steps in {state.seconds / 60:.1f} minutes", highlight=False)
         console.print(f"  curve    {shown / 'curve.png'}", highlight=False)
         console.print(f"  rollouts lightningrl rollouts list --run {shown}", highlight=False)
-        console.print(f"  weights  lightningrl export FOLDER --run {shown}", highlight=False)
+        for name, policy in recipe.all_policies.items():
+            if policy.trainable:
+                which = f" --policy {name}" if recipe.policies else ""
+                console.print(f"  weights  lightningrl export FOLDER --run {shown}{which}", highlight=False)
 
     try:
         asyncio.run(main())
@@ -76,15 +79,23 @@ def _run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder
 
 
 def _describe(console: Console, recipe: Recipe, parts: Parts, folder: RunFolder, *, resume: bool) -> None:
-    model = Path(parts.model)
+    models = ", ".join(_shown_model(name, parts, recipe) for name in parts.models)
     console.print(
-        f"[bold]{recipe.name}[/]: {'going on with' if resume else 'training'} {_relative(model) if model.is_absolute() else parts.model}"
+        f"[bold]{recipe.name}[/]: {'going on with' if resume else 'training'} {models}"
         f" on {len(parts.tasks.train)} tasks, {len(parts.tasks.validation)} held out; "
         f"{recipe.loop.tasks_per_step} × {recipe.loop.group_size} rollouts a step, backend {recipe.backend}",
         highlight=False,
         soft_wrap=True,
     )
     console.print(f"run folder {_relative(folder.path)}", highlight=False, soft_wrap=True)
+
+
+def _shown_model(name: str, parts: Parts, recipe: Recipe) -> str:
+    model = parts.models[name]
+    shown = str(_relative(Path(model))) if Path(model).is_absolute() else model
+    if len(parts.models) == 1:
+        return shown
+    return f"{name} ({shown}{'' if recipe.all_policies[name].trainable else ', frozen'})"
 
 
 def _relative(path: Path) -> Path:

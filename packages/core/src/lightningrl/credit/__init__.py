@@ -12,6 +12,7 @@
 
 `PerAgent` normalises any of them within each agent's calls (Dr. MAS, arXiv 2602.08847). `whiten` does so over all of a step:
 `reinforce` whitened is REINFORCE++, `dr_grpo` whitened is REINFORCE++-baseline (arXiv 2501.03262).
+`PerReward` pays each role with its own rewards.
 """
 
 from lightningrl.credit.baselines import Baseline, baseline_advantages
@@ -19,6 +20,7 @@ from lightningrl.credit.degenerate import is_degenerate
 from lightningrl.credit.discounted import DiscountedReturns
 from lightningrl.credit.identical import IdenticalAssignment
 from lightningrl.credit.per_agent import PerAgent
+from lightningrl.credit.per_reward import PerReward
 from lightningrl.credit.spread import ReturnBased
 from lightningrl.credit.whiten import whiten
 
@@ -27,6 +29,7 @@ __all__ = [
     "DiscountedReturns",
     "IdenticalAssignment",
     "PerAgent",
+    "PerReward",
     "ReturnBased",
     "baseline_advantages",
     "is_degenerate",

@@ -1,4 +1,4 @@
-"""Whitening: one mean and one deviation for all trained tokens of a step, after credit has been assigned to its groups."""
+"""Whitening, after credit has been assigned: one mean and one deviation for all tokens of a step that a policy is trained on."""
 
 from __future__ import annotations
 
@@ -6,31 +6,37 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lightningrl.types import Advantages, TrajectoryGroup
+from lightningrl.types import Advantages, Array, TrajectoryGroup, Transition
 
 __all__ = ["whiten"]
 
 
 def whiten(groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], *, epsilon: float = 1e-8) -> tuple[Advantages, ...]:
-    """Advantages with mean 0 and deviation 1 over the trained tokens of all groups; calls that nobody scored stay None.
+    """Advantages with mean 0 and deviation 1 over each policy's trained tokens of all groups; calls that nobody scored stay None.
 
     A_t ← (A_t - mean) / (std + ε), over the global batch  (REINFORCE++, arXiv 2501.03262, eq. 8)
     """
-    trained = [
-        credit
-        for group, by_trajectory in zip(groups, advantages, strict=True)
-        for trajectory, by_call in zip(group.trajectories, by_trajectory, strict=True)
-        for transition, credit in zip(trajectory.transitions, by_call, strict=True)
-        if credit is not None and transition.trainable
-    ]
+    trained: dict[str, list[Array]] = {}
+    for group, by_trajectory in zip(groups, advantages, strict=True):
+        for trajectory, by_call in zip(group.trajectories, by_trajectory, strict=True):
+            for transition, credit in zip(trajectory.transitions, by_call, strict=True):
+                if credit is not None and transition.trainable:
+                    trained.setdefault(transition.policy, []).append(credit)
     if not trained:
         return tuple(advantages)
-    tokens = np.concatenate(trained).astype(np.float64)
-    mean, deviation = float(tokens.mean()), float(tokens.std())
+    tokens = {policy: np.concatenate(found).astype(np.float64) for policy, found in trained.items()}
+    scales = {policy: (float(values.mean()), float(values.std()) + epsilon) for policy, values in tokens.items()}
+
+    def scaled(transition: Transition, credit: Array | None) -> Array | None:
+        if credit is None or transition.policy not in scales:
+            return credit
+        mean, deviation = scales[transition.policy]
+        return ((credit - mean) / deviation).astype(np.float32)
+
     return tuple(
         tuple(
-            tuple(None if credit is None else ((credit - mean) / (deviation + epsilon)).astype(np.float32) for credit in by_call)
-            for by_call in by_trajectory
+            tuple(scaled(transition, credit) for transition, credit in zip(trajectory.transitions, by_call, strict=True))
+            for trajectory, by_call in zip(group.trajectories, by_trajectory, strict=True)
         )
-        for by_trajectory in advantages
+        for group, by_trajectory in zip(groups, advantages, strict=True)
     )

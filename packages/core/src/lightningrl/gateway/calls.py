@@ -25,6 +25,7 @@ from lightningrl.gateway.prompts import Prompt, build_prompt
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.replays import Replays
 from lightningrl.gateway.request import Answer, Begun, CallContext, CallRequest
+from lightningrl.gateway.routing import Routing
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.store.errors import AttemptOver, StoreFull, UnknownRecord
 from lightningrl.store.protocol import AttemptInfo, CallRecord, Store, StoredCall
@@ -51,6 +52,7 @@ class Caller:
         self._engines = engines
         self._renderers = dict(renderers)
         self._settings = settings
+        self._routing = Routing(tuple(renderers), default=settings.default_policy, agents=settings.agents, rules=settings.roles)
         prefix = secrets.token_hex(4)
         self._ids = (f"{prefix}{number:x}" for number in count())
         """Unique in the run, also after a restart of the server."""
@@ -86,7 +88,7 @@ class Caller:
 
     async def run(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> AsyncGenerator[Begun | TextDelta | Answer, None]:
         """Text as it comes where `request.stream`, then the recorded answer. Raises Refusal before the first item."""
-        policy, renderer = self._policy_for(request)
+        context, policy, renderer = self._route(request, context)
         attempt = await self._attempt(info, request, context)
         key, kept = await attempt.replays.begin(context)
         try:
@@ -116,7 +118,7 @@ class Caller:
 
     async def count_tokens(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> int:
         """How long the call's prompt is. Nothing is sampled or recorded."""
-        policy, renderer = self._policy_for(request)
+        context, policy, renderer = self._route(request, context)
         attempt = await self._attempt(info, request, context)
         return len(build_prompt(attempt.history, attempt.conversations, request, policy, renderer).ids)
 
@@ -174,20 +176,18 @@ class Caller:
             created=int(started),
         )
 
-    def policy_of(self, model: str) -> str | None:
-        """The policy that serves a model name; None = none does."""
-        if model in self._renderers:
-            return model
-        name = self._settings.default_policy
-        if name is None and len(self._renderers) == 1:
-            name = next(iter(self._renderers))
-        return name if name in self._renderers else None
+    def may_serve(self, model: str, context: CallContext) -> bool:
+        """Whether a policy may answer a call, by what is known before its messages are read."""
+        return self._routing.may_serve(model, context.agent)
 
-    def _policy_for(self, request: CallRequest) -> tuple[str, PolicyRenderer]:
-        name = self.policy_of(request.model)
+    def _route(self, request: CallRequest, context: CallContext) -> tuple[CallContext, str, PolicyRenderer]:
+        """The call's role, and the policy that answers it. Raises Refusal."""
+        role = self._routing.role(context.agent, request.model, request.messages)
+        name = self._routing.policy(request.model, role)
         if name is None:
+            asked = f"no policy {request.model!r} in this run" + (f", none for the role {role!r}" if role is not None else "")
             raise Refusal(
-                f"no policy {request.model!r} in this run, and no default policy; it serves {', '.join(sorted(self._renderers))}. "
+                f"{asked}, and no default policy; it serves {', '.join(sorted(self._renderers))}. "
                 "To have other models answered by your provider, configure [upstream] base_url and api_key_env in the recipe",
                 status=404,
                 code="model_not_found",
@@ -199,7 +199,7 @@ class Caller:
                 f"policy {name!r} has no tool-call markup that we can read, so it cannot be offered tools; name its renderer",
                 param="tools",
             )
-        return name, renderer
+        return context if role == context.agent else replace(context, agent=role), name, renderer
 
     async def _attempt(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> _Attempt:
         place = (info.rollout_id, info.attempt)

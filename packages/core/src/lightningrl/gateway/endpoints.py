@@ -55,7 +55,7 @@ class _Endpoint:
             info = await authorise(self._caller, scope, headers)
             body = await read_body(headers, receive, self._settings.max_body_bytes)
             context = call_context(headers, body)
-            if self._forwarder.is_configured and self._goes_upstream(body):
+            if self._forwarder.is_configured and self._goes_upstream(body, context):
                 work = self._forwarder.forward(info, self.path, headers, body, context, send)
             else:
                 work = self._serve(info, body, context, send)
@@ -65,8 +65,8 @@ class _Endpoint:
         except Refusal as refusal:
             await _refuse(send, refusal, self.write_error, place)
 
-    def _goes_upstream(self, body: bytes) -> bool:
-        return self._forwarder.takes(model_of(body))
+    def _goes_upstream(self, body: bytes, context: CallContext) -> bool:
+        return self._forwarder.takes(model_of(body), context)
 
     async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
         raise NotImplementedError
@@ -139,7 +139,7 @@ class Forwarded(_Endpoint):
         super().__init__(caller, forwarder, settings)
         self.path = path
 
-    def _goes_upstream(self, body: bytes) -> bool:
+    def _goes_upstream(self, body: bytes, context: CallContext) -> bool:
         return self._forwarder.has_upstream(model_of(body))
 
     async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lightningrl.gateway.routing import RoleRule
 from lightningrl.types import SamplingSettings
 
 __all__ = ["GatewaySettings", "Upstream"]
@@ -26,6 +27,10 @@ class GatewaySettings:
     default_policy: str | None = None
     """Serves every model name that is neither a policy's nor listed for the upstream (an unchanged agent asks for the model its author
     chose). None = such calls are refused or the upstream's; where there is only one policy, it is the default."""
+    agents: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Roles by the policy that answers their calls, whatever model they ask for."""
+    roles: tuple[RoleRule, ...] = ()
+    """How calls that name no role are told apart; the first rule that fits counts."""
     sampling: Mapping[str, SamplingSettings] = field(default_factory=dict[str, SamplingSettings])
     """Training settings by policy; a rollout's own settings go before them, the agent's temperature does not."""
     trainable: frozenset[str] | None = None

@@ -55,11 +55,11 @@ class Forwarder:
     def is_configured(self) -> bool:
         return self._default is not None or bool(self._models)
 
-    def takes(self, model: str) -> bool:
-        """Whether a call to this model is the upstream's: its name is listed, or no policy serves it."""
+    def takes(self, model: str, context: CallContext) -> bool:
+        """Whether a call is the upstream's: its model is listed, or no policy serves it."""
         if model in self._caller.policies:
             return False
-        return self._listed(model) is not None or (self._default is not None and self._caller.policy_of(model) is None)
+        return self._listed(model) is not None or (self._default is not None and not self._caller.may_serve(model, context))
 
     def has_upstream(self, model: str) -> bool:
         """Whether there is an upstream for what no policy can answer, embeddings for instance."""

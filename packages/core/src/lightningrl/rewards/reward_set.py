@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.rewards._threads import DaemonThreads
+from lightningrl.roles import is_role_among
 from lightningrl.types import Trajectory
 
 __all__ = ["NamedReward", "RewardSet"]
@@ -31,6 +32,8 @@ class NamedReward:
     """A `protocols.Reward`: sync functions run in a thread, coroutines on the loop."""
     weight: float = 1.0
     """0.0 = computed and shown, but no part of the return."""
+    agents: frozenset[str] | None = None
+    """Roles that it pays; None = all."""
     timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -60,7 +63,8 @@ class RewardSet:
         return tuple(reward.name for reward in self._rewards)
 
     async def score(self, trajectory: Trajectory) -> tuple[dict[str, float | None], float | None]:
-        """The rewards by name, and the return: their weighted sum, None when a term with a weight is None.
+        """The rewards by name, and the return: their weighted sum, None when a term with a weight is None. A reward that pays some
+        roles alone may be None beside others: then it adds nothing.
 
         Raises RewardError naming the reward, the rollout and what to do; of several, the first in order.
         """
@@ -70,15 +74,26 @@ class RewardSet:
             if isinstance(value, BaseException):
                 raise value
             values[reward.name] = value
-        total = 0.0
-        for reward in self._rewards:
-            value = values[reward.name]
-            if reward.weight == 0.0:
-                continue
-            if value is None:
-                return values, None
-            total += reward.weight * value
-        return values, total
+        counted = [reward for reward in self._rewards if reward.weight != 0.0]
+        present = [reward for reward in counted if reward.agents is None or values[reward.name] is not None]
+        return values, None if counted and not present else _weighted_sum(present, values)
+
+    def pays_roles(self) -> bool:
+        """Whether some reward is for some roles alone."""
+        return any(reward.agents is not None and reward.weight != 0.0 for reward in self._rewards)
+
+    def paid_to(self, agent: str | None) -> frozenset[str]:
+        """Names of the rewards that a role's calls are paid."""
+        return frozenset(
+            reward.name
+            for reward in self._rewards
+            if reward.weight != 0.0 and (reward.agents is None or (agent is not None and is_role_among(agent, reward.agents)))
+        )
+
+    def total(self, values: Mapping[str, float | None], names: Collection[str]) -> float | None:
+        """The weighted sum of some rewards; None when one of them is None, or none is named."""
+        paid = [reward for reward in self._rewards if reward.name in names]
+        return _weighted_sum(paid, values) if paid else None
 
     async def _value(self, reward: NamedReward, trajectory: Trajectory) -> float | None:
         where = f"on rollout {trajectory.rollout_id!r} (task {trajectory.task.id!r})"
@@ -107,6 +122,16 @@ class RewardSet:
             lambda: reward.function(*arguments), on_start=lambda: limit.reschedule(loop.time() + reward.timeout_s), name=reward.name
         )
         return await value if inspect.isawaitable(value) else value
+
+
+def _weighted_sum(rewards: Sequence[NamedReward], values: Mapping[str, float | None]) -> float | None:
+    total = 0.0
+    for reward in rewards:
+        value = values.get(reward.name)
+        if value is None:
+            return None
+        total += reward.weight * value
+    return total
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

@@ -107,6 +107,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
     from lightningrl.gateway.engine_socket import engine_route
     from lightningrl.gateway.engines import EngineRegistry
     from lightningrl.gateway.rendering import PolicyRenderer
+    from lightningrl.gateway.routing import RoleRule
     from lightningrl.gateway.settings import GatewaySettings
     from lightningrl.server.app import create_app
     from lightningrl.server.forwarding import create_forwarder
@@ -121,6 +122,12 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
         renderers = {name: PolicyRenderer(policy.model, policy.renderer, name=name) for name, policy in settings.policies.items()}
         gateway_settings = GatewaySettings(
             default_policy=settings.default_policy,
+            agents={name: policy.agents for name, policy in settings.policies.items()},
+            roles=tuple(
+                RoleRule(role=role, model=rule.model, system=rule.system)
+                for role, rule in settings.roles.items()
+                if rule.model is not None or rule.system is not None
+            ),
             sampling={name: policy.sampling for name, policy in settings.policies.items()},
             trainable=frozenset(name for name, policy in settings.policies.items() if policy.trainable),
             upstream=upstream,

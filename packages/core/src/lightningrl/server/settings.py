@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lightningrl.config import TelemetryConfig, UpstreamConfig, UpstreamModelConfig
+from lightningrl.config import RoleConfig, TelemetryConfig, UpstreamConfig, UpstreamModelConfig
 from lightningrl.errors import ConfigError
 from lightningrl.gateway.settings import Upstream
 from lightningrl.types import SamplingSettings
@@ -28,6 +28,8 @@ class PolicySettings(BaseModel):
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
     """Training settings; a rollout's own go before them."""
     trainable: bool = True
+    agents: tuple[str, ...] = ()
+    """Roles whose calls it answers, whatever model they ask for."""
 
 
 class ServerSettings(BaseModel):
@@ -45,6 +47,8 @@ class ServerSettings(BaseModel):
     policies: Mapping[str, PolicySettings] = Field(default_factory=dict[str, PolicySettings])
     default_policy: str | None = None
     """Serves model names that are no policy's; None = the only policy."""
+    roles: Mapping[str, RoleConfig] = Field(default_factory=dict[str, RoleConfig])
+    """How calls that name no role are told apart; the first that fits counts."""
     upstream: UpstreamConfig | None = None
     """Answers embeddings and models that are no policies; keys are read from the server's environment."""
     telemetry: TelemetryConfig | None = None

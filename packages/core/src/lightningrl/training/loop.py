@@ -1,6 +1,6 @@
 """The training loop: collect → reward → credit → learn → new weights; on-policy, or collecting ahead where the backend can.
 
-    Server ◄─ rollouts ─ Trainer ─ samples ─► Backend.learn ─ version ─► engine link ─► Server
+    Server ◄─ rollouts ─ Trainer ─ samples ─► Policies.learn ─ version ─► engine links ─► Server
        └── trajectories ──►┘  └─ every step: ledger (mark_trained), metrics, now and then validation and a checkpoint
 
 Exactly once: a checkpoint holds the weights after step k. On resume the ledger is rolled back to k; rollouts of later steps are still in
@@ -20,14 +20,15 @@ from typing import Protocol
 from lightningrl.config import Recipe
 from lightningrl.errors import LightningError
 from lightningrl.plugins import PluginManager
-from lightningrl.protocols import Backend, LearnReport, StepReport
+from lightningrl.protocols import StepReport
 from lightningrl.store.protocol import Score
+from lightningrl.training.policies import Policies
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.scoring import Scored, Scorer, describe_rollouts
 from lightningrl.training.tasks import TaskSets, plan_step, plan_validation
 from lightningrl.types import Outcome, RolloutSpec, Trajectory
 
-__all__ = ["ControlPlane", "PolicyLink", "Progress", "Trainer"]
+__all__ = ["ControlPlane", "Progress", "Trainer"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +48,6 @@ class ControlPlane(Protocol):
     async def rollback_steps(self, after: int) -> int: ...
 
 
-class PolicyLink(Protocol):
-    """Holds the policy's requests while weights change; `lightningrl.gateway.engine_link.EngineLink` is one."""
-
-    async def hold(self) -> None: ...
-    async def release(self, version: int) -> None: ...
-
-
 class Progress(Protocol):
     """Where a person looks on; `lightningrl.training.progress` has two."""
 
@@ -70,8 +64,7 @@ class Trainer:
     tasks: TaskSets
     folder: RunFolder
     control: ControlPlane
-    backend: Backend
-    link: PolicyLink
+    policies: Policies
     scorer: Scorer
     plugins: PluginManager
     progress: Progress
@@ -118,44 +111,28 @@ class Trainer:
         self._collect_until(step)
         trajectories = await self._collecting.pop(step)
         collected = time.monotonic()
-        scored = self.scorer.credit(trajectories, skip_zero=not self.recipe.backend_options.get("kl_coef"))
+        scored = self.scorer.credit(trajectories)
         credited = time.monotonic()
         self._refuse_all_failed(scored, trajectories)
-        self._collect_until(step + self.backend.ahead)
-        report = await self._learn(scored)
+        self._collect_until(step + self.policies.ahead)
+        if not scored.samples:
+            logger.warning("step %d: no row carries a signal; weights stay as they are", step + 1)
+        reports = await self.policies.learn(scored.samples)
         ids = [trajectory.rollout_id for trajectory in trajectories]
         seconds = {
             "seconds": time.monotonic() - began,
             "seconds_collect": collected - began,
             "seconds_credit": credited - collected,
-            "seconds_learn": report.seconds if report else 0.0,
+            "seconds_learn": sum(report.seconds for report in reports.values()),
             "tokens_per_second": scored.metrics["completion_tokens"] / max(1e-9, collected - began),
         }
-        learned = {f"learn/{name}": value for name, value in report.metrics.items()} if report else {}
-        version = {"policy_version": float(report.policy_version)} if report else {}
-        metrics = {**scored.metrics, **seconds, **learned, **version, "minutes": self._seconds() / 60}
+        metrics = {**scored.metrics, **seconds, **self.policies.describe(reports), "minutes": self._seconds() / 60}
         await self.control.set_scores(scored.scores)
         await self.control.mark_trained(step + 1, ids, metrics)
         self.state = LoopState(step=step + 1, seconds=self._seconds(), rollouts=self.state.rollouts + len(ids))
         self.log(self.state.step, {**metrics, **{f"outcome/{name}": float(count) for name, count in scored.outcomes.items()}})
         self.progress.step(self.state.step, self.recipe.loop.steps, metrics, scored.outcomes)
         self.plugins.hook.lightningrl_step_finished(report=StepReport(step=self.state.step, metrics=metrics, outcomes=scored.outcomes))
-
-    async def _learn(self, scored: Scored) -> LearnReport | None:
-        """One optimisation step, on-policy with requests held; None where no row carries a signal (counted as `rows` = 0)."""
-        if not scored.samples:
-            logger.warning("step %d: no row carries a signal; weights stay as they are", self.state.step + 1)
-            return None
-        if self.backend.ahead:
-            report = await asyncio.to_thread(self.backend.learn, scored.samples)
-            await self.link.release(report.policy_version)
-            return report
-        await self.link.hold()
-        try:
-            report = await asyncio.to_thread(self.backend.learn, scored.samples)
-        finally:
-            await self.link.release(self.backend.engine.info.version)
-        return report
 
     async def _validate(self) -> None:
         if not self.tasks.validation:
@@ -204,7 +181,7 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         scratch = self.folder.new_checkpoint(self.state.step)
-        self.backend.save(scratch / "backend")
+        self.policies.save(scratch / "policies")
         self.folder.commit_checkpoint(scratch, self.state, self.recipe.loop.keep_checkpoints)
 
     def _refuse_all_failed(self, scored: Scored, trajectories: Sequence[Trajectory]) -> None:

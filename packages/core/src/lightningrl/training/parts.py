@@ -1,6 +1,6 @@
 """A recipe's parts, found and built: everything that can be refused is refused here, before anything heavy starts.
 
-Recipe + PluginManager  ─►  Parts(tasks, scorer, backend factory, agent, adapters)
+Recipe + PluginManager  ─►  Parts(tasks, scorer, a backend factory for each policy)
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightningrl.config import Recipe, check_options
+from lightningrl.config import OtherPolicyConfig, PolicyConfig, Recipe, check_options
 from lightningrl.errors import ConfigError
 from lightningrl.loading import is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, CreditAssigner, IntermediateReward
 from lightningrl.rewards import NamedReward, RewardSet
-from lightningrl.training.scoring import Scorer
+from lightningrl.training.scoring import Scorer, TrainedCalls
 from lightningrl.training.tasks import TaskSets
 
-__all__ = ["Parts", "resolve_model"]
+__all__ = ["Parts"]
 
 KNOWN_BACKENDS = ("torch", "verl")
 """Backends a recipe may carry settings for although they are not installed here."""
@@ -33,16 +33,16 @@ class Parts:
 
     tasks: TaskSets
     scorer: Scorer
-    backend: Callable[[], Backend]
-    """Builds the trainer backend; takes seconds (imports torch, loads weights)."""
-    model: str
-    """Hub name or absolute folder of the policy."""
+    backends: Mapping[str, Callable[[], Backend]]
+    """By policy: builds its trainer backend; takes seconds (imports torch, loads weights)."""
+    models: Mapping[str, str]
+    """By policy: hub name or absolute folder."""
 
     @classmethod
     def build(cls, recipe: Recipe, plugins: PluginManager, *, will_run: bool = True) -> Parts:
         """Raises ConfigError or PluginError, one sentence, for whatever cannot be run. With `will_run` False the backend is not asked
         whether this machine can run it: weights are only read."""
-        model = resolve_model(recipe)
+        models = {name: _resolve_model(name, policy, recipe.folder) for name, policy in recipe.all_policies.items()}
         for adapter in recipe.adapters:
             plugins.find("lightningrl_adapters", adapter)
         if isinstance(recipe.agent, str):
@@ -51,22 +51,23 @@ class Parts:
             name: _part(plugins, "lightningrl_intermediate_rewards", part.use, part.options, recipe.folder)
             for name, part in recipe.intermediate_rewards.items()
         }
+        rewards = RewardSet([_reward(name, recipe, plugins) for name in recipe.rewards])
         scorer = Scorer(
-            rewards=RewardSet([_reward(name, recipe, plugins) for name in recipe.rewards]),
+            rewards=rewards,
             intermediate=intermediate,
-            credit=_credit(recipe, plugins, intermediate),
+            credit=_credit(recipe, plugins, intermediate, rewards),
             whitened=recipe.credit.whiten,
             samples=recipe.samples,
             outcomes=recipe.outcomes,
-            trained_agents=recipe.policy.trained_agents,
+            trained=_trained_calls(recipe),
             plugins=plugins,
         )
         if recipe.samples.aggregation == "constant" and recipe.samples.constant_length is None:
             raise ConfigError("samples.aggregation 'constant' needs samples.constant_length, the tokens per rollout to divide by")
         return cls(
-            backend=_backend(recipe, plugins, model, will_run=will_run),
+            backends=_backends(recipe, plugins, models, will_run=will_run),
             scorer=scorer,
-            model=model,
+            models=models,
             tasks=TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder)),
         )
 
@@ -80,16 +81,28 @@ def resolve(reference: Any, folder: Path) -> Callable[..., Any]:
     return reference  # type: ignore[no-any-return]
 
 
-def resolve_model(recipe: Recipe) -> str:
+def _resolve_model(name: str, policy: PolicyConfig | OtherPolicyConfig, folder: Path) -> str:
     """The policy as a hub name, or the absolute path where a folder of that name lies beside the recipe or here."""
-    for base in (recipe.folder, Path.cwd()):
-        if (base / recipe.policy.model).is_dir():
-            return str(_checked_folder((base / recipe.policy.model).resolve(), recipe.policy.renderer))
-    if recipe.policy.model.startswith((".", "/")) or recipe.policy.model.count("/") > 1:
-        raise ConfigError(
-            f"policy.model: no folder {recipe.policy.model!r}; give a transformers folder or a hub name like 'Qwen/Qwen2.5-0.5B'"
+    for base in (folder, Path.cwd()):
+        if (base / policy.model).is_dir():
+            return str(_checked_folder((base / policy.model).resolve(), policy.renderer))
+    if policy.model.startswith((".", "/")) or policy.model.count("/") > 1:
+        raise ConfigError(f"policy {name!r}: no folder {policy.model!r}; give a transformers folder or a hub name like 'Qwen/Qwen2.5-0.5B'")
+    return policy.model
+
+
+def _trained_calls(recipe: Recipe) -> dict[str, TrainedCalls]:
+    trained = {
+        name: TrainedCalls(
+            agents=None if policy.trained_agents is None else frozenset(policy.trained_agents),
+            skip_zero=not recipe.options_of(policy).get("kl_coef"),
         )
-    return recipe.policy.model
+        for name, policy in recipe.all_policies.items()
+        if policy.trainable
+    }
+    if not trained:
+        raise ConfigError("every policy has trainable = false, so there is nothing to train; set it to true for one of them")
+    return trained
 
 
 def _checked_folder(folder: Path, renderer: str) -> Path:
@@ -102,9 +115,7 @@ def _checked_folder(folder: Path, renderer: str) -> Path:
         settings.is_file() and "chat_template" in json.loads(settings.read_text(encoding="utf-8"))
     )
     if renderer == "auto" and not has_template:
-        raise ConfigError(
-            f"model folder {str(folder)!r} has no chat template; add chat_template.jinja, or name a renderer in policy.renderer"
-        )
+        raise ConfigError(f"model folder {str(folder)!r} has no chat template; add chat_template.jinja, or name the policy's renderer")
     return folder
 
 
@@ -136,37 +147,49 @@ def _part(plugins: PluginManager, hook: str, use: Any, options: Mapping[str, Any
 def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
     config = recipe.rewards[name]
     reward = _part(plugins, "lightningrl_reward_functions", config.use, config.options, recipe.folder)
-    return NamedReward(name=name, function=reward, weight=config.weight, timeout_s=config.timeout_s)
+    agents = None if config.agents is None else frozenset(config.agents)
+    return NamedReward(name=name, function=reward, weight=config.weight, agents=agents, timeout_s=config.timeout_s)
 
 
-def _credit(recipe: Recipe, plugins: PluginManager, intermediate: Mapping[str, IntermediateReward]) -> CreditAssigner:
-    from lightningrl.credit import PerAgent
+def _credit(recipe: Recipe, plugins: PluginManager, intermediate: Mapping[str, IntermediateReward], rewards: RewardSet) -> CreditAssigner:
+    from lightningrl.credit import PerAgent, PerReward
 
     assigner: CreditAssigner = _part(plugins, "lightningrl_credit_assigners", recipe.credit.use, recipe.credit.options, recipe.folder)
     if not hasattr(assigner, "assign"):
         raise ConfigError(f"credit.use {recipe.credit.use!r} has no `assign(group)`; name a class with `requires` and `assign`")
     if recipe.credit.per_agent:
         assigner = PerAgent(assigner)
+    if rewards.pays_roles():
+        assigner = PerReward(assigner, rewards)
     provided = {"group"} if recipe.loop.group_size > 1 else set()
     provided |= {"turn_rewards"} if intermediate else set()
-    provided |= {"agents"} if recipe.adapters else set()
+    provided |= {"agents"} if recipe.adapters or recipe.roles else set()
     remedies = {
         "group": "set loop.group_size above 1",
         "turn_rewards": "add an [intermediate_rewards.NAME] table",
-        "agents": "name an adapter in `adapters`",
+        "agents": "name an adapter in `adapters`, or the agent's roles in [roles.NAME] tables",
     }
     for need in sorted(assigner.requires - provided):
         raise ConfigError(f"credit assigner {recipe.credit.use!r} needs {need!r}; {remedies.get(need, 'this run cannot provide it')}")
     return assigner
 
 
-def _backend(recipe: Recipe, plugins: PluginManager, model: str, *, will_run: bool) -> Callable[[], Backend]:
+def _backends(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str], *, will_run: bool) -> dict[str, Callable[[], Backend]]:
     for name in recipe.backends:
         if name not in plugins.trainers and name not in KNOWN_BACKENDS:
             plugins.find("lightningrl_trainers", name)
     plugin: Plugin = plugins.find("lightningrl_trainers", recipe.backend)
-    options = {"seed": recipe.loop.seed, **recipe.backend_options}
-    check_options(plugin.factory, options, what=f"trainer backend {recipe.backend!r}", reserved=("policy", "name"))
+    capabilities = plugin.capabilities
+    if recipe.policies and capabilities is not None and not capabilities.several_policies:
+        raise ConfigError(
+            f"trainer backend {recipe.backend!r} serves one policy in a run and the recipe has {len(recipe.all_policies)} "
+            f"({', '.join(map(repr, recipe.all_policies))}); use backend 'torch', or leave one"
+        )
+    backends: dict[str, Callable[[], Backend]] = {}
+    for name, policy in recipe.all_policies.items():
+        options = {"seed": recipe.loop.seed, **recipe.options_of(policy)}
+        check_options(plugin.factory, options, what=f"trainer backend {recipe.backend!r}", reserved=("policy", "name"))
+        backends[name] = partial(plugin.factory, policy=models[name], name=name, **options)
     if plugin.check is not None and will_run:
         plugin.check(recipe)
-    return partial(plugin.factory, policy=model, name=recipe.policy.name, **options)
+    return backends

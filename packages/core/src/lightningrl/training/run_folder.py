@@ -3,7 +3,7 @@
 runs/<name>-<time>/
   recipe.json      the frozen recipe            run.json    where it came from, and the settings given
   store.sqlite     rollouts, calls, rewards     metrics.jsonl, curve.png
-  checkpoints/step-000010/{backend/, loop.json} logs/       server and workers
+  checkpoints/step-000010/{policies/NAME/, loop.json} logs/       server and workers
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RunFolder:
         self._lock = lock
 
     @classmethod
-    def create(cls, path: Path, recipe: Recipe, source: str, settings: Mapping[str, Any], *, model: str) -> RunFolder:
+    def create(cls, path: Path, recipe: Recipe, source: str, settings: Mapping[str, Any], *, models: Mapping[str, str]) -> RunFolder:
         """A new run. Raises RunFolderError where one exists already."""
         if (path / "recipe.json").exists():
             raise RunFolderError(f"run folder {str(path)!r} already holds a run; go on with it by --resume, or give another --run")
@@ -56,7 +56,8 @@ class RunFolder:
             (path / "logs").mkdir(exist_ok=True)
             folder = cls(path, _take_lock(path))
             _write_durably(
-                path / "run.json", json.dumps({"source": source, "settings": dict(settings), "model": model}, indent=2, default=str) + "\n"
+                path / "run.json",
+                json.dumps({"source": source, "settings": dict(settings), "models": dict(models)}, indent=2, default=str) + "\n",
             )
             _write_durably(path / "recipe.json", recipe.frozen_text())
         except OSError as error:
@@ -102,11 +103,11 @@ class RunFolder:
         return sorted(found.parent for found in (self.path / "checkpoints").glob("step-*/loop.json"))
 
     def latest(self) -> tuple[Path, LoopState] | None:
-        """The newest complete checkpoint's backend folder and the loop's state in it."""
+        """The newest complete checkpoint's folder of policies and the loop's state in it."""
         found = self.checkpoints()
         if not found:
             return None
-        return found[-1] / "backend", LoopState(**json.loads((found[-1] / "loop.json").read_text(encoding="utf-8")))
+        return found[-1] / "policies", LoopState(**json.loads((found[-1] / "loop.json").read_text(encoding="utf-8")))
 
     def new_checkpoint(self, step: int) -> Path:
         """A scratch folder for a checkpoint; becomes one by `commit_checkpoint`."""

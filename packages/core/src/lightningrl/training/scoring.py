@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,11 +18,22 @@ from lightningrl.errors import LightningError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, IntermediateReward
 from lightningrl.rewards import RewardSet
+from lightningrl.roles import is_role_among
 from lightningrl.samples import build_samples
 from lightningrl.store.protocol import Score
 from lightningrl.types import Advantages, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["Scored", "Scorer"]
+__all__ = ["Scored", "Scorer", "TrainedCalls"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedCalls:
+    """Which calls of a policy are trained, and how."""
+
+    agents: frozenset[str] | None = None
+    """Roles; None = all."""
+    skip_zero: bool = True
+    """Whether rows without an advantage may be left out: the loss has no other term."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,16 +75,17 @@ class Scorer:
         whitened: bool = False,
         samples: SamplesConfig,
         outcomes: OutcomesConfig,
-        trained_agents: Iterable[str] | None,
+        trained: Mapping[str, TrainedCalls],
         plugins: PluginManager,
     ) -> None:
+        """`trained`: by policy; a policy that is not in it stays as it is."""
         self._rewards = rewards
         self._intermediate = intermediate
         self._credit = credit
         self._whitened = whitened
         self._samples = samples
         self._outcomes = outcomes
-        self._trained_agents = None if trained_agents is None else frozenset(trained_agents)
+        self._trained = dict(trained)
         self._plugins = plugins
 
     async def reward(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -88,7 +100,7 @@ class Scorer:
             self._plugins.hook.lightningrl_rollout_finished(trajectory=trajectory)
         return rewarded
 
-    def credit(self, trajectories: Sequence[Trajectory], *, skip_zero: bool) -> Scored:
+    def credit(self, trajectories: Sequence[Trajectory]) -> Scored:
         """Group, assign credit, build rows. Pure but for the watching hooks."""
         by_group: dict[str, list[Trajectory]] = {}
         for trajectory in trajectories:
@@ -99,14 +111,7 @@ class Scorer:
             advantages = whiten(groups, advantages)
         for group, group_advantages in zip(groups, advantages, strict=True):
             self._plugins.hook.lightningrl_group_credited(group=group, advantages=group_advantages)
-        samples = build_samples(
-            groups,
-            advantages,
-            rows=self._samples.rows,
-            aggregation=self._samples.aggregation,
-            constant_length=self._samples.constant_length,
-            skip_zero=skip_zero,
-        )
+        samples = [row for policy in self._trained for row in self._rows(policy, groups, advantages)]
         members = [trajectory for group in groups for trajectory in group.trajectories]
         return Scored(
             groups=groups,
@@ -114,6 +119,17 @@ class Scorer:
             samples=tuple(samples),
             metrics=_describe(groups, samples) | describe_rollouts(members),
             outcomes=Counter(trajectory.outcome.value for trajectory in members),
+        )
+
+    def _rows(self, policy: str, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> list[Sample]:
+        """A policy's own rows: their weights are shares of its own rollouts and tokens."""
+        return build_samples(
+            groups if len(self._trained) == 1 else [_only(policy, group) for group in groups],
+            advantages,
+            rows=self._samples.rows,
+            aggregation=self._samples.aggregation,
+            constant_length=self._samples.constant_length,
+            skip_zero=self._trained[policy].skip_zero,
         )
 
     async def _reward_one(self, trajectory: Trajectory) -> Trajectory:
@@ -152,21 +168,25 @@ class Scorer:
         return replace(trajectory, transitions=tuple(calls))
 
     def _select_agents(self, trajectory: Trajectory) -> Trajectory:
-        """Selective training: calls of roles that are not trained stay in the trajectory and out of the gradient."""
-        if self._trained_agents is None:
-            return trajectory
+        """Selective training: calls of policies and roles that are not trained stay in the trajectory and out of the gradient."""
         return replace(trajectory, transitions=tuple(self._select(call) for call in trajectory.transitions))
 
     def _select(self, call: Transition) -> Transition:
-        assert self._trained_agents is not None
-        trainable = call.trainable and call.agent is not None and role_matches(call.agent, self._trained_agents)
+        trained = self._trained.get(call.policy)
+        is_role = trained is not None and (trained.agents is None or (call.agent is not None and is_role_among(call.agent, trained.agents)))
+        trainable = call.trainable and is_role
         return call if trainable == call.trainable else replace(call, trainable=trainable)
 
 
-def role_matches(agent: str, roles: frozenset[str]) -> bool:
-    """Whether `agent` ("write", or nested "team/write") is one of `roles` or lies below one."""
-    parts = agent.split("/")
-    return any("/".join(parts[:length]) in roles for length in range(1, len(parts) + 1))
+def _only(policy: str, group: TrajectoryGroup) -> TrajectoryGroup:
+    """The group with one policy's calls alone to be trained."""
+    return replace(
+        group,
+        trajectories=tuple(
+            replace(one, transitions=tuple(call if call.policy == policy else replace(call, trainable=False) for call in one.transitions))
+            for one in group.trajectories
+        ),
+    )
 
 
 def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:

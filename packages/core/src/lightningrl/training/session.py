@@ -2,7 +2,7 @@
 
 train_run ─► Parts (refuses bad recipes) ─► ServerProcess ┐
                                           ─► WorkerPool    ├─► Trainer.run ─► curve.png
-                                          ─► Backend + EngineLink ┘
+                                          ─► each policy's Backend + EngineLink ┘
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightningrl.config import Recipe
+from lightningrl.config import OtherPolicyConfig, Recipe
 from lightningrl.errors import ServerError
 from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve
@@ -30,6 +30,7 @@ from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.training.loop import Progress, Trainer
 from lightningrl.training.parts import Parts
+from lightningrl.training.policies import Policies, RunningPolicy, load_backend
 from lightningrl.training.run_folder import LoopState, RunFolder
 
 __all__ = ["Served", "serve_policy", "server_settings", "start_pool", "train_run"]
@@ -44,12 +45,11 @@ Announce = Callable[[str, str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """A policy that is being served."""
+    """Policies that are being served."""
 
     server: ServerProcess
     client: ServerClient
-    backend: Backend
-    link: EngineLink
+    policies: Policies
     start_workers: Callable[[], Awaitable[None]]
     """Returns once the first has imported the agent; does nothing the second time."""
 
@@ -81,8 +81,7 @@ async def train_run(
                 tasks=parts.tasks,
                 folder=folder,
                 control=served.client,
-                backend=served.backend,
-                link=served.link,
+                policies=served.policies,
                 scorer=parts.scorer,
                 plugins=plugins,
                 progress=progress,
@@ -126,14 +125,18 @@ async def serve_policy(
         starter = _Starter(pool)
         if checkpoint is None:
             starter.begin()
-        backend = await asyncio.to_thread(_build_backend, parts, checkpoint)
-        stack.callback(backend.close)
-        link = EngineLink(backend.engine, server.url, settings.run_key)
-        await link.start()
-        stack.push_async_callback(link.close)
+        running: list[RunningPolicy] = []
+        for name in parts.backends:
+            is_trained = settings.policies[name].trainable
+            backend = await asyncio.to_thread(_build_backend, parts, name, checkpoint if is_trained else None)
+            stack.callback(backend.close)
+            link = EngineLink(backend.engine, server.url, settings.run_key)
+            await link.start()
+            stack.push_async_callback(link.close)
+            running.append(RunningPolicy(name=name, backend=backend, link=link, is_trained=is_trained))
         if checkpoint is None:
             await starter.ready()
-        yield Served(server=server, client=client, backend=backend, link=link, start_workers=starter.ready)
+        yield Served(server=server, client=client, policies=Policies(running), start_workers=starter.ready)
 
 
 class _Starter:
@@ -156,13 +159,24 @@ class _Starter:
 
 def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str = "127.0.0.1", port: int = 0) -> ServerSettings:
     """The server's share of the recipe."""
-    policy = PolicySettings(model=parts.model, renderer=recipe.policy.renderer, sampling=recipe.sampling.settings())
+    policies = {
+        name: PolicySettings(
+            model=parts.models[name],
+            renderer=policy.renderer,
+            sampling=recipe.sampling.settings(),
+            trainable=policy.trainable,
+            agents=policy.agents if isinstance(policy, OtherPolicyConfig) else (),
+        )
+        for name, policy in recipe.all_policies.items()
+    }
     return ServerSettings(
         store_url=store_url,
         host=host,
         port=port,
         run_key=secrets.token_urlsafe(24),
-        policies={recipe.policy.name: policy},
+        policies=policies,
+        default_policy=recipe.policy.name,
+        roles=recipe.roles,
         upstream=recipe.upstream,
         telemetry=recipe.telemetry,
     )
@@ -188,10 +202,10 @@ def start_pool(
     )
 
 
-def _build_backend(parts: Parts, checkpoint: Path | None) -> Backend:
-    backend = parts.backend()
+def _build_backend(parts: Parts, policy: str, checkpoint: Path | None) -> Backend:
+    backend = parts.backends[policy]()
     if checkpoint is not None:
-        backend.load(checkpoint)
+        load_backend(backend, checkpoint, policy)
     _ = backend.engine  # a backend may start what serves it here, for minutes: in this thread, not in the loop's
     return backend
 

@@ -1,0 +1,81 @@
+"""Which role makes a call, and which policy answers it.
+
+role      what an adapter or the agent says of the call  >  the first rule of the run that fits (model asked for, system prompt)
+policy    one of that name  >  the one that the role is given to  >  the default  >  None: the upstream's, or refused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from lightningrl.roles import is_role_among
+
+__all__ = ["RoleRule", "Routing"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoleRule:
+    """A role by what its calls look like. Patterns are shell-style (`*`, `?`, `[…]`); both must fit where both are given."""
+
+    role: str
+    model: str | None = None
+    """Of the model that the call asks for."""
+    system: str | None = None
+    """Of its first system message."""
+
+    def fits(self, model: str, messages: Sequence[Mapping[str, Any]]) -> bool:
+        if self.model is not None and not fnmatchcase(model, self.model):
+            return False
+        return self.system is None or fnmatchcase(_system_prompt(messages), self.system)
+
+
+class Routing:
+    """The run's policies and what leads to each."""
+
+    def __init__(
+        self,
+        policies: Collection[str],
+        *,
+        default: str | None = None,
+        agents: Mapping[str, Collection[str]] | None = None,
+        rules: Sequence[RoleRule] = (),
+    ) -> None:
+        """`agents`: roles by the policy that answers them. `default` None = the only policy, where there is just one."""
+        self._policies = tuple(policies)
+        self._default = default if default is not None or len(self._policies) != 1 else self._policies[0]
+        self._agents = {policy: frozenset(roles) for policy, roles in (agents or {}).items() if roles}
+        self._rules = tuple(rules)
+
+    def role(self, said: str | None, model: str, messages: Sequence[Mapping[str, Any]]) -> str | None:
+        """The role of a call: what was `said` of it, else the first rule that fits; None = nobody knows."""
+        if said is not None:
+            return said
+        return next((rule.role for rule in self._rules if rule.fits(model, messages)), None)
+
+    def policy(self, model: str, role: str | None) -> str | None:
+        """The policy that answers; None = none does."""
+        if model in self._policies:
+            return model
+        if role is not None:
+            for policy, roles in self._agents.items():
+                if is_role_among(role, roles):
+                    return policy
+        return self._default if self._default in self._policies else None
+
+    def may_serve(self, model: str, said: str | None) -> bool:
+        """Whether a policy may answer, by what is known before the messages are read."""
+        if self.policy(model, self.role(said, model, ())) is not None:
+            return True
+        return said is None and any(
+            rule.system is not None and (rule.model is None or fnmatchcase(model, rule.model)) and self.policy("", rule.role) is not None
+            for rule in self._rules
+        )
+
+
+def _system_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
+    if not messages or messages[0].get("role") not in ("system", "developer"):
+        return ""
+    return str(messages[0].get("content") or "")

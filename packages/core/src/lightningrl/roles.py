@@ -1,0 +1,13 @@
+"""Roles: who in an agent makes a call. A nested role is a path, "team/writer"; naming a role names what lies below it too."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+__all__ = ["is_role_among"]
+
+
+def is_role_among(agent: str, roles: Collection[str]) -> bool:
+    """Whether `agent` ("write", or nested "team/write") is one of `roles` or lies below one."""
+    parts = agent.split("/")
+    return any("/".join(parts[:length]) in roles for length in range(1, len(parts) + 1))

@@ -1,0 +1,96 @@
+"""The policies of a run while it runs: each with its engine and, where it is trained, its learner.
+
+samples ─► by policy ─► hold its requests ─► Backend.learn ─► release them with the new version
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from lightningrl.errors import RunFolderError
+from lightningrl.protocols import Backend, LearnReport
+from lightningrl.types import Sample
+
+__all__ = ["Policies", "PolicyLink", "RunningPolicy", "load_backend"]
+
+
+class PolicyLink(Protocol):
+    """Holds the policy's requests while weights change; `lightningrl.gateway.engine_link.EngineLink` is one."""
+
+    async def hold(self) -> None: ...
+    async def release(self, version: int) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningPolicy:
+    """One policy."""
+
+    name: str
+    backend: Backend
+    link: PolicyLink
+    is_trained: bool
+
+
+class Policies:
+    """All policies of a run, taught and saved together."""
+
+    def __init__(self, policies: Iterable[RunningPolicy]) -> None:
+        self._policies = tuple(policies)
+        self._trained = tuple(policy for policy in self._policies if policy.is_trained)
+
+    @property
+    def ahead(self) -> int:
+        """Steps whose rollouts may be collected while an earlier one is learned: what the strictest backend allows."""
+        return min((policy.backend.ahead for policy in self._trained), default=0)
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """What each policy serves."""
+        return {policy.name: policy.backend.engine.info.version for policy in self._policies}
+
+    async def learn(self, samples: Sequence[Sample]) -> dict[str, LearnReport]:
+        """One optimisation step of every trained policy that has rows, one policy after the other."""
+        reports: dict[str, LearnReport] = {}
+        for policy in self._trained:
+            rows = [sample for sample in samples if sample.policy == policy.name]
+            if rows:
+                reports[policy.name] = await self._learn(policy, rows)
+        return reports
+
+    async def _learn(self, policy: RunningPolicy, rows: list[Sample]) -> LearnReport:
+        backend, link = policy.backend, policy.link
+        if backend.ahead:
+            report = await asyncio.to_thread(backend.learn, rows)
+            await link.release(report.policy_version)
+            return report
+        await link.hold()
+        try:
+            return await asyncio.to_thread(backend.learn, rows)
+        finally:
+            await link.release(backend.engine.info.version)
+
+    def describe(self, reports: Mapping[str, LearnReport]) -> dict[str, float]:
+        """Metrics of a step: `learn/loss`, `policy_version`; with several policies trained `learn/NAME/loss`, `policy_version/NAME`."""
+        metrics: dict[str, float] = {}
+        for name, report in reports.items():
+            below = f"/{name}" if len(self._trained) > 1 else ""
+            metrics |= {f"learn{below}/{key}": value for key, value in report.metrics.items()}
+            metrics[f"policy_version{below}"] = float(report.policy_version)
+        return metrics
+
+    def save(self, folder: Path) -> None:
+        """Each trained policy below its name. A frozen one is what the recipe says."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for policy in self._trained:
+            policy.backend.save(folder / policy.name)
+
+
+def load_backend(backend: Backend, folder: Path, name: str) -> None:
+    """Restore what `Policies.save` wrote of a policy. Raises RunFolderError where the checkpoint has no such policy."""
+    if not (folder / name).is_dir():
+        raise RunFolderError(f"checkpoint {str(folder)!r} has no policy {name!r}; go on with the recipe that it was saved with")
+    backend.load(folder / name)
