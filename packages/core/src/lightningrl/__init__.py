@@ -1,6 +1,7 @@
 """LightningRL: train the language model inside any agent with reinforcement learning; the agent's code does not change.
 
-The names below are all that a recipe, a reward, a credit assigner or a plugin needs; they are imported when first used.
+The names below are all that a recipe, a reward, a credit assigner, a plugin or a hand-written agent needs.
+They are imported when first used.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightningrl.client import report_reward, tool
     from lightningrl.config import CreditConfig, LoopConfig, PolicyConfig, Recipe, RewardConfig, TasksConfig
     from lightningrl.errors import LightningError
     from lightningrl.plugins import Plugin, hookimpl
+    from lightningrl.runtime.command import command_agent
+    from lightningrl.tracing.role import role
     from lightningrl.types import Advantages, Outcome, Task, ToolCall, ToolStatus, Trajectory, TrajectoryGroup, Transition
 
 __all__ = [
@@ -31,13 +35,20 @@ __all__ = [
     "Trajectory",
     "TrajectoryGroup",
     "Transition",
+    "command_agent",
     "hookimpl",
+    "report_reward",
+    "role",
+    "tool",
 ]
 
 _HOMES = {
+    "client": ("report_reward", "tool"),
     "config": ("CreditConfig", "LoopConfig", "PolicyConfig", "Recipe", "RewardConfig", "TasksConfig"),
     "errors": ("LightningError",),
     "plugins": ("Plugin", "hookimpl"),
+    "runtime.command": ("command_agent",),
+    "tracing.role": ("role",),
     "types": ("Advantages", "Outcome", "Task", "ToolCall", "ToolStatus", "Trajectory", "TrajectoryGroup", "Transition"),
 }
 

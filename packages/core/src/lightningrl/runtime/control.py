@@ -16,9 +16,11 @@ import msgspec
 from lightningrl.errors import ServerError
 from lightningrl.runtime.lease import Lease
 from lightningrl.runtime.report import AttemptReport
+from lightningrl.tracing.report import Report
 
 __all__ = ["ControlClient"]
 
+API: Final = "/api/v1"
 JSON: Final = "application/json"
 TROUBLE: Final = (OSError, http.client.HTTPException)
 
@@ -35,7 +37,7 @@ class ControlClient:
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
         self._url = server_url
-        self._prefix = f"{parts.path}/api/v1"
+        self._root = parts.path
         self._run_key = run_key
         self._patience_s = patience_s
         self._timeout_s = timeout_s
@@ -61,9 +63,13 @@ class ControlClient:
         """Hand in the attempt's result. The first report of an attempt counts."""
         self._post(attempt_path(lease, "result"), asdict(report), key=self._run_key)
 
+    def hand_in(self, lease: Lease, report: Report) -> None:
+        """What the agent itself reported. Raises ServerError with the server's sentence where it is refused."""
+        self._send(f"{lease.base_path}/{report.path}", json.dumps(report.body).encode(), JSON, key=lease.key)
+
     def export_spans(self, lease: Lease, payload: bytes, content_type: str) -> None:
         """Hand in the attempt's spans (OTLP)."""
-        self._send(attempt_path(lease, "v1/traces"), payload, content_type, key=lease.key)
+        self._send(API + attempt_path(lease, "v1/traces"), payload, content_type, key=lease.key)
 
     def interrupt(self) -> None:
         """Make a waiting request fail now, and every later one."""
@@ -79,7 +85,7 @@ class ControlClient:
         self._connection.close()
 
     def _post(self, path: str, body: object, *, key: str, wait_s: float = 0.0) -> tuple[int, bytes]:
-        return self._send(path, json.dumps(body).encode(), JSON, key=key, wait_s=wait_s)
+        return self._send(API + path, json.dumps(body).encode(), JSON, key=key, wait_s=wait_s)
 
     def _send(self, path: str, body: bytes, content_type: str, *, key: str, wait_s: float = 0.0) -> tuple[int, bytes]:
         """Send until the server answers, at most `patience_s`. Every request of this class may be repeated."""
@@ -107,7 +113,7 @@ class ControlClient:
             self._connection.connect()
         elif self._connection.sock.gettimeout() != timeout_s:
             self._connection.sock.settimeout(timeout_s)
-        self._connection.request("POST", self._prefix + path, body, headers)
+        self._connection.request("POST", self._root + path, body, headers)
         response = self._connection.getresponse()
         return response.status, response.read()
 

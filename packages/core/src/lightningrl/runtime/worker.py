@@ -26,9 +26,11 @@ from lightningrl.runtime.control import ControlClient
 from lightningrl.runtime.environment import rollout_environment
 from lightningrl.runtime.heartbeat import Heart
 from lightningrl.runtime.lifeline import die_with_parent, take_standard_streams
+from lightningrl.runtime.report import AttemptReport
 from lightningrl.runtime.settings import WorkerEvent, WorkerSettings, decode_settings, encode_line
 from lightningrl.tracing.redirect import Redirection
 from lightningrl.tracing.scope import ActiveRollout, RolloutScope
+from lightningrl.types import Outcome
 
 __all__ = ["Worker", "main"]
 
@@ -143,11 +145,21 @@ class Worker:
         try:
             with self._scope.entered(rollout), self._surroundings(rollout):
                 report = attempt.run(self._agent, self._run_on_loop)
+            report = self._hand_in(attempt, client) or report
             if self._telemetry is not None:
                 self._export(attempt, client)
             client.report(lease, report)
         finally:
             self._heart.remove(attempt)
+
+    def _hand_in(self, attempt: Attempt, client: ControlClient) -> AttemptReport | None:
+        """What the agent reported; a failure of the agent's where the server refuses it (a call that never was, say)."""
+        try:
+            for one in attempt.rollout.reports:
+                client.hand_in(attempt.lease, one)
+        except ServerError as error:
+            return AttemptReport(outcome=Outcome.AGENT_ERROR, error=f"what the agent reported was not taken: {error}")
+        return None
 
     def _export(self, attempt: Attempt, client: ControlClient) -> None:
         """Spans are a view on the rollout, not the rollout: without them it still counts."""

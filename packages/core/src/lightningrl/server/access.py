@@ -18,7 +18,7 @@ class Forbidden(ServerError):
 
 
 class Access:
-    """Checks the `Authorization: Bearer …` of a request."""
+    """Checks the `Authorization: Bearer …` of a request, or its `x-api-key`."""
 
     def __init__(self, store: Store, run_key: str) -> None:
         self._store = store
@@ -54,7 +54,7 @@ class Access:
 
 
 def _shown(request: Request) -> str:
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    scheme, _, key = request.headers.get("authorization", f"bearer {request.headers.get('x-api-key', '')}").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise Forbidden(f"{request.url.path!r} needs a key; send it as 'Authorization: Bearer …'")
     return key.strip()

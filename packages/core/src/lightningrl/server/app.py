@@ -2,7 +2,7 @@
 
 /api/v1/…       control API            run key, or an attempt's scoped key for its own attempt
 /api/v1/engines engine link (WebSocket)
-/rollouts/…     the gateway's routes   scoped keys
+/rollouts/…     the gateway's routes, and what agents report   scoped keys
 /health  /openapi.json
 """
 
@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from lightningrl.server.access import Access
+from lightningrl.server.agent_routes import agent_routes
 from lightningrl.server.attempt_routes import AttemptMemory, attempt_routes
 from lightningrl.server.failures import BoundedBodies, add_error_handlers
 from lightningrl.server.forwarding import SpanForwarder
@@ -39,8 +40,9 @@ def create_app(
     app = FastAPI(
         title="LightningRL", version="1", summary="Order rollouts, work on them, train on what they did.", docs_url=None, redoc_url=None
     )
-    app.router.routes.extend(routes)
     access = Access(store, run_key)
+    app.include_router(agent_routes(store, access))  # before the gateway, which refuses the paths it does not know
+    app.router.routes.extend(routes)
     app.include_router(attempt_routes(store, access, memory, forwarder, max_body_bytes=max_body_bytes, longest_wait_s=longest_wait_s))
     app.include_router(run_routes(store, access, engines, forwarder, longest_wait_s=longest_wait_s))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 import msgspec
 from fastapi import FastAPI
@@ -20,6 +21,7 @@ __all__ = ["BoundedBodies", "add_error_handlers", "error_response"]
 
 logger = logging.getLogger(__name__)
 
+REPORTS: Final = ("/v1/rewards", "/v1/tool_calls")
 _STATUSES: tuple[tuple[type[LightningError], int, str], ...] = (
     (AttemptOver, 409, "attempt_over"),
     (Conflict, 409, "conflict"),
@@ -78,14 +80,14 @@ async def _defect(request: Request, error: Exception) -> Response:
 
 
 class BoundedBodies:
-    """Refuses larger request bodies under `/api/`; the gateway bounds its own."""
+    """Refuses larger request bodies of the control API and of reports; the gateway bounds its own."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith("/api/"):
+        if scope["type"] != "http" or not (scope["path"].startswith("/api/") or scope["path"].endswith(REPORTS)):
             await self._app(scope, receive, send)
             return
         sentence = f"the request body is larger than {self._limit} bytes; send less at a time"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field
 
-from lightningrl.types import Outcome, RolloutMode, RolloutSpec, RolloutState, SamplingSettings
+from lightningrl.types import Outcome, RolloutMode, RolloutSpec, RolloutState, SamplingSettings, ToolStatus
 
 __all__ = [
     "AttemptView",
@@ -22,6 +22,9 @@ __all__ = [
     "LeaseBody",
     "LeasedTask",
     "PolicyView",
+    "ReportedRewardsBody",
+    "ReportedToolCall",
+    "ReportedToolCallsBody",
     "ResultAnswer",
     "ResultBody",
     "RewardsBody",
@@ -118,6 +121,37 @@ class ResultAnswer(BaseModel):
 class RewardsBody(_Body):
     rewards: dict[str, float | None]
     transition_id: str | None = None
+
+
+class ReportedRewardsBody(_Body):
+    """Of the agent's own."""
+
+    rewards: dict[Annotated[str, Field(min_length=1, max_length=200)], Annotated[float, Field(allow_inf_nan=False)] | None]
+    """By name; null = nobody scored it."""
+    call: str | None = None
+    """Id of the answer that they are of (`chatcmpl-…`, `resp_…`, `msg_…`); null = of the rollout."""
+
+
+class ReportedToolCall(_Body):
+    """One invocation of a tool, as the agent tells it."""
+
+    name: str = Field(min_length=1, max_length=200)
+    status: ToolStatus
+    arguments: Any = None
+    """A text, or any JSON."""
+    result: Any = None
+    """A text, or any JSON."""
+    duration_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    tool_call_id: str | None = Field(default=None, min_length=1, max_length=200)
+    """The model's, which says what call asked; or one of the agent's own. A repeat is kept once."""
+    call: str | None = None
+    """Id of the answer that asked, where that was no tool call of the model's."""
+    agent: str | None = Field(default=None, max_length=200)
+    error_type: str | None = Field(default=None, max_length=200)
+
+
+class ReportedToolCallsBody(_Body):
+    tool_calls: list[ReportedToolCall] = Field(max_length=10_000)
 
 
 class WaitBody(_Body):

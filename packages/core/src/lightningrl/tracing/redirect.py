@@ -17,17 +17,18 @@ import json
 import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import wrapt
 
 from lightningrl.tracing.calls import ClaimedCall
-from lightningrl.tracing.origin import OriginResolver, resolve_origin
+from lightningrl.tracing.origin import CallOrigin, OriginResolver, resolve_origin
+from lightningrl.tracing.role import current_role
 from lightningrl.tracing.scope import ActiveRollout, RolloutScope
 
-__all__ = ["PROVIDER_HOSTS", "UNATTRIBUTED_KEY", "Redirection"]
+__all__ = ["PROVIDER_HOSTS", "UNATTRIBUTED_KEY", "Redirection", "installed_redirection"]
 
 PROVIDER_HOSTS: Final = ("api.openai.com", "api.anthropic.com")
 UNATTRIBUTED_KEY: Final = "unattributed"
@@ -107,7 +108,7 @@ class Redirection:
         self.home_loop: asyncio.AbstractEventLoop | None = None
         """The worker's one event loop, if the agent runs on it: there pooled connections are kept. A pooled connection of another
         loop would outlive it and break the next rollout, so requests from other loops close theirs."""
-        self._server = f"{server.scheme}://{server.netloc}{server.path}"
+        self.server_url = f"{server.scheme}://{server.netloc}{server.path}"
         self._netloc = server.netloc
         self._path = server.path
         self._own = Destination(server.hostname, server.port, server.path)
@@ -120,6 +121,7 @@ class Redirection:
         if self._active:
             raise RuntimeError("this redirection is installed; install it once")
         self._active = True
+        _installed.append(self)
         self._patch(ThreadPoolExecutor, "submit", self._submit)
         for module in ("httpx", "httpx2"):
             self._when_imported(module, "Client", "send", self._send_httpx)
@@ -130,6 +132,8 @@ class Redirection:
     def uninstall(self) -> None:
         """Restore what `install` patched."""
         self._active = False
+        if self in _installed:
+            _installed.remove(self)
         while self._restores:
             self._restores.pop()()
 
@@ -147,11 +151,16 @@ class Redirection:
         if rollout is not None and body is not None and body != b"":
             claimed = rollout.calls.claim(tail.encode() + b"\n" + body, is_retry=is_retry)
             headers[CALL_ID] = claimed.id
-        origin = None if rollout is None else resolve_origin(self.resolvers)
-        if origin is not None:
-            headers.update(origin.headers())
-        target = urlunsplit(urlsplit(self._server + base + tail)._replace(query=parts.query))
+        if rollout is not None:
+            headers.update(self._origin().headers())
+        target = urlunsplit(urlsplit(self.server_url + base + tail)._replace(query=parts.query))
         return RedirectedCall(target, self._netloc, headers, rollout, claimed)
+
+    def _origin(self) -> CallOrigin:
+        """Who makes this call: the role that the agent's own code names stands before what an adapter calls it."""
+        origin = resolve_origin(self.resolvers) or CallOrigin()
+        role = current_role()
+        return origin if role is None else replace(origin, agent=role)
 
     def _tail(self, host: str, port: int, path: str) -> str | None:
         """The endpoint and what follows it (`/chat/completions`), if the URL is a model call of ours."""
@@ -262,6 +271,15 @@ class Redirection:
         original = getattr(owner, method)
         setattr(owner, method, wrapt.FunctionWrapper(original, wrapper))
         self._restores.append(lambda: setattr(owner, method, original))
+
+
+_installed: list[Redirection] = []
+"""Patches are of the whole process, and so is this: whoever reports asks here what rollout it works for."""
+
+
+def installed_redirection() -> Redirection | None:
+    """This process's redirection; None = this process is no worker."""
+    return _installed[-1] if _installed else None
 
 
 def is_sdk_retry(headers: Mapping[str, str]) -> bool:

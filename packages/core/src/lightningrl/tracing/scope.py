@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from lightningrl.tracing.calls import CallLedger
+from lightningrl.tracing.report import Report
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -32,6 +33,8 @@ class ActiveRollout:
         self.calls = CallLedger()
         self.spans: list[ReadableSpan] = []
         """Ended spans, in order of their end."""
+        self.reports: list[Report] = []
+        """Of the agent's own, to be handed in before its result."""
         self.connection_errors: list[BaseException] = []
         """Calls that the gateway did not answer."""
         self.is_over = False

@@ -1,0 +1,97 @@
+"""An agent that is a program of its own: another language, another virtual environment, none of our packages in it.
+
+# agent.py, all of it                                     stdin       the task's input, as JSON; then its end
+from lightningrl import command_agent                     stdout      its last line is the output
+                                                          status      not 0 = `agent_error`, with the end of stderr
+answer = command_agent("node", "agent.mjs")               environment OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_…: of the attempt
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+from lightningrl.errors import ConfigError, LightningError
+from lightningrl.runtime.environment import gateway_environment
+from lightningrl.runtime.lifeline import PR_SET_PDEATHSIG
+from lightningrl.tracing.redirect import installed_redirection
+
+__all__ = ["CommandFailed", "command_agent"]
+
+LONGEST_TAIL: Final = 2_000
+"""Characters of stderr in an error."""
+KEPT_FROM_PARENT: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class CommandFailed(LightningError):
+    """The program ended with a status other than 0, or said nothing."""
+
+
+def command_agent(*command: str, environment: Mapping[str, str] | None = None) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+    """An agent that runs `command` once for each rollout; relative paths are seen from the recipe's folder.
+
+    The output is the last line on stdout that is not blank: read as JSON where it is an object, a list or a quoted string, else taken
+    as the text it is. When the rollout's time is over or it is cancelled, the program is killed with all that it started (as long as
+    they stay in its process group). `environment` is added to the worker's. Raises ConfigError for an empty command.
+    """
+    if not command or not all(isinstance(part, str) and part for part in command):
+        raise ConfigError(f"command_agent{command!r} names no program; write command_agent('node', 'agent.mjs')")
+
+    async def answer(task_input: Any) -> Any:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={**os.environ, **_attempt_environment(), **(environment or {})},
+                process_group=0,
+                preexec_fn=_die_with_worker if KEPT_FROM_PARENT is not None else None,
+            )
+        except OSError as error:
+            raise CommandFailed(f"{command[0]!r} cannot be started: {error}; install it, or give its path") from error
+        try:
+            said, complaint = await process.communicate(json.dumps(task_input).encode() + b"\n")
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        sys.stderr.write(complaint.decode(errors="replace"))
+        return read_output(" ".join(command), process.returncode, said.decode(errors="replace"), complaint.decode(errors="replace"))
+
+    return answer
+
+
+def read_output(command: str, status: int | None, said: str, complaint: str) -> Any:
+    """What a program that has ended answers. Raises CommandFailed with the end of its stderr."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    if status != 0 or not lines:
+        what = f"ended with status {status}" if status != 0 else "said nothing on stdout; print the answer as its last line"
+        raise CommandFailed(f"{command!r} {what}\n{complaint.strip()[-LONGEST_TAIL:]}".strip())
+    answer = lines[-1].strip()
+    if answer[0] not in '{["':
+        return answer
+    try:
+        return json.loads(answer)
+    except ValueError:
+        return answer
+
+
+def _attempt_environment() -> dict[str, str]:
+    """The attempt's own address and key, also where several attempts run in this worker. Outside of one, what is set is left."""
+    redirection = installed_redirection()
+    rollout = None if redirection is None else redirection.scope.current()
+    return {} if redirection is None or rollout is None else gateway_environment(redirection.server_url, rollout.base_path, rollout.key)
+
+
+def _die_with_worker() -> None:
+    """In the new process: the kernel kills it when the thread that started it ends."""
+    assert KEPT_FROM_PARENT is not None
+    KEPT_FROM_PARENT.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
