@@ -66,7 +66,8 @@ def assistant(*blocks: Any) -> dict[str, Any]:
         ({"messages": [USER, assistant(USE), user(RESULT, RESULT)]}, "the tool call 'c' has two results"),
         ({"messages": [USER, {"role": "assistant", "content": "The answer is ("}]}, "the last message is the assistant's"),
         ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice 'any' is not supported"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice asks for a tool call, but no tools are offered"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice {'type': 'some'} is not supported; use 'auto', 'none', 'any', or 'tool'"),
         (
             {"tools": [{"type": "web_search_20250305", "name": "w"}]},
             "tools[0] is of type 'web_search_20250305'; only tools of the agent's own",
@@ -118,8 +119,11 @@ async def test_messages_that_cannot_be_honoured_are_refused_with_a_sentence(
         ({"tools": [{"type": "web_search"}]}, "tools[0] is of type 'web_search'; only functions are supported"),
         ({"tools": [{"type": "function", "name": "f", "parameters": {"type": 5}}]}, "its parameters have the type 5"),
         ({"tools": [{"type": "function"}]}, "tools[0] is no function with a name"),
-        ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
-        ({"tool_choice": {"type": "function", "name": "f"}}, "is not supported: sampling is not constrained"),
+        ({"tool_choice": "required"}, "tool_choice asks for a tool call, but no tools are offered"),
+        (
+            {"tool_choice": {"type": "mcp", "server_label": "s"}},
+            "is not supported; use 'auto', 'none', 'required' or a function by its name",
+        ),
         ({"text": {"format": {"type": "grammar"}}}, "the format 'grammar' is not supported"),
         ({"background": True}, "background responses are not supported"),
         ({"conversation": "conv_1"}, "conversation is not supported; use previous_response_id"),

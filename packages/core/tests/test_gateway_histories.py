@@ -208,3 +208,11 @@ def test_a_policy_without_readable_tool_markup_says_so() -> None:
     plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
     assert not PolicyRenderer(tiny_tokenizer(chat_template=plain)).supports_tools
     assert GENERIC.supports_tools
+
+
+@pytest.mark.parametrize(("opened", "is_thinking"), [("<think>\n", True), ("<think>\n\n</think>\n\n", False), ("", False)])
+def test_reasoning_that_the_prompt_opened_and_closed_is_over(opened: str, is_thinking: bool) -> None:
+    prompt = TOKENIZER.encode("<|im_start|>assistant\n" + opened)
+    assert GENERIC.is_thinking(TOKENIZER.encode("so"), prompt) is is_thinking
+    assert GENERIC.is_thinking(TOKENIZER.encode("so</think>"), prompt) is False
+    assert (GENERIC.open_call(prompt, None) is None) is is_thinking

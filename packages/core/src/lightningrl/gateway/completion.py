@@ -76,7 +76,8 @@ class _Parsed:
 
 
 class CompletionText:
-    """Turns one choice's tokens into text. `allow_tools=False` leaves tool markup in the content."""
+    """Turns one choice's tokens into text. `allow_tools=False` leaves tool markup in the content. Where the prompt ends in the beginning
+    of a tool call that was forced on the policy, the text begins with it; tokens and logprobs are those that were sampled."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class CompletionText:
         tool_call_ids: Sequence[str] = (),
     ) -> None:
         self._renderer = renderer
-        self._prompt_ids = prompt_ids
+        self._prompt_ids, self._opening = renderer.split_opening(prompt_ids)
         self._index = index
         self._allow_tools = allow_tools
         self._parallel_tools = parallel_tools
@@ -99,7 +100,7 @@ class CompletionText:
         self._held_marks = (*self._stop, "<think>", "<tool_call>")
         self._ids: list[int] = []
         self._logprobs: list[float] = []
-        self._is_plain = renderer.is_tagged
+        self._is_plain = renderer.is_tagged and not self._opening
         self._text = ""
         self._prefix = 0
         self._decoded = 0
@@ -160,7 +161,8 @@ class CompletionText:
         return self._text if self._renderer.is_default else self._text.strip()
 
     def _parse(self, *, final: bool) -> _Parsed:
-        response = self._renderer.parse(self._ids, self._prompt_ids)
+        said = [*self._opening, *self._ids] if self._opening else self._ids
+        response = self._renderer.parse(said, self._prompt_ids)
         content, reasoning = response.content, response.reasoning
         if reasoning:
             content = content.lstrip("\n")
@@ -174,7 +176,7 @@ class CompletionText:
             if arguments is not None and (self._parallel_tools or not parsed.calls):
                 parsed.calls.append((call.name, arguments))
             elif arguments is None:
-                leftovers.append(self._raw(call))
+                leftovers.append(self._raw(call, said))
         if parsed.calls:
             parsed.content = parsed.content.rstrip()
         if final and leftovers:
@@ -186,11 +188,11 @@ class CompletionText:
             parsed.content = parsed.content[:cut]
         return parsed
 
-    def _raw(self, call: Any) -> str:
+    def _raw(self, call: Any, said: Sequence[int]) -> str:
         if call.token_span is None:
             return str(call.raw)
         start, end = call.token_span
-        return self._renderer.decode([token for token in self._ids[start:end] if token not in self._renderer.stop_token_ids])
+        return self._renderer.decode([token for token in said[start:end] if token not in self._renderer.stop_token_ids])
 
     def _cut(self, content: str) -> int | None:
         found = [at for at in (content.find(stop) for stop in self._stop) if at >= 0]

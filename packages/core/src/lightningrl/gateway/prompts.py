@@ -31,7 +31,21 @@ class Prompt:
 
 
 def build_prompt(history: History, conversations: Conversations, request: CallRequest, policy: str, renderer: PolicyRenderer) -> Prompt:
-    """The call's tokens: those of an earlier call and what is new, or all of them rendered."""
+    """The call's tokens: those of an earlier call and what is new, or all of them rendered; then the beginning of a forced tool call."""
+    prompt = _free_prompt(history, conversations, request, policy, renderer)
+    if request.forced is None:
+        return prompt
+    opening = renderer.open_call(prompt.ids, request.forced.name)
+    if opening is None:
+        raise Refusal(
+            f"tool_choice: a tool call cannot be forced on policy {policy!r}: its tool-call markup is not one that we can begin for it, or "
+            "its prompt opens a reasoning block; leave tool_choice out, or name the renderer 'qwen3' where its markup is the same",
+            param="tool_choice",
+        )
+    return replace(prompt, ids=(*prompt.ids, *opening))
+
+
+def _free_prompt(history: History, conversations: Conversations, request: CallRequest, policy: str, renderer: PolicyRenderer) -> Prompt:
     tools = digest_tools(request.tools, policy)
     if request.previous is None:
         prompt = _prompt_of(history, request.messages, tools, request, renderer)

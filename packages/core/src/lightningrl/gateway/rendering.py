@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,11 @@ def _encode(value: Any) -> bytes:
 
 
 _PROMPT_TAIL = 48
+_OPENING = re.compile(r'<tool_call>\n(?:\{"name": "[^"\n]{1,128}", "arguments":)?')
+"""How a tool call in the JSON markup of Qwen and Hermes begins: of any tool, or of one by name. It ends where a tokenizer's words end,
+so that what the policy says next is spelt in the tokens it would have used anyway."""
+_OPENING_TOKENS = 192
+"""Longest opening: a name of 128 bytes, each a token of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,8 @@ class PolicyRenderer:
         self.has_atomic_thinking = "<think>" in added and "</think>" in added
         self._think_id, self._think_end_id = added.get("<think>"), added.get("</think>")
         self.supports_tools = config.name != "default" or config.tool_parser is not None
+        markup = getattr(config, "tool_parser", None) if config.name == "default" else config.name
+        self._tool_id: int | None = added.get("<tool_call>") if markup == "qwen3" else None
         self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
         self._prompts: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
         self._suffixes: OrderedDict[bytes, tuple[int, ...] | None] = OrderedDict()
@@ -137,6 +145,25 @@ class PolicyRenderer:
         """The policy's own chat template renders; no model-specific renderer is known for it."""
         return bool(self._renderer.config.name == "default")
 
+    def open_call(self, prompt_ids: Sequence[int], name: str | None) -> tuple[int, ...] | None:
+        """Tokens that begin a tool call (of the tool `name`; None = of any) after a prompt. None = no such markup is known for this
+        policy, or the prompt leaves its reasoning open."""
+        if self._tool_id is None or self._is_thinking_open(prompt_ids):
+            return None
+        text = "<tool_call>\n" if name is None else f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments":'
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def split_opening(self, prompt_ids: Sequence[int]) -> tuple[Sequence[int], tuple[int, ...]]:
+        """A prompt, and the beginning of a tool call that was written for the policy at its end; empty where there is none."""
+        tail = list(prompt_ids[-_OPENING_TOKENS:])
+        if self._tool_id not in tail:
+            return prompt_ids, ()
+        start = len(tail) - 1 - tail[::-1].index(self._tool_id)
+        opening = tuple(tail[start:])
+        if _OPENING.fullmatch(self.decode(opening)) is None:
+            return prompt_ids, ()
+        return prompt_ids[: len(prompt_ids) - len(opening)], opening
+
     def parse(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedCompletion:
         """Content, reasoning and tool calls of a completion; stop tokens may be on it."""
         end = len(completion_ids)
@@ -156,8 +183,12 @@ class PolicyRenderer:
         """Whether a reasoning block was opened and not closed yet; what looks like a tool call in it may still prove to be a draft."""
         if not self.has_atomic_thinking:
             return False
-        opened = self._think_id in completion_ids or self._think_id in prompt_ids[-4:]
+        opened = self._think_id in completion_ids or self._is_thinking_open(prompt_ids)
         return opened and self._think_end_id not in completion_ids
+
+    def _is_thinking_open(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether the prompt ends in a reasoning block that the completion goes on with."""
+        return self.decode(prompt_ids[-8:]).rstrip().endswith("<think>")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special ones included."""

@@ -8,7 +8,16 @@ from typing import Any
 
 from lightningrl.gateway.completion import Choice
 
-__all__ = ["Answer", "Begun", "CallContext", "CallRequest"]
+__all__ = ["Answer", "Begun", "CallContext", "CallRequest", "ForcedCall"]
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedCall:
+    """The answer has to be a tool call: the markup that opens one stands at the end of the prompt, and the policy goes on from there.
+    What was written for it is no part of the completion: it is neither sampled nor trained."""
+
+    name: str | None = None
+    """Which tool; None = one of those offered."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +32,8 @@ class CallRequest:
     """False = the prompt names the tools but markup stays text (`tool_choice="none"`)."""
     parallel_tools: bool = True
     """False = only the first tool call of a completion is handed on."""
+    forced: ForcedCall | None = None
+    """None = the policy is free to call a tool or not."""
     n: int = 1
     stream: bool = False
     max_tokens: int | None = None

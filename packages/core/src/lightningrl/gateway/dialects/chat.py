@@ -7,6 +7,7 @@ sampled are the run's to decide (`temperature`, `top_p`, …), honoured (`max_to
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +18,16 @@ from lightningrl.gateway.dialects.checks import (
     check_range,
     check_tool_call_ids,
     decode_body,
+    force_call,
     format_instruction,
     function_tool,
     join_text,
     read_tools,
+    unknown_choice,
     with_instruction,
 )
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.request import CallRequest
+from lightningrl.gateway.request import CallRequest, ForcedCall
 
 __all__ = ["ChatRequest", "parse_chat_request"]
 
@@ -108,10 +111,12 @@ def parse_chat_request(data: bytes, *, max_choices: int) -> ChatRequest:
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     messages = [_message(message, i) for i, message in enumerate(body.messages)]
     check_tool_call_ids(messages)
+    tools = read_tools(body.tools, _tool)
     call = CallRequest(
         model=body.model,
         messages=with_instruction(messages, _format(body.response_format)),
-        tools=read_tools(body.tools, _tool),
+        tools=tools,
+        forced=_forced(body.tool_choice, tools),
         allow_tools=body.tool_choice != "none",
         parallel_tools=body.parallel_tool_calls is not False,
         n=body.n or 1,
@@ -129,11 +134,6 @@ def parse_chat_request(data: bytes, *, max_choices: int) -> ChatRequest:
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    if body.tool_choice not in (None, "auto", "none"):
-        raise Refusal(
-            f"tool_choice {body.tool_choice!r} is not supported: sampling is not constrained while the policy learns; use 'auto' or 'none'",
-            param="tool_choice",
-        )
     changed = {"frequency_penalty": body.frequency_penalty, "presence_penalty": body.presence_penalty, "logit_bias": body.logit_bias}
     if body.repetition_penalty != 1:
         changed["repetition_penalty"] = body.repetition_penalty
@@ -189,6 +189,17 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         raise Refusal(f"{where} is no function with a name; only functions are supported", param=where)
     return function_tool(where, function.get("name"), function.get("description"), function.get("parameters"), function.get("strict"))
+
+
+def _forced(choice: str | dict[str, Any] | None, tools: Sequence[Mapping[str, Any]] | None) -> ForcedCall | None:
+    if choice in (None, "auto", "none"):
+        return None
+    if choice == "required":
+        return force_call(None, tools)
+    named = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    if not isinstance(named, dict) or not isinstance(named.get("name"), str):
+        raise unknown_choice(choice, "'auto', 'none', 'required' or a function by its name")
+    return force_call(named["name"], tools)
 
 
 def _format(wanted: dict[str, Any] | None) -> str | None:

@@ -10,15 +10,18 @@ from typing import Any, TypeVar
 import msgspec
 
 from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.request import ForcedCall
 
 __all__ = [
     "check_range",
     "check_tool_call_ids",
     "decode_body",
+    "force_call",
     "format_instruction",
     "function_tool",
     "join_text",
     "read_tools",
+    "unknown_choice",
     "with_instruction",
 ]
 
@@ -90,6 +93,21 @@ def read_tools(tools: Sequence[T] | None, read: Callable[[T, str], dict[str, Any
         _check_parameters(one["function"].get("parameters"), where, name)
         found.append(one)
     return tuple(found)
+
+
+def force_call(name: Any, tools: Sequence[Mapping[str, Any]] | None) -> ForcedCall:
+    """What a `tool_choice` that asks for a call means, of the tool `name` or (None) of any that is offered."""
+    offered = [tool["function"]["name"] for tool in tools or ()]
+    if not offered:
+        raise Refusal("tool_choice asks for a tool call, but no tools are offered; send tools, or leave it out", param="tool_choice")
+    if name is not None and name not in offered:
+        raise Refusal(f"tool_choice names the tool {name!r}, which is not offered; offered: {', '.join(offered)}", param="tool_choice")
+    return ForcedCall(name if name is not None or len(offered) > 1 else offered[0])
+
+
+def unknown_choice(choice: Any, known: str) -> Refusal:
+    """A `tool_choice` that says nothing we can do."""
+    return Refusal(f"tool_choice {choice!r} is not supported; use {known}", param="tool_choice")
 
 
 def check_tool_call_ids(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ run's to decide; what cannot be honoured is refused with a sentence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +20,16 @@ from lightningrl.gateway.dialects.checks import (
     check_range,
     check_tool_call_ids,
     decode_body,
+    force_call,
     format_instruction,
     function_tool,
     join_text,
     read_tools,
+    unknown_choice,
     with_instruction,
 )
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.request import CallRequest
+from lightningrl.gateway.request import CallRequest, ForcedCall
 
 __all__ = ["MessagesRequest", "parse_messages_request"]
 
@@ -85,10 +87,12 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
         messages += _messages(message, f"messages[{index}]")
     check_tool_call_ids(messages)
     choice = body.tool_choice or {}
+    tools = read_tools(body.tools, _tool)
     call = CallRequest(
         model=body.model,
         messages=with_instruction(messages, _format(body)),
-        tools=read_tools(body.tools, _tool),
+        tools=tools,
+        forced=_forced(choice, tools),
         allow_tools=choice.get("type") != "none",
         parallel_tools=choice.get("disable_parallel_tool_use") is not True,
         stream=bool(body.stream),
@@ -100,12 +104,6 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    choice = (body.tool_choice or {}).get("type", "auto")
-    if choice not in ("auto", "none"):
-        raise Refusal(
-            f"tool_choice {choice!r} is not supported: sampling is not constrained while the policy learns; use 'auto' or 'none'",
-            param="tool_choice",
-        )
     if body.mcp_servers:
         raise Refusal("mcp_servers are not supported; give the agent the server's tools as its own", param="mcp_servers")
     if body.thread:  # the SDK's tool runner asks for one first, reads the details, and goes on with whole histories
@@ -215,6 +213,17 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
             f"{where} is of type {kind!r}; only tools of the agent's own are supported: give it with an input_schema", param=where
         )
     return function_tool(where, tool.get("name"), tool.get("description"), tool.get("input_schema"))
+
+
+def _forced(choice: dict[str, Any], tools: Sequence[Mapping[str, Any]] | None) -> ForcedCall | None:
+    kind, name = choice.get("type", "auto"), choice.get("name")
+    if kind in ("auto", "none"):
+        return None
+    if kind == "any":
+        return force_call(None, tools)
+    if kind != "tool" or not isinstance(name, str):
+        raise unknown_choice(choice, "'auto', 'none', 'any', or 'tool' with its name")
+    return force_call(name, tools)
 
 
 def _format(body: _Body) -> str | None:

@@ -12,6 +12,7 @@ to decide; what cannot be honoured is refused with a sentence.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +23,16 @@ from lightningrl.gateway.dialects.checks import (
     check_range,
     check_tool_call_ids,
     decode_body,
+    force_call,
     format_instruction,
     function_tool,
     join_text,
     read_tools,
+    unknown_choice,
     with_instruction,
 )
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.request import CallRequest
+from lightningrl.gateway.request import CallRequest, ForcedCall
 
 __all__ = ["ResponsesRequest", "parse_responses_request"]
 
@@ -95,10 +98,12 @@ def parse_responses_request(data: bytes) -> ResponsesRequest:
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     head = with_instruction(instructions, _format(body.text))
     previous = body.previous_response_id
+    tools = read_tools(body.tools, _tool)
     call = CallRequest(
         model=body.model,
         messages=(*head, *messages),
-        tools=read_tools(body.tools, _tool),
+        tools=tools,
+        forced=_forced(body.tool_choice, tools),
         allow_tools=body.tool_choice != "none",
         parallel_tools=body.parallel_tool_calls is not False,
         stream=bool(body.stream),
@@ -110,11 +115,6 @@ def parse_responses_request(data: bytes) -> ResponsesRequest:
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    if body.tool_choice not in (None, "auto", "none"):
-        raise Refusal(
-            f"tool_choice {body.tool_choice!r} is not supported: sampling is not constrained while the policy learns; use 'auto' or 'none'",
-            param="tool_choice",
-        )
     if body.background:
         raise Refusal("background responses are not supported; leave background out and wait, or stream", param="background")
     if body.conversation:
@@ -250,6 +250,16 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if kind != "function":
         raise Refusal(f"{where} is of type {kind!r}; only functions are supported: give the agent a function tool for it", param=where)
     return function_tool(where, tool.get("name"), tool.get("description"), tool.get("parameters"), tool.get("strict"))
+
+
+def _forced(choice: str | dict[str, Any] | None, tools: Sequence[Mapping[str, Any]] | None) -> ForcedCall | None:
+    if choice in (None, "auto", "none"):
+        return None
+    if choice == "required":
+        return force_call(None, tools)
+    if not isinstance(choice, dict) or choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+        raise unknown_choice(choice, "'auto', 'none', 'required' or a function by its name")
+    return force_call(choice["name"], tools)
 
 
 def _format(text: _TextConfig | None) -> str | None:
