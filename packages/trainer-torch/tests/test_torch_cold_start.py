@@ -65,6 +65,19 @@ def test_common_words_are_tokens_and_any_text_round_trips() -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_phrases_are_single_tokens_and_change_no_text() -> None:
+    asked, seen = sums()
+    texts = ['{"name": "add", "arguments": {"a": ', "<tools>\n" + json.dumps(TOOLS[0]) + "\n</tools>"]
+    tokenizer = build_tokenizer([asked, seen], phrases=texts, common=1)
+    assert [len(tokenizer.encode(text)) for text in texts] == [1, 1]
+    renderer = PolicyRenderer(tokenizer)
+    ids, prompt = encode(seen, tokenizer)
+    assert list(renderer.render(seen.messages[:-1], TOOLS)) == ids[:prompt]
+    ids, prompt = encode(asked, tokenizer)
+    assert renderer.parse(ids[prompt:], ids[:prompt]).tool_calls[0].arguments == {"a": 1, "b": 2}
+    assert tokenizer.decode(ids) == build_tokenizer([]).decode(encode(asked, build_tokenizer([]))[0])
+
+
 def test_a_policy_answers_as_the_last_phase_shows(tmp_path: Path) -> None:
     questions = {f"what is letter {number}": chr(97 + number) for number in range(4)}
     wrong, right = ([says(text, answer) for text, answer in pairs.items()] for pairs in (dict.fromkeys(questions, "z"), questions))

@@ -10,15 +10,15 @@ the gateway renders an agent's calls with, so the policy is trained on the very 
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from re import split
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
@@ -88,18 +88,23 @@ class Demonstration:
             raise ValueError("a demonstration ends with the assistant's answer; its last message has another role, or there is none")
 
 
-def build_tokenizer(demonstrations: Iterable[Demonstration], *, common: int = 20, context_length: int = 1024) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    demonstrations: Iterable[Demonstration], *, phrases: Sequence[str] = (), common: int = 20, context_length: int = 1024
+) -> PreTrainedTokenizerFast:
     """A tokenizer with a chat template that knows tools (Qwen's markup), lossless for any text.
 
     A word, with the space before it, that occurs `common` times in the demonstrations, prompts included, is one token; any other falls
-    apart into bytes. `context_length` counts tokens; models built for this tokenizer see as many.
+    apart into bytes. `phrases` are one token each, however long: what every prompt or answer repeats, such as the list of tools or the
+    JSON around a tool's arguments. `context_length` counts tokens; models built for this tokenizer see as many.
     """
     words = PreTokenizers([Split(Regex(WORDS), behavior="isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
-    bare = _make_tokenizer(words, [], context_length)  # has the template, which writes the texts to count
-    texts = (text for one in demonstrations for text in split(SPECIAL, "".join(_render(one, bare))))
+    bare = _make_tokenizer(words, [], phrases, context_length)  # has the template, which writes the texts to count
+    apart = re.compile("|".join([*(re.escape(phrase) for phrase in phrases), SPECIAL]))
+    texts = (text for one in demonstrations for text in apart.split("".join(_render(one, bare))))
     counts = Counter(piece for text in texts for piece, _ in words.pre_tokenize_str(text))
     counts.update(dict.fromkeys(("system", "user", "assistant"), common))
-    return _make_tokenizer(words, sorted(word for word, count in counts.items() if count >= common and len(word) > 1), context_length)
+    known = sorted(word for word, count in counts.items() if count >= common and len(word) > 1)
+    return _make_tokenizer(words, known, phrases, context_length)
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, *, width: int = 128, layers: int = 4, seed: int = 0) -> LlamaForCausalLM:
@@ -189,7 +194,9 @@ def write_policy(folder: str | Path, model: LlamaForCausalLM, tokenizer: PreTrai
     tokenizer.save_pretrained(folder)
 
 
-def _make_tokenizer(words: PreTokenizers, vocabulary: Sequence[str], context_length: int) -> PreTrainedTokenizerFast:
+def _make_tokenizer(
+    words: PreTokenizers, vocabulary: Sequence[str], phrases: Sequence[str], context_length: int
+) -> PreTrainedTokenizerFast:
     pieces = [*sorted(ByteLevel.alphabet()), *vocabulary]
     core = Tokenizer(BPE(vocab={piece: number for number, piece in enumerate(pieces)}, merges=[], ignore_merges=True))
     core.pre_tokenizer = words
@@ -203,7 +210,7 @@ def _make_tokenizer(words: PreTokenizers, vocabulary: Sequence[str], context_len
         model_max_length=context_length,
         chat_template=CHAT_TEMPLATE,
     )
-    tokenizer.add_tokens(list(MARKUP_TOKENS))
+    tokenizer.add_tokens([*MARKUP_TOKENS, *(AddedToken(phrase, normalized=False) for phrase in phrases)])
     return tokenizer
 
 
