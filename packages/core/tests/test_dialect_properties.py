@@ -32,14 +32,36 @@ values = st.recursive(
 )
 arguments = st.dictionaries(texts, values, max_size=3)
 names = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
+
+
+def objects_of(properties: dict[str, Any], closed: bool) -> dict[str, Any]:
+    """A schema of an object, as pydantic writes it."""
+    schema = {"type": "object", "properties": properties, "required": list(properties), "$defs": {"thing": {"type": "string"}}}
+    return schema | {"additionalProperties": False} if closed else schema
+
+
+plain_schemas = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"type": st.sampled_from(["string", "number", "integer", "boolean", "null"]), "description": texts}),
+    st.fixed_dictionaries({"enum": st.lists(values, min_size=1, max_size=3), "default": values}),
+    st.fixed_dictionaries({"type": st.lists(st.sampled_from(["string", "null", "integer"]), min_size=1, max_size=2, unique=True)}),
+    st.just({"$ref": "#/$defs/thing"}),
+)
+schemas = st.recursive(
+    plain_schemas,
+    lambda inner: st.one_of(
+        st.fixed_dictionaries({"type": st.just("array"), "items": inner, "minItems": st.integers(0, 3)}),
+        st.builds(lambda key, members: {key: members}, st.sampled_from(["anyOf", "oneOf", "allOf"]), st.lists(inner, max_size=2)),
+        st.builds(objects_of, st.dictionaries(texts, inner, max_size=2), st.booleans()),
+    ),
+    max_leaves=5,
+)
 tools = st.lists(
     st.fixed_dictionaries(
         {
             "name": names,
             "description": texts,
-            "parameters": st.fixed_dictionaries(
-                {"type": st.just("object"), "properties": st.dictionaries(texts, st.fixed_dictionaries({"default": values}), max_size=2)}
-            ),
+            "parameters": st.builds(objects_of, st.dictionaries(texts, schemas, max_size=2), st.booleans()),
         }
     ),
     max_size=2,
@@ -68,12 +90,26 @@ turns = st.lists(
 class Conversation:
     """One conversation, written in each dialect."""
 
-    def __init__(self, system: str, steps: list[tuple[str, Any]], last: str, offered: list[Any]) -> None:
-        self.system, self.steps, self.last, self.offered = system, steps, last, offered
+    def __init__(
+        self, system: str, steps: list[tuple[str, Any]], last: str, offered: list[Any], forced: str | None = None, bound: int = 1000
+    ) -> None:
+        """`forced`: "any" tool or "one" by name has to be called, where there are tools. `bound`: most tokens of an answer."""
+        self.system, self.steps, self.last, self.offered, self.bound = system, steps, last, offered, bound
+        self.forced = forced if offered else None
 
     def body(self, path: str) -> dict[str, Any]:
         write = {"chat/completions": self._chat, "responses": self._responses, "messages": self._messages}[path]
-        return {"model": "any", **write()}
+        return {"model": "any", **write(), **self._choice(path)}
+
+    def _choice(self, path: str) -> dict[str, Any]:
+        if self.forced is None:
+            return {}
+        if self.forced == "any":
+            return {"tool_choice": {"type": "any"} if path == "messages" else "required"}
+        name = self.offered[0]["name"]
+        if path == "chat/completions":
+            return {"tool_choice": {"type": "function", "function": {"name": name}}}
+        return {"tool_choice": {"type": "function" if path == "responses" else "tool", "name": name}}
 
     def _chat(self) -> dict[str, Any]:
         messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
@@ -86,7 +122,7 @@ class Conversation:
             else:
                 messages.append({"role": kind, "content": value})
         offered = [{"type": "function", "function": tool} for tool in self.offered]
-        return {"messages": [*messages, {"role": "user", "content": self.last}], "tools": offered}
+        return {"messages": [*messages, {"role": "user", "content": self.last}], "tools": offered, "max_completion_tokens": self.bound}
 
     def _responses(self) -> dict[str, Any]:
         items: list[dict[str, Any]] = []
@@ -103,7 +139,8 @@ class Conversation:
             else:
                 items.append({"role": kind, "content": value})
         offered = [{"type": "function", **tool} for tool in self.offered]
-        return {"instructions": self.system, "input": [*items, {"role": "user", "content": self.last}], "tools": offered}
+        items.append({"role": "user", "content": self.last})
+        return {"instructions": self.system, "input": items, "tools": offered, "max_output_tokens": self.bound}
 
     def _messages(self) -> dict[str, Any]:
         messages: list[dict[str, Any]] = []
@@ -118,17 +155,21 @@ class Conversation:
         offered = [{"name": t["name"], "description": t["description"], "input_schema": t["parameters"]} for t in self.offered]
         thinking = {"type": "enabled", "budget_tokens": 1024}
         messages.append({"role": "user", "content": self.last})
-        return {"system": self.system, "messages": messages, "tools": offered, "max_tokens": 1000, "thinking": thinking}
+        return {"system": self.system, "messages": messages, "tools": offered, "max_tokens": self.bound, "thinking": thinking}
 
 
 conversations = st.builds(Conversation, texts, turns, texts, tools)
+bounded = st.builds(
+    Conversation, texts, turns, texts, tools, st.sampled_from([None, None, "any", "one"]), st.sampled_from([1, 5, 40, 1000])
+)
 
 
 def said_of(path: str, body: dict[str, Any]) -> list[tuple[str, Any]]:
     """What a whole answer says, in one form for all dialects."""
     if path == "chat/completions":
         message = body["choices"][0]["message"]
-        calls = [("call", json.loads(call["function"]["arguments"])) for call in message.get("tool_calls") or []]
+        asked = [call["function"] for call in message.get("tool_calls") or []]
+        calls = [(f"call {call['name']}", json.loads(call["arguments"])) for call in asked]
         return [("think", message.get("reasoning_content") or ""), ("text", message["content"] or ""), *calls]
     thought = text = ""
     calls = []
@@ -139,7 +180,7 @@ def said_of(path: str, body: dict[str, Any]) -> list[tuple[str, Any]]:
         elif kind in ("reasoning", "thinking"):
             thought += item["thinking"] if kind == "thinking" else "".join(part["text"] for part in item["content"])
         else:
-            calls.append(("call", item["input"] if kind == "tool_use" else json.loads(item["arguments"])))
+            calls.append((f"call {item['name']}", item["input"] if kind == "tool_use" else json.loads(item["arguments"])))
     return [("think", thought), ("text", text), *calls]
 
 
@@ -147,6 +188,7 @@ def streamed_of(path: str, text: str) -> list[tuple[str, Any]]:
     """The same, put together from the deltas of a stream."""
     events = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
     thought = content = ""
+    names: dict[Any, str] = {}
     calls: dict[Any, str] = {}
     for event in events:
         if path == "chat/completions":
@@ -154,6 +196,7 @@ def streamed_of(path: str, text: str) -> list[tuple[str, Any]]:
                 content += choice["delta"].get("content") or ""
                 thought += choice["delta"].get("reasoning_content") or ""
                 for call in choice["delta"].get("tool_calls") or []:
+                    names.setdefault(call["index"], call["function"]["name"])
                     calls[call["index"]] = calls.get(call["index"], "") + call["function"]["arguments"]
             continue
         kind, delta = event["type"], event.get("delta")
@@ -161,14 +204,18 @@ def streamed_of(path: str, text: str) -> list[tuple[str, Any]]:
             content += delta
         elif kind == "response.reasoning_text.delta":
             thought += delta
+        elif kind == "response.output_item.added" and event["item"]["type"] == "function_call":
+            names[event["item"]["id"]] = event["item"]["name"]
         elif kind == "response.function_call_arguments.delta":
             calls[event["item_id"]] = calls.get(event["item_id"], "") + delta
+        elif kind == "content_block_start" and event["content_block"]["type"] == "tool_use":
+            names[event["index"]] = event["content_block"]["name"]
         elif kind == "content_block_delta":
             content += delta.get("text", "")
             thought += delta.get("thinking", "")
             if "partial_json" in delta:
                 calls[event["index"]] = calls.get(event["index"], "") + delta["partial_json"]
-    return [("think", thought), ("text", content), *(("call", json.loads(call)) for call in calls.values())]
+    return [("think", thought), ("text", content), *((f"call {names[key]}", json.loads(call)) for key, call in calls.items())]
 
 
 def recorded(transition: Transition) -> tuple[Any, ...]:
@@ -223,7 +270,7 @@ examples = settings(
 
 
 @examples
-@given(conversation=conversations, said=answers)
+@given(conversation=bounded, said=answers)
 def test_one_conversation_is_one_transition_in_every_dialect_whole_or_streamed(
     served: Served, conversation: Conversation, said: str
 ) -> None:
@@ -241,6 +288,54 @@ def test_one_conversation_is_one_transition_in_every_dialect_whole_or_streamed(
             kept.append(recorded(transition))
     assert all(one == kept[0] for one in kept)
     assert all(one == heard[0] for one in heard)
+
+
+@settings(examples, max_examples=25)
+@given(conversation=conversations, said=st.lists(answers, min_size=2, max_size=3), streams=st.lists(st.booleans(), min_size=3, max_size=3))
+def test_a_tool_loop_is_the_same_transitions_in_every_dialect_whole_or_streamed(
+    served: Served, conversation: Conversation, said: list[str], streams: list[bool]
+) -> None:
+    kept: list[list[tuple[Any, ...]]] = []
+    for path in PATHS:
+        for pattern in ([False] * 3, streams):
+            attempt = served.attempt()
+            body = conversation.body(path)
+            history = body["input" if path == "responses" else "messages"]
+            for text, stream in zip(said, pattern, strict=False):
+                served.gateway.engine.enqueue(text)
+                answer = served.post(attempt, path, {**body, "stream": stream})
+                assert answer.status_code == 200, answer.text
+                (*_, transition) = served.transitions(attempt)
+                heard = streamed_of(path, answer.text) if stream else said_of(path, answer.json())
+                history += sent_back(path, heard, transition.tool_call_ids)
+            transitions = served.transitions(attempt)
+            places = {transition.id: place for place, transition in enumerate(transitions)}
+            parents = [None if one.parent_id is None else places[one.parent_id] for one in transitions]
+            kept.append([(parent, *recorded(one)) for parent, one in zip(parents, transitions, strict=True)])
+    assert [one[0] for one in kept[0]] == [None, *range(len(said) - 1)]
+    assert all(one == kept[0] for one in kept)
+
+
+def sent_back(path: str, heard: list[tuple[str, Any]], ids: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What an agent's next call has after the last one: the answer, results of its calls, and a question."""
+    text = next(value for kind, value in heard if kind == "text")
+    calls = [(kind.removeprefix("call "), value) for kind, value in heard if kind.startswith("call ")]
+    asked = list(zip(ids, calls, strict=True))
+    question = {"role": "user", "content": "go on"}
+    if path == "responses":
+        said: list[dict[str, Any]] = [{"role": "assistant", "content": text}] if text or not asked else []
+        said += [{"type": "function_call", "call_id": i, "name": name, "arguments": json.dumps(value)} for i, (name, value) in asked]
+        return [*said, *({"type": "function_call_output", "call_id": i, "output": "r"} for i, _ in asked), question]
+    if path == "chat/completions":
+        functions = [
+            {"id": i, "type": "function", "function": {"name": name, "arguments": json.dumps(value)}} for i, (name, value) in asked
+        ]
+        message = {"role": "assistant", "content": text, **({"tool_calls": functions} if functions else {})}
+        return [message, *({"role": "tool", "tool_call_id": i, "content": "r"} for i, _ in asked), question]
+    uses = [{"type": "tool_use", "id": i, "name": name, "input": value} for i, (name, value) in asked]
+    results = [{"type": "tool_result", "tool_use_id": i, "content": "r"} for i, _ in asked]
+    texts = [{"type": "text", "text": text}] if text or not uses else []
+    return [{"role": "assistant", "content": [*texts, *uses]}, {"role": "user", "content": [*results, {"type": "text", "text": "go on"}]}]
 
 
 @examples
