@@ -94,6 +94,16 @@ def test_a_policy_answers_as_the_last_phase_shows(tmp_path: Path) -> None:
         assert renderer.decode([int(scores.argmax())]) == answer
 
 
+def test_calls_of_one_conversation_are_computed_at_once_and_learned_alike() -> None:
+    asked, seen = sums()
+    tokenizer = build_tokenizer([asked, seen], common=1)
+    together, apart = (build_model(tokenizer, width=32, layers=1) for _ in range(2))
+    losses = [cold_start(together, tokenizer, [[asked, seen]]), cold_start(apart, tokenizer, [[seen, asked]])]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for left, right in zip(together.parameters(), apart.parameters(), strict=True):
+        assert left.allclose(right, atol=1e-5)
+
+
 def test_one_seed_makes_the_same_weights() -> None:
     demonstrations = sums() * 3
     tokenizer = build_tokenizer(demonstrations)

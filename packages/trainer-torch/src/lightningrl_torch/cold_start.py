@@ -69,8 +69,8 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
-Encoded = tuple[list[int], int]
-"""Token ids of a conversation, and how many of them are the prompt."""
+Row = tuple[list[int], list[tuple[int, int]]]
+"""Token ids of a conversation, and from where to where its answers go."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +138,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, *, width: int = 128, layers:
     return model
 
 
-def encode(demonstration: Demonstration, tokenizer: PreTrainedTokenizerFast) -> Encoded:
+def encode(demonstration: Demonstration, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], int]:
     """Token ids of the conversation up to <|im_end|>, and how many of them are the prompt: what the agent's call renders to."""
     prompt, answer = (tokenizer.encode(text, add_special_tokens=False) for text in _render(demonstration, tokenizer))
     return prompt + answer, len(prompt)
@@ -156,12 +156,13 @@ def cold_start(
 ) -> float:
     """Train `model` in place on the demonstrations' answers; each is seen once, the phases one after the other. Returns the last loss.
 
-    An answer weighs the same whatever its length. Batches hold about `batch_tokens` tokens, prompts included, of similar lengths. The
-    learning rate (AdamW) rises for 50 batches and falls to 2 % of its peak, over all phases. One seed and one number of `threads` give
-    the same weights, bit for bit. Raises `ValueError` if there is no demonstration, or one that is longer than the context.
+    An answer weighs the same whatever its length. Demonstrations in a row that continue one conversation are computed as one. Batches
+    hold about `batch_tokens` tokens, prompts included, of similar lengths. The learning rate (AdamW) rises for 50 batches and falls to
+    2 % of its peak, over all phases. One seed and one number of `threads` give the same weights, bit for bit. Raises `ValueError` if
+    there is no demonstration, or one that is longer than the context.
     """
     rng = random.Random(seed)  # noqa: S311
-    batches = [batch for phase in phases for batch in _make_batches([encode(one, tokenizer) for one in phase], batch_tokens, rng)]
+    batches = [batch for phase in phases for batch in _make_batches(_make_rows(phase, tokenizer), batch_tokens, rng)]
     longest = max((len(ids) for batch in batches for ids, _ in batch), default=0)
     context = model.config.max_position_embeddings
     if not 0 < longest <= context:
@@ -223,31 +224,45 @@ def _render(demonstration: Demonstration, tokenizer: PreTrainedTokenizerFast) ->
     return prompt, whole[len(prompt) :].removesuffix("\n")
 
 
-def _make_batches(encoded: Sequence[Encoded], batch_tokens: int, rng: random.Random) -> Iterator[list[Encoded]]:
+def _make_rows(demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokenizerFast) -> list[Row]:
+    """A row for each conversation: calls whose prompt begins with the call before them, answer included, share one."""
+    rows: list[Row] = []
+    for one in demonstrations:
+        ids, prompt = encode(one, tokenizer)
+        before, answers = rows[-1] if rows else ([], [])
+        if before and prompt >= len(before) and ids[: len(before)] == before:
+            rows[-1] = (ids, [*answers, (prompt, len(ids))])
+        else:
+            rows.append((ids, [(prompt, len(ids))]))
+    return rows
+
+
+def _make_batches(rows: Sequence[Row], batch_tokens: int, rng: random.Random) -> Iterator[list[Row]]:
     """Batches of about `batch_tokens` tokens and similar lengths, in random order."""
-    order = sorted(encoded, key=lambda item: len(item[0]) + rng.random() * 8)
-    batches: list[list[Encoded]] = []
-    batch: list[Encoded] = []
-    for item in order:
-        if batch and (len(batch) + 1) * len(item[0]) > batch_tokens:
+    order = sorted(rows, key=lambda row: len(row[0]) + rng.random() * 8)
+    batches: list[list[Row]] = []
+    batch: list[Row] = []
+    for row in order:
+        if batch and (len(batch) + 1) * len(row[0]) > batch_tokens:
             batches.append(batch)
             batch = []
-        batch.append(item)
+        batch.append(row)
     if batch:
         batches.append(batch)
     rng.shuffle(batches)
     yield from batches
 
 
-def _answer_loss(model: LlamaForCausalLM, batch: Sequence[Encoded]) -> torch.Tensor:
+def _answer_loss(model: LlamaForCausalLM, batch: Sequence[Row]) -> torch.Tensor:
     """Cross-entropy of the answers' tokens; each answer weighs the same, a short verdict as much as a long query."""
     length = max(len(ids) for ids, _ in batch)  # tokens, weights, mask: [row][position]
     tokens = torch.zeros(len(batch), length, dtype=torch.long)
     weights = torch.zeros(len(batch), length)
-    for row, (ids, prompt) in enumerate(batch):
+    for row, (ids, answers) in enumerate(batch):
         tokens[row, : len(ids)] = torch.tensor(ids)
-        weights[row, prompt - 1 : len(ids) - 1] = 1.0 / (len(ids) - prompt)
+        for start, end in answers:
+            weights[row, start - 1 : end - 1] = 1.0 / (end - start)
     mask = weights > 0
     hidden = model.model(input_ids=tokens).last_hidden_state  # padding is on the right, where nothing looks
     losses = cross_entropy(model.lm_head(hidden[mask]), tokens.roll(-1, dims=1)[mask], reduction="none")
-    return (losses * weights[mask]).sum() / len(batch)
+    return (losses * weights[mask]).sum() / sum(len(answers) for _, answers in batch)
