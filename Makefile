@@ -38,8 +38,8 @@ fix: .venv/.installed  ## Mend what ruff can mend
 bench: .venv/.installed  ## Measure the numbers of the README's benchmark table
 	@$(BIN)/python benchmarks/run_all.py
 
-table: .venv/.installed  ## Reproduce the README's learning table (3 seeds, control, roles); takes about an hour
-	@$(BIN)/python benchmarks/text_to_sql_table.py
+table: .venv/.installed  ## Reproduce the README's learning tables (3 seeds, control, variants); one of them: make table EXAMPLE=rag
+	@$(BIN)/python benchmarks/learning_table.py $(EXAMPLE)
 
 clean:  ## Remove .venv and caches
 	@rm -rf .venv .venv-verl .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

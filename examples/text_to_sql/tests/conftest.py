@@ -1,14 +1,8 @@
-"""The example's modules are plain files, as a user's are: put their folder on the path."""
+"""Databases that are written once for all tests."""
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
-
-EXAMPLE = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(EXAMPLE))
-os.environ.setdefault("OPENAI_API_KEY", "test")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,217 @@
+"""The learning tables of the README: an example over seeds, with its control and its variants.
+
+    python benchmarks/learning_table.py rag                    all rows of one example
+    python benchmarks/learning_table.py rag --rows seed-0      some rows, by name
+    python benchmarks/learning_table.py rag --report           only read what earlier calls left in runs/table/rag
+    python benchmarks/learning_table.py                        every example (some hours on two cores)
+
+Every row is a plain `lightningrl train examples/NAME` with the settings shown; numbers are read from the run's own store, by the example's
+own `measures.py`, at the first and the last validation. The picture goes to docs/NAME_curve.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightningrl.types import Trajectory
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = ROOT / "runs" / "table"
+DOCS = ROOT / "docs"
+SEEDS = (0, 1, 2)
+COLOURS = ("#1b7837", "#888888", "#2166ac", "#b2182b", "#7fbf7b", "#8073ac")
+"""By kind of row: seeds, control, variants."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One run of a table."""
+
+    name: str
+    label: str
+    seed: int = 0
+    settings: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return self.name.rsplit("-", 1)[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """One example's runs."""
+
+    example: str
+    title: str
+    rows: tuple[Row, ...]
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / "examples" / self.example
+
+    @property
+    def runs(self) -> Path:
+        return RUNS / self.example
+
+    def measure(self) -> Callable[[Sequence[Trajectory]], dict[str, float]]:
+        """The example's own `measure(trajectories)`: what it counts beside its reward."""
+        found: Callable[[Sequence[Trajectory]], dict[str, float]] = runpy.run_path(str(self.folder / "measures.py"))["measure"]
+        return found
+
+
+def seeds_and_control(label: str) -> tuple[Row, ...]:
+    control = Row(name="control-0", label="control: learning rate 0", settings=("learner.learning_rate=0.0",))
+    return (*(Row(name=f"seed-{seed}", label=label, seed=seed) for seed in SEEDS), control)
+
+
+TABLES = (
+    Table(
+        example="text_to_sql",
+        title="Text-to-SQL (LangGraph), greedy, unseen databases",
+        rows=(
+            *seeds_and_control("`write` and `rewrite`"),
+            Row(name="write-0", label="only `write`", settings=('policy.trained_agents=["write"]',)),
+            Row(name="rewrite-0", label="only `rewrite`", settings=('policy.trained_agents=["rewrite"]',)),
+            Row(name="long-0", label="`write` and `rewrite`, 150 steps", settings=("loop.steps=150",)),
+        ),
+    ),
+    Table(example="rag", title="Multi-hop questions (OpenAI Agents SDK), greedy, unseen entities", rows=seeds_and_control("all calls")),
+    Table(
+        example="math_tools",
+        title="Word problems with a calculator (AutoGen), greedy, unseen structures",
+        rows=seeds_and_control("all calls"),
+    ),
+    Table(
+        example="two_policies",
+        title="A writer and a critic, two policies, greedy, unseen databases",
+        rows=(
+            *seeds_and_control("writer and critic"),
+            Row(name="writer-0", label="only the writer", settings=("policies.critic.trainable=false",)),
+            Row(name="critic-0", label="only the critic", settings=("policy.trainable=false",)),
+        ),
+    ),
+)
+
+
+def main() -> None:
+    names = [table.example for table in TABLES]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("examples", nargs="*", help=f"of {', '.join(names)}; none = all")
+    parser.add_argument("--rows", nargs="+", default=[], help="only these rows, by name")
+    parser.add_argument("--report", action="store_true", help="run nothing; print the table of the runs that are there")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.examples) - set(names):
+        parser.error(f"no table for {min(unknown)!r}; there is one for: {', '.join(names)}")
+    tables = [table for table in TABLES if not arguments.examples or table.example in arguments.examples]
+    known = {row.name for table in tables for row in table.rows}
+    if unknown := set(arguments.rows) - known:
+        parser.error(f"no row {min(unknown)!r}; rows are: {', '.join(sorted(known))}")
+    for table in tables:
+        for row in table.rows:
+            if not arguments.report and (not arguments.rows or row.name in arguments.rows):
+                run(table, row)
+        done = [row for row in table.rows if (table.runs / row.name / "curve.png").is_file()]
+        if done:
+            print(f"\n{table.title}\n\n{as_markdown(table, done)}\n")
+            draw(table, done)
+
+
+def run(table: Table, row: Row) -> None:
+    folder = table.runs / row.name
+    command = [sys.executable, "-m", "lightningrl.cli", "train", str(table.folder), "--run", str(folder), "--seed", str(row.seed)]
+    for setting in row.settings:
+        command += ["--set", setting]
+    if (folder / "curve.png").is_file():
+        print(f"{row.name}: done before; delete {folder.relative_to(ROOT)} to run it again", flush=True)
+        return
+    if (folder / "run.json").is_file():
+        command = [sys.executable, "-m", "lightningrl.cli", "train", "--resume", "--run", str(folder)]
+    print(f"{row.name}: {' '.join(command[1:])}", flush=True)
+    subprocess.run(command, check=True, cwd=ROOT)
+
+
+def as_markdown(table: Table, rows: Sequence[Row]) -> str:
+    measured = {row.name: asyncio.run(measure(table, row)) for row in rows}
+    columns = list(next(iter(measured.values()))[0])
+    lines = [f"| trained | seed | minutes | {' | '.join(columns)} |", "|---|---|---" + "|---" * len(columns) + "|"]
+    for row in rows:
+        first, last = measured[row.name]
+        minutes = read_metrics(table.runs / row.name)[-1]["minutes"]
+        lines.append(f"| {row.label} | {row.seed} | {minutes:.1f} | {_changes(columns, first, last)} |")
+    seeds = [measured[row.name] for row in rows if row.kind == "seed"]
+    if len(seeds) > 1:
+        means = [{name: sum(pair[side][name] for pair in seeds) / len(seeds) for name in columns} for side in (0, 1)]
+        lines.append(f"| **mean of {len(seeds)} seeds** | | | {_changes(columns, *means)} |")
+    return "\n".join(lines)
+
+
+def _changes(columns: Sequence[str], first: dict[str, float], last: dict[str, float]) -> str:
+    return " | ".join(f"{_number(first[name])} → {_number(last[name])}" for name in columns)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.0f}"
+
+
+async def measure(table: Table, row: Row) -> tuple[dict[str, float], dict[str, float]]:
+    """What the first and the last validation of a run say."""
+    from lightningrl.store import SqlStore
+    from lightningrl.store.protocol import RolloutFilter
+    from lightningrl.types import RolloutMode
+
+    folder, of = table.runs / row.name, table.measure()
+    store = await SqlStore.open(f"sqlite:///{(folder / 'store.sqlite').resolve()}", read_only=True)
+    try:
+        steps = sorted({int(line["step"]) for line in read_metrics(folder) if "validation/reward" in line})
+        found = []
+        for step in (steps[0], steps[-1]):
+            records = await store.list_rollouts(RolloutFilter(mode=RolloutMode.VALIDATION, step=step, limit=100_000))
+            reward = [record.reward for record in records if record.reward is not None]
+            trajectories = await store.trajectories([record.spec.id for record in records])
+            found.append({"reward": sum(reward) / max(1, len(reward)), **of(trajectories)})
+        return found[0], found[1]
+    finally:
+        await store.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def draw(table: Table, rows: Sequence[Row]) -> None:
+    """All runs' validation curves over steps, in one picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    kinds = list(dict.fromkeys(row.kind for row in table.rows))
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=130)
+    labelled: set[str] = set()
+    for row in rows:
+        points = [(line["step"], line["validation/reward"]) for line in read_metrics(table.runs / row.name) if "validation/reward" in line]
+        label = None if row.kind in labelled else row.label.replace("`", "") + (f" ({len(SEEDS)} seeds)" if row.kind == "seed" else "")
+        labelled.add(row.kind)
+        colour = COLOURS[kinds.index(row.kind) % len(COLOURS)]
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, color=colour, alpha=0.85, label=label)
+    axes.set(xlabel="training step", ylabel="validation reward", ylim=(0, 1), title=table.title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", frameon=False)
+    figure.tight_layout()
+    path = DOCS / f"{table.example}_curve.png"
+    figure.savefig(path)
+    print(f"curve: {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

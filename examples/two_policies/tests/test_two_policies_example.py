@@ -1,0 +1,44 @@
+"""A writer and a critic: each policy answers its own calls and is paid for its own work."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from verdicts import verdicts_right
+
+FOLDER = Path(__file__).parents[1]
+
+
+def test_the_critic_is_paid_for_right_verdicts_alone(tmp_path: Path) -> None:
+    path = tmp_path / "some.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE pets (name TEXT)")
+        connection.execute("INSERT INTO pets VALUES ('Bo')")
+    connection.close()
+    task = SimpleNamespace(input={"db_path": str(path)}, answer="SELECT name FROM pets")
+    right, wrong = "SELECT name FROM pets", "SELECT 1"
+    drafts = [{"query": wrong, "accepted": False}, {"query": wrong, "accepted": True}, {"query": right, "accepted": True}]
+    assert verdicts_right(task, {"drafts": drafts[:1]}) == 1.0
+    assert verdicts_right(task, {"drafts": drafts[1:]}) == 0.5
+    assert verdicts_right(task, {"drafts": [{"query": right, "accepted": False}]}) == 0.0
+
+
+def test_both_policies_are_trained_and_exported_in_one_run(tmp_path: Path) -> None:
+    run, cut = tmp_path / "run", ["loop.tasks_per_step=2", "loop.group_size=8", "validation.tasks=4"]
+    lightningrl = [sys.executable, "-m", "lightningrl.cli"]
+    settings = [word for setting in cut for word in ("--set", setting)]
+    subprocess.run([*lightningrl, "train", str(FOLDER), "--run", str(run), "--steps", "2", *settings], check=True, timeout=200)
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[-1]["step"] == 2
+    learned = {key.split("/")[1] for line in metrics for key in line if key.startswith("learn/")}
+    assert learned == {"writer", "critic"}
+    for policy in ("writer", "critic"):
+        subprocess.run([*lightningrl, "export", str(tmp_path / policy), "--run", str(run), "--policy", policy], check=True, timeout=100)
+    starts = {"writer": FOLDER.parent / "text_to_sql" / "starter", "critic": FOLDER / "critic"}
+    for policy, start in starts.items():
+        assert (tmp_path / policy / "model.safetensors").read_bytes() != (start / "model.safetensors").read_bytes()
