@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lightningrl.plugins import Plugin
 
 if TYPE_CHECKING:
-    from lightningrl.rewards import Reported, ToolStatusReward, ToolStatusShaping
+    from lightningrl.rewards import Reported, ReportedOfCalls, ToolStatusReward, ToolStatusShaping
 
 __all__ = ["INTERMEDIATE_PLUGINS", "PLUGINS"]
 
@@ -16,6 +16,12 @@ def _reported(*, name: str) -> Reported:
     from lightningrl.rewards import Reported
 
     return Reported(name=name)
+
+
+def _reported_of_calls() -> ReportedOfCalls:
+    from lightningrl.rewards import ReportedOfCalls
+
+    return ReportedOfCalls()
 
 
 def _tool_status(*, ok: float = 0.1, error: float = -0.1) -> ToolStatusReward:
@@ -34,6 +40,7 @@ PLUGINS: tuple[Plugin, ...] = (Plugin(name="reported", summary="the value that t
 """For `lightningrl_reward_functions`."""
 
 INTERMEDIATE_PLUGINS: tuple[Plugin, ...] = (
+    Plugin(name="reported", summary="what the agent reported of its calls", factory=_reported_of_calls),
     Plugin(name="tool_status", summary="pays for tools that work, charges for those that fail", factory=_tool_status),
     Plugin(name="tool_status_shaping", summary="tool status as a potential: keeps the optimal policy", factory=_tool_status_shaping),
 )

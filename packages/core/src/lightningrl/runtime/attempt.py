@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import inspect
 import threading
@@ -79,7 +80,9 @@ class Attempt:
     def _report(self, error: BaseException, duration_s: float) -> AttemptReport:
         if isinstance(error, AttemptTimeoutError):
             return AttemptReport(outcome=Outcome.TIMEOUT, error=str(error), duration_s=duration_s)
-        if self._is_revoked and isinstance(error, asyncio.CancelledError):
+        if self._is_revoked and isinstance(
+            error, asyncio.CancelledError | concurrent.futures.CancelledError
+        ):  # on this loop, or on a shared one
             return AttemptReport(outcome=Outcome.CANCELLED, error="the attempt was cancelled", duration_s=duration_s)
         return report_exception(error, self.rollout, duration_s=duration_s)
 

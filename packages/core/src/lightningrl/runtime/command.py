@@ -1,9 +1,10 @@
 """An agent that is a program of its own: another language, another virtual environment, none of our packages in it.
 
-# agent.py, all of it                                     stdin       the task's input, as JSON; then its end
-from lightningrl import command_agent                     stdout      its last line is the output
-                                                          status      not 0 = `agent_error`, with the end of stderr
-answer = command_agent("node", "agent.mjs")               environment OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_…: of the attempt
+    from lightningrl import command_agent
+    answer = command_agent("node", "agent.mjs")      `agent.py`, all of it
+
+stdin        the task's input as JSON, then its end          stdout  its last line is the output
+environment  OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_…    status  not 0 = `agent_error`, with the end of stderr
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ __all__ = ["CommandFailed", "command_agent"]
 
 LONGEST_TAIL: Final = 2_000
 """Characters of stderr in an error."""
-KEPT_FROM_PARENT: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
+LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
+"""Loaded before any program is started: between fork and exec nothing is."""
 
 
 class CommandFailed(LightningError):
@@ -53,7 +55,7 @@ def command_agent(*command: str, environment: Mapping[str, str] | None = None) -
                 stderr=asyncio.subprocess.PIPE,
                 env={**os.environ, **_attempt_environment(), **(environment or {})},
                 process_group=0,
-                preexec_fn=_die_with_worker if KEPT_FROM_PARENT is not None else None,
+                preexec_fn=_die_with_worker if LIBC is not None else None,
             )
         except OSError as error:
             raise CommandFailed(f"{command[0]!r} cannot be started: {error}; install it, or give its path") from error
@@ -93,5 +95,5 @@ def _attempt_environment() -> dict[str, str]:
 
 def _die_with_worker() -> None:
     """In the new process: the kernel kills it when the thread that started it ends."""
-    assert KEPT_FROM_PARENT is not None
-    KEPT_FROM_PARENT.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    assert LIBC is not None
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

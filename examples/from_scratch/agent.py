@@ -1,0 +1,64 @@
+"""An agent from scratch, on the plain `openai` client: it writes a query, runs it, and rewrites it once if SQLite refuses it."""
+
+import functools
+import random
+import sqlite3
+
+from openai import OpenAI
+
+client = functools.cache(OpenAI)  # made when first called: the trainer reads tasks and reward from this file, too
+KINDS = (
+    ("how many {t} are there whose {n} is above {v}?", "SELECT count(*) FROM {t} WHERE {n} > {v}"),
+    ("how many different name do the {t} have?", "SELECT count( DISTINCT name ) FROM {t}"),
+    ("list the name of the {t} whose {n} is below the average.", "SELECT name FROM {t} WHERE {n} < ( SELECT avg( {n} ) FROM {t} )"),
+    ("show the name of the 3 {t} with the highest {n}.", "SELECT name FROM {t} ORDER BY {n} DESC LIMIT 3"),
+    ("which name have more than 2 {t}?", "SELECT name FROM {t} GROUP BY name HAVING count(*) > 2"),
+)
+NAMES = ("anna", "ben", "anna", "david", "emma", "ben", "anna")
+
+
+def ask(prompt: str) -> str:
+    reply = client().chat.completions.create(model="gpt-4o-mini", messages=[{"role": "user", "content": prompt}])
+    return (reply.choices[0].message.content or "").strip()
+
+
+def run(script: str, query: str) -> str:
+    database = sqlite3.connect(":memory:")
+    try:
+        return str(database.executescript(script).execute(query).fetchall())
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        return f"error: {error}"
+    finally:
+        database.close()
+
+
+def answer(task: dict[str, str]) -> str:
+    query = ask(f"Write one SQLite query that answers the question.\n{task['schema']}\nQuestion: {task['question']}\nAnswer with SQL only.")
+    result = run(task["script"], query)
+    if not result.startswith("error"):
+        return query
+    words = f"{task['schema']}\nQuestion: {task['question']}\nQuery: {query}\nResult: {result}"
+    return ask(f"This SQLite query is wrong. Rewrite it.\n{words}\nRewrite the query, answer with SQL only.")
+
+
+def make_tasks(tables: str, columns: str, count: int):
+    rng = random.Random(tables)
+    for number in range(count):
+        limit, table, column = rng.randrange(30, 50), rng.choice(tables.split()), rng.choice(columns.split())
+        question, gold = (text.format(t=table, n=column, v=limit) for text in rng.choice(KINDS))
+        rows = ", ".join(f"({one}, '{name}', {rng.randrange(20, 60)})" for one, name in enumerate(NAMES))
+        script = f"CREATE TABLE {table} (id, name, {column}); INSERT INTO {table} VALUES {rows};"
+        schema = f"- {table} : {table[:-1]}_id name {column}"
+        yield {"id": f"{tables.split()[0]}-{number}", "input": {"schema": schema, "question": question, "script": script}, "answer": gold}
+
+
+def train_tasks():
+    return make_tasks("singers pilots players hotels museums schools", "age salary height capacity area", 400)
+
+
+def held_out_tasks():
+    return make_tasks("teachers stadiums customers", "weight experience rating stock", 100)
+
+
+def right_rows(task, output, trajectory) -> float:
+    return float(run(task.input["script"], output) == run(task.input["script"], task.answer))

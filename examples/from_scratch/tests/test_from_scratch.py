@@ -1,0 +1,55 @@
+"""The example runs for two steps, its agent knows nothing of us, and its data is what its page says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightningrl.loading import load_callable
+
+EXAMPLE = Path(__file__).resolve().parents[1]
+
+
+def load(name: str) -> Any:
+    return load_callable(f"agent.py:{name}", EXAMPLE)
+
+
+@pytest.mark.slow
+def test_the_recipe_trains_for_two_steps(tmp_path: Path) -> None:
+    sizes = ("loop.steps=2", "loop.tasks_per_step=2", "loop.group_size=4", "validation.tasks=4", "runtime.workers=1")
+    settings = [part for size in sizes for part in ("--set", size)]
+    command = [sys.executable, "-m", "lightningrl.cli", "train", str(EXAMPLE), "--run", str(tmp_path / "run"), *settings]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if "rows" in line]
+    assert [line["outcome/succeeded"] for line in trained] == [8, 8]
+    assert sum(line["rows"] for line in trained) > 0
+
+
+def test_the_agent_knows_nothing_of_us_and_is_short() -> None:
+    code = (EXAMPLE / "agent.py").read_text()
+    assert "lightningrl" not in code.lower()
+    assert len([line for line in code.splitlines() if line.strip()]) < 60
+
+
+def test_held_out_tasks_share_no_table_and_no_number_with_the_training() -> None:
+    train, held_out = list(load("train_tasks")()), list(load("held_out_tasks")())
+    words = [{word for task in tasks for word in task["input"]["schema"].split()} for tasks in (train, held_out)]
+    assert words[0] & words[1] == {"-", ":", "name"}
+    assert len({task["id"] for task in train + held_out}) == 500
+
+
+def test_a_right_query_earns_one_and_a_wrong_or_broken_one_nothing() -> None:
+    reward = load("right_rows")
+    for raw in list(load("train_tasks")())[:50]:
+        task = SimpleNamespace(**raw)
+        assert reward(task, task.answer, None) == 1.0
+        assert reward(task, "SELECT 'nothing'", None) == 0.0
+        assert reward(task, "SELEC", None) == 0.0

@@ -1,0 +1,52 @@
+"""The JavaScript agent runs for two steps: trained through the environment variables alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the example beside what it refers to, with the npm package installed."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not on this machine")
+    folder = tmp_path_factory.mktemp("examples")
+    shutil.copytree(EXAMPLES / "node_agent", folder / "node_agent", ignore=shutil.ignore_patterns("node_modules"))
+    for name in ("from_scratch", "text_to_sql"):
+        (folder / name).symlink_to(EXAMPLES / name)
+    installed = os.environ.get("LIGHTNINGRL_NODE_MODULES")
+    if installed:
+        (folder / "node_agent" / "node_modules").symlink_to(installed)
+        return folder
+    command = ["npm", "install", "--no-audit", "--no-fund"]
+    ran = subprocess.run(command, cwd=folder / "node_agent", capture_output=True, text=True, check=False, timeout=120)
+    if ran.returncode != 0:
+        pytest.skip(f"npm could not install the package: {ran.stderr.strip()[-200:]}")
+    return folder
+
+
+@pytest.mark.slow
+def test_the_recipe_trains_for_two_steps(examples: Path, tmp_path: Path) -> None:
+    sizes = ("loop.steps=2", "loop.tasks_per_step=2", "loop.group_size=4", "validation.tasks=4")
+    settings = [part for size in sizes for part in ("--set", size)]
+    command = [sys.executable, "-m", "lightningrl.cli", "train", str(examples / "node_agent"), "--run", str(tmp_path / "run"), *settings]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_"))}
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, env=environment)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if "rows" in line]
+    assert [line["outcome/succeeded"] for line in trained] == [8, 8]
+    assert sum(line["rows"] for line in trained) > 0
+
+
+def test_the_agent_knows_nothing_of_us() -> None:
+    assert "lightningrl" not in (EXAMPLES / "node_agent" / "agent.mjs").read_text().lower()

@@ -1,0 +1,66 @@
+"""Agents on plain clients, unchanged, through worker, server and store: each call under its rollout and its role."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from lightningrl.testing.scripted_engine import ScriptedEngine
+from lightningrl.testing.tokenizers import tiny_tokenizer
+from lightningrl.testing.whole_path import whole_path
+from lightningrl.types import Outcome, Trajectory
+
+HERE = Path(__file__).parent
+ROLLOUTS = 200
+SYNC = (
+    *("openai", "openai_stream", "responses", "anthropic", "anthropic_stream", "httpx", "httpx_stream", "httpx2"),
+    *("requests", "requests_stream", "requests_messages"),
+)
+ASYNC = (
+    *("openai", "openai_stream", "responses", "anthropic", "anthropic_stream"),
+    *("httpx", "httpx_stream", "aiohttp", "aiohttp_stream"),
+)
+
+
+def check(trajectory: Trajectory) -> None:
+    """Four calls, each of which says itself where it belongs."""
+    assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
+    assert len(trajectory.transitions) == 4
+    tokenizer = tiny_tokenizer()
+    for call in trajectory.transitions:
+        text = tokenizer.decode(call.prompt_ids.tolist())
+        assert re.findall(r"RID=([\w-]+)", text) == [trajectory.rollout_id]
+        assert re.findall(r"ROLE=([\w/]*)", text) == [call.agent or ""]
+        assert len(call.completion_ids) == len(call.logprobs) > 0
+    assert sorted(call.agent or "" for call in trajectory.transitions) == ["", "team/critic", "team/critic", "team/planner"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("agent", "kinds"), [("act", SYNC), ("act_async", ASYNC)], ids=["sync", "async"])
+async def test_every_plain_client_is_recorded_with_no_code_changes(tmp_path: Path, agent: str, kinds: tuple[str, ...]) -> None:
+    engine = ScriptedEngine(tiny_tokenizer(), reply=lambda _: "fine, thanks")
+    async with whole_path(tmp_path, f"hand_agents.py:{agent}", base_dir=HERE, engine=engine) as path:
+        trajectories = await path.run({f"r-{kind}": {"client": kind, "rid": f"r-{kind}"} for kind in kinds})
+    for trajectory in trajectories:
+        check(trajectory)
+        assert trajectory.output == ["fine, thanks"] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("agent", "kinds"), [("act", SYNC), ("act_async", ASYNC)], ids=["threads", "asyncio"])
+async def test_two_hundred_rollouts_at_once_never_mix(tmp_path: Path, agent: str, kinds: tuple[str, ...]) -> None:
+    tasks = {f"r-{number}": {"client": kinds[number % len(kinds)], "rid": f"r-{number}"} for number in range(ROLLOUTS)}
+    async with whole_path(tmp_path, f"hand_agents.py:{agent}", base_dir=HERE, workers=2, concurrency=ROLLOUTS // 2) as path:
+        path.engine.pause()
+        running = asyncio.create_task(path.run(tasks, wait_s=280))
+        while (await path.client.status())["states"].get("running", 0) < ROLLOUTS:
+            await asyncio.sleep(0.1)
+        path.engine.resume()
+        trajectories = await running
+    assert len(trajectories) == ROLLOUTS
+    for trajectory in trajectories:
+        check(trajectory)

@@ -1,0 +1,179 @@
+"""An agent that is a program: what it is given, what its answer is, and that it ends with its rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningrl import command_agent
+from lightningrl.errors import ConfigError
+from lightningrl.runtime.command import CommandFailed
+from lightningrl.runtime.pool import WorkerPool
+from lightningrl.testing.scripted_server import ScriptedServer
+
+PROGRAM = """
+import json, os, pathlib, subprocess, sys, time, urllib.request
+
+task = json.loads(sys.stdin.readline())
+print("a line that is no answer")
+
+def post(path, body):
+    key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), key)
+    return json.load(urllib.request.urlopen(request))
+
+def ask(text):
+    return post("/chat/completions", {"model": "m", "messages": [{"role": "user", "content": text}]})["choices"][0]["message"]["content"]
+
+match task["do"]:
+    case "ask":
+        print(json.dumps({"said": ask("RID=" + task["rid"]), "base": os.environ["ANTHROPIC_BASE_URL"]}))
+    case "fail":
+        print("half an answer")
+        sys.exit("no such table: pilots")
+    case "hang":
+        child = subprocess.Popen(["sleep", "300"])
+        pathlib.Path(task["pids"]).write_text(f"{os.getpid()} {child.pid}")
+        time.sleep(300)
+"""
+AGENT = f"""
+from lightningrl import command_agent
+
+answer = command_agent({sys.executable!r}, "program.py")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "agent.py").write_text(AGENT)
+    return tmp_path
+
+
+async def gone(pid: int) -> bool:
+    """Whether the process ends within seconds; a zombie that nobody reaps has ended."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("concurrency", [1, 8])
+async def test_a_program_runs_as_an_agent(folder: Path, concurrency: int) -> None:
+    with ScriptedServer(lambda body: {"content": body["messages"][0]["content"]}) as server:
+        for number in range(8):
+            server.add_rollout(f"r{number}", {"do": "ask", "rid": f"r{number}"})
+        server.add_rollout("fails", {"do": "fail"})
+        server.add_rollout("hangs", {"do": "hang", "pids": str(folder / "timeout.pids")}, timeout_s=5.0)
+        server.add_rollout("cancelled", {"do": "hang", "pids": str(folder / "cancel.pids")})
+        pool = WorkerPool(
+            server.url,
+            server.run_key,
+            "agent.py:answer",
+            workers=1,
+            concurrency=concurrency,
+            base_dir=folder,
+            log_folder=folder,
+            lease_s=1.0,
+        )
+        async with pool:
+            while not (folder / "cancel.pids").exists():
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
+            server.cancelled.add("cancelled")
+            await server.wait_finished(timeout_s=120)
+        results = {rid: server.result(rid) or {} for rid in server._tasks}
+    for number in range(8):
+        output = results[f"r{number}"]["output"]
+        assert output["said"] == f"RID=r{number}"
+        assert f"/rollouts/r{number}/attempts/" in output["base"] and not output["base"].endswith("/v1")
+    assert results["fails"]["outcome"] == "agent_error"
+    assert "ended with status 1\nno such table: pilots" in results["fails"]["error"]
+    assert results["hangs"]["outcome"] == "timeout"
+    assert results["cancelled"]["outcome"] == "cancelled"
+    for name in ("timeout.pids", "cancel.pids"):
+        for pid in (folder / name).read_text().split():
+            assert await gone(int(pid)), f"{name}: {pid} still runs"
+
+
+@pytest.mark.slow
+async def test_a_program_ends_with_the_worker_that_is_killed(folder: Path) -> None:
+    with ScriptedServer(lambda body: {"content": "hi"}) as server:
+        server.add_rollout("hangs", {"do": "hang", "pids": str(folder / "pids")})
+        pool = WorkerPool(server.url, server.run_key, "agent.py:answer", workers=1, base_dir=folder, log_folder=folder)
+        await pool.start()
+        while not (folder / "pids").exists():
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)
+        await pool.stop(grace_s=0.0)
+    if sys.platform == "linux":
+        assert await gone(int((folder / "pids").read_text().split()[0]))
+    os.kill(int((folder / "pids").read_text().split()[1]), 9)  # what the program itself started is its own to end
+
+
+def python(code: str) -> Any:
+    return asyncio.run(command_agent(sys.executable, "-c", code)({"question": "ü?"}))
+
+
+@pytest.mark.parametrize(
+    ("printed", "output"),
+    [
+        ("SELECT 1", "SELECT 1"),
+        ('{"query": "SELECT 1"}', {"query": "SELECT 1"}),
+        ('"two\\\\nlines"', "two\nlines"),
+        ("[1, 2]", [1, 2]),
+        ("42", "42"),
+        ("[half", "[half"),
+    ],
+)
+def test_the_last_line_is_the_output(printed: str, output: Any) -> None:
+    assert python(f"print('first'); print('''{printed}'''); print()") == output
+
+
+def test_the_input_is_json_on_stdin() -> None:
+    assert python("import sys, json; print(json.dumps(json.load(sys.stdin)))") == {"question": "ü?"}
+
+
+def test_a_program_that_does_not_read_its_input_is_fine() -> None:
+    assert asyncio.run(command_agent(sys.executable, "-c", "print('done')")({"long": "x" * 1_000_000})) == "done"
+
+
+def test_programs_that_cannot_answer_say_why() -> None:
+    with pytest.raises(CommandFailed, match="said nothing on stdout; print the answer as its last line"):
+        python("pass")
+    with pytest.raises(CommandFailed, match=r"ended with status 3\nhalf a reason"):
+        python("import sys; print('x'); sys.stderr.write('half a reason'); sys.exit(3)")
+    with pytest.raises(CommandFailed, match=r"'no-such-program' cannot be started: .*; install it, or give its path"):
+        asyncio.run(command_agent("no-such-program")(""))
+    with pytest.raises(ConfigError, match="names no program"):
+        command_agent()
+
+
+def test_its_environment_is_the_workers_and_what_is_added() -> None:
+    agent = command_agent(sys.executable, "-c", "import os; print(os.environ['MODE'], os.environ['PATH'])", environment={"MODE": "fast"})
+    assert asyncio.run(agent(None)) == f"fast {os.environ['PATH']}"
+
+
+async def test_a_cancelled_call_leaves_no_process(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    code = f"import os, time, pathlib; pathlib.Path({str(pids)!r}).write_text(str(os.getpid())); time.sleep(300)"
+    task = asyncio.create_task(command_agent(sys.executable, "-c", code)(""))
+    started = time.monotonic()
+    while not (pids.exists() and pids.read_text()) and time.monotonic() - started < 60:
+        await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await gone(int(pids.read_text()))

@@ -1,0 +1,82 @@
+"""An agent in a virtual environment of its own, without any of our packages: trained with a base URL and a key alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+STARTER = Path(__file__).resolve().parents[3] / "examples" / "text_to_sql" / "starter"
+PROGRAM = """
+import importlib.util
+import json
+import sys
+
+from openai import OpenAI
+
+assert importlib.util.find_spec("lightningrl") is None, "this environment has our package"
+client = OpenAI()
+question = json.load(sys.stdin)
+reply = client.chat.completions.create(model="gpt-4o-mini", messages=[{"role": "user", "content": question}])
+print(json.dumps(reply.choices[0].message.content))
+"""
+AGENT = """
+from lightningrl import command_agent
+
+answer = command_agent("theirs/bin/python", "program.py")
+
+
+def tasks():
+    for number in range(4):
+        yield {"id": f"t{number}", "input": f"Write one SQLite query: count {number}"}
+
+
+def short(task, output, trajectory):
+    return 1 / (1 + len(output))
+"""
+RECIPE = """
+agent = "agent.py:answer"
+tasks.train = "agent.py:tasks"
+policy.model = "starter"
+rewards.short.use = "agent.py:short"
+runtime = { workers = 1, concurrency = 2 }
+loop = { steps = 2, tasks_per_step = 2, group_size = 4, checkpoint_every = 2 }
+sampling.max_tokens = 8
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The recipe's folder, with the agent's own environment `theirs` in it."""
+    subprocess.run([sys.executable, "-m", "venv", "theirs"], cwd=tmp_path, check=True)
+    command = ["theirs/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "openai"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+    if ran.returncode != 0:
+        pytest.skip(f"pip could not install the package: {ran.stderr.strip()[-200:]}")
+    for name, text in (("program.py", PROGRAM), ("agent.py", AGENT), ("recipe.toml", RECIPE)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "starter").symlink_to(STARTER)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_an_agent_in_its_own_virtual_environment_is_trained(folder: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_", "PYTHONPATH"))}
+    for command in (["train", "recipe.toml", "--run", "run"], ["export", "trained", "--run", "run"]):
+        ran = subprocess.run(
+            [sys.executable, "-m", "lightningrl.cli", *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "rows" in line]
+    assert [line["outcome/succeeded"] for line in steps] == [8, 8]
+    assert all(line["rows"] > 0 for line in steps)
+    before, after = load_file(STARTER / "model.safetensors"), load_file(folder / "trained" / "model.safetensors")
+    assert any(not np.array_equal(before[name], after[name]) for name in after if name in before)
