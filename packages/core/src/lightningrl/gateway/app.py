@@ -22,6 +22,7 @@ from lightningrl.gateway.dialects.messages_answer import MessagesDialect
 from lightningrl.gateway.dialects.responses_answer import ResponsesDialect
 from lightningrl.gateway.endpoints import CountTokens, Forwarded, ModelCall, Models, Refused, refuse_path, refuse_unattributed
 from lightningrl.gateway.engines import EngineRegistry
+from lightningrl.gateway.refusals import RefusalLog
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.upstream import Forwarder
@@ -33,11 +34,12 @@ __all__ = ["Gateway", "create_gateway"]
 class Gateway:
     """Routes to mount, and what the server asks of the gateway beside them."""
 
-    def __init__(self, caller: Caller, forwarder: Forwarder, settings: GatewaySettings) -> None:
+    def __init__(self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings) -> None:
         self._caller = caller
         self._forwarder = forwarder
+        self._refusals = refusals
         base = "/rollouts/{rollout_id}/attempts/{attempt:int}/v1"
-        parts = (caller, forwarder, settings)
+        parts = (caller, forwarder, refusals, settings)
         calls: dict[str, Callable[..., Any]] = {
             "chat/completions": ModelCall(*parts, "chat/completions", ChatDialect()),
             "responses": ModelCall(*parts, "responses", ResponsesDialect()),
@@ -56,6 +58,7 @@ class Gateway:
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Free the memory of an attempt that has ended. Call it when its result arrives."""
         self._caller.forget(rollout_id, attempt)
+        self._refusals.forget(rollout_id, attempt)
 
     def is_overflowed(self, rollout_id: str, attempt: int) -> bool:
         """Whether a call of the attempt was refused because its prompt was beyond the context: an `agent_error` is then a
@@ -73,4 +76,5 @@ def create_gateway(
     """The gateway of a run: `app.router.routes.extend(create_gateway(...).routes)`. `renderers` by policy name."""
     settings = settings or GatewaySettings()
     caller = Caller(store, engines, renderers, settings)
-    return Gateway(caller, Forwarder(store, caller, settings), settings)
+    refusals = RefusalLog(store, max_attempts=settings.max_attempts_in_memory)
+    return Gateway(caller, Forwarder(store, caller, settings), refusals, settings)

@@ -17,6 +17,7 @@ from lightningrl.gateway.dialects.messages import parse_messages_request
 from lightningrl.gateway.dialects.messages_answer import MessagesDialect, write_count
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.exchange import EVENTS, ClientGone, authorise, call_context, read_body, send_json, while_connected
+from lightningrl.gateway.refusals import RefusalLog
 from lightningrl.gateway.request import Answer, Begun, CallContext
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.upstream import Forwarder
@@ -43,27 +44,42 @@ class _Endpoint:
     path: str
     write_error: WriteError
 
-    def __init__(self, caller: Caller, forwarder: Forwarder, settings: GatewaySettings) -> None:
+    def __init__(self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings) -> None:
         self._caller = caller
         self._forwarder = forwarder
+        self._refusals = refusals
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        place = scope["path_params"]
+        headers = dict(scope["headers"])
         try:
-            headers = dict(scope["headers"])
             info = await authorise(self._caller, scope, headers)
+        except Refusal as refusal:
+            await _refuse(send, refusal, self.write_error, scope["path_params"])
+            return
+        try:
             body = await read_body(headers, receive, self._settings.max_body_bytes)
             context = call_context(headers, body)
             if self._forwarder.is_configured and self._goes_upstream(body, context):
                 work = self._forwarder.forward(info, self.path, headers, body, context, send)
             else:
                 work = self._serve(info, body, context, send)
-            await while_connected(receive, _guarded(work, send, self.write_error, place))
+            await while_connected(receive, self._guarded(work, info, context, send))
         except ClientGone:
             return
         except Refusal as refusal:
-            await _refuse(send, refusal, self.write_error, place)
+            await self._refuse(send, refusal, info, call_context(headers, b""))
+
+    async def _guarded(self, work: Awaitable[None], info: AttemptInfo, context: CallContext, send: Send) -> None:
+        try:
+            await work
+        except Refusal as refusal:
+            await self._refuse(send, refusal, info, context)
+
+    async def _refuse(self, send: Send, refusal: Refusal, info: AttemptInfo, context: CallContext) -> None:
+        if refusal.code != "upstream_failed":  # that exchange is on record
+            await self._refusals.add(info, self.path, context, refusal)
+        await _refuse(send, refusal, self.write_error, {"rollout_id": info.rollout_id, "attempt": info.attempt})
 
     def _goes_upstream(self, body: bytes, context: CallContext) -> bool:
         return self._forwarder.takes(model_of(body), context)
@@ -75,8 +91,10 @@ class _Endpoint:
 class ModelCall(_Endpoint, Generic[R]):
     """One model call, whole or streamed."""
 
-    def __init__(self, caller: Caller, forwarder: Forwarder, settings: GatewaySettings, path: str, dialect: Dialect[R]) -> None:
-        super().__init__(caller, forwarder, settings)
+    def __init__(
+        self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings, path: str, dialect: Dialect[R]
+    ) -> None:
+        super().__init__(caller, forwarder, refusals, settings)
         self.path = path
         self.write_error = dialect.write_error
         self._dialect = dialect
@@ -113,6 +131,7 @@ class ModelCall(_Endpoint, Generic[R]):
         except Refusal as refusal:
             if stream is None or not has_text:
                 raise
+            await self._refusals.add(info, self.path, context, refusal)
             await send({"type": "http.response.body", "body": stream.error(refusal)})
 
     def _open(self, request: R, begun: Begun) -> EventStream:
@@ -135,8 +154,8 @@ class Forwarded(_Endpoint):
 
     write_error = staticmethod(write_error)
 
-    def __init__(self, caller: Caller, forwarder: Forwarder, settings: GatewaySettings, path: str) -> None:
-        super().__init__(caller, forwarder, settings)
+    def __init__(self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings, path: str) -> None:
+        super().__init__(caller, forwarder, refusals, settings)
         self.path = path
 
     def _goes_upstream(self, body: bytes, context: CallContext) -> bool:
@@ -206,13 +225,6 @@ def model_of(body: bytes) -> str:
         return _decode_name(body).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
-
-
-async def _guarded(work: Awaitable[None], send: Send, write: WriteError, place: dict[str, Any]) -> None:
-    try:
-        await work
-    except Refusal as refusal:
-        await _refuse(send, refusal, write, place)
 
 
 async def _refuse(send: Send, refusal: Refusal, write: WriteError, place: dict[str, Any]) -> None:

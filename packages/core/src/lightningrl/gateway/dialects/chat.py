@@ -66,6 +66,7 @@ class _Message(msgspec.Struct):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     function_call: dict[str, Any] | None = None
+    audio: Any = None
 
 
 class _Body(msgspec.Struct):
@@ -93,6 +94,7 @@ class _Body(msgspec.Struct):
     modalities: list[str] | None = None
     audio: Any = None
     web_search_options: Any = None
+    previous_response_id: Any = None
 
 
 _decode = msgspec.json.Decoder(_Body).decode
@@ -144,6 +146,11 @@ def _refuse_unsupported(body: _Body) -> None:
         raise Refusal("functions and function_call are not supported; use tools", param="functions")
     if body.audio or "audio" in (body.modalities or ()):
         raise Refusal("the policy answers in text only; leave audio out of modalities", param="modalities")
+    if body.previous_response_id:
+        raise Refusal(
+            "chat completions go on from no previous_response_id; send the whole history in messages, or use /responses",
+            param="previous_response_id",
+        )
     if body.web_search_options:
         raise Refusal("web_search_options is not supported; give the agent a search tool", param="web_search_options")
 
@@ -159,6 +166,8 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
             param=f"messages[{index}].role",
         )
     plain: dict[str, Any] = {"role": role, "content": join_text(message.content, f"messages[{index}]")}
+    if message.audio:
+        raise Refusal(f"messages[{index}] speaks in audio; the policy reads text only: send its text", param=f"messages[{index}].audio")
     if role == "assistant":
         if message.reasoning_content:
             plain["reasoning_content"] = message.reasoning_content

@@ -110,8 +110,9 @@ def unknown_choice(choice: Any, known: str) -> Refusal:
     return Refusal(f"tool_choice {choice!r} is not supported; use {known}", param="tool_choice")
 
 
-def check_tool_call_ids(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Each call and each result of a conversation has an id of its own; else nobody can tell which result belongs to which call."""
+def check_tool_call_ids(messages: Sequence[Mapping[str, Any]], *, goes_on: bool = False) -> None:
+    """Each call and each result of a conversation has an id of its own; else nobody can tell which result belongs to which call.
+    `goes_on`: the calls may stand in an earlier answer that these messages follow."""
     asked: set[str] = set()
     answered: set[str] = set()
     for message in messages:
@@ -126,7 +127,7 @@ def check_tool_call_ids(messages: Sequence[Mapping[str, Any]]) -> None:
                     asked.add(call_id)
         elif message["role"] == "tool":
             call_id = message.get("tool_call_id")
-            if call_id in asked and call_id in answered:
+            if call_id in answered and (goes_on or call_id in asked):
                 raise Refusal(f"the tool call {call_id!r} has two results; send one", param="messages")
             if call_id is not None:
                 answered.add(call_id)

@@ -65,6 +65,7 @@ class _Body(msgspec.Struct):
     thread: Any = None
     compaction: Any = None
     context_management: Any = None
+    previous_response_id: Any = None
 
 
 _decode = msgspec.json.Decoder(_Body).decode
@@ -104,6 +105,11 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
 
 
 def _refuse_unsupported(body: _Body) -> None:
+    if body.previous_response_id:
+        raise Refusal(
+            "a message goes on from no previous_response_id; send the whole history in messages, or use /responses",
+            param="previous_response_id",
+        )
     if body.mcp_servers:
         raise Refusal("mcp_servers are not supported; give the agent the server's tools as its own", param="mcp_servers")
     if body.thread:  # the SDK's tool runner asks for one first, reads the details, and goes on with whole histories

@@ -94,7 +94,7 @@ def parse_responses_request(data: bytes) -> ResponsesRequest:
     messages = conversation.messages
     if not messages:
         raise Refusal("the request has no input; send a text or at least one item", param="input")
-    check_tool_call_ids(messages)
+    check_tool_call_ids(messages, goes_on=body.previous_response_id is not None)
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     head = with_instruction(instructions, _format(body.text))
     previous = body.previous_response_id

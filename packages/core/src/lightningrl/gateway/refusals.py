@@ -1,0 +1,62 @@
+"""Refused calls, kept with their attempt: an agent may swallow the error, and its rollout still says what went wrong.
+
+The record is a tool call named `refused:{path}` that no transition asked for, so that no reward or credit ever reads it as one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import OrderedDict
+from secrets import token_hex
+
+from lightningrl.errors import StoreError
+from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.request import CallContext
+from lightningrl.store.protocol import AttemptInfo, Store, ToolCallRecord
+from lightningrl.types import ToolCall, ToolStatus
+
+__all__ = ["RefusalLog"]
+
+logger = logging.getLogger(__name__)
+
+_MOST_KEPT = 100
+"""Of one attempt: an agent that asks again and again would fill the store with one sentence."""
+
+
+class RefusalLog:
+    """Records refusals. One per gateway."""
+
+    def __init__(self, store: Store, *, max_attempts: int) -> None:
+        self._store = store
+        self._max_attempts = max_attempts
+        self._counts: OrderedDict[tuple[str, int], int] = OrderedDict()
+
+    async def add(self, info: AttemptInfo, path: str, context: CallContext, refusal: Refusal) -> None:
+        """Keep one, unless the attempt is over or has had its share."""
+        place = (info.rollout_id, info.attempt)
+        count = self._counts.get(place, 0)
+        if count >= _MOST_KEPT:
+            return
+        self._counts[place] = count + 1
+        self._counts.move_to_end(place)
+        if len(self._counts) > self._max_attempts:
+            self._counts.popitem(last=False)
+        call = ToolCall(
+            id=f"refused-{token_hex(12)}",
+            name=f"refused:{path}",
+            arguments=json.dumps({"path": f"/{path}", "param": refusal.param}),
+            result=json.dumps({"status": refusal.status, "message": refusal.message}, ensure_ascii=False),
+            status=ToolStatus.ERROR,
+            agent=context.agent,
+            error_type=refusal.code,
+        )
+        try:
+            await self._store.append_tool_calls(*place, [ToolCallRecord(tool_call=call, started_at=time.time())])
+        except StoreError as error:  # the attempt has ended meanwhile: its outcome is decided
+            logger.info("rollout %s, attempt %s: a refused call is not recorded: %s", *place, error)
+
+    def forget(self, rollout_id: str, attempt: int) -> None:
+        """Free an ended attempt's memory."""
+        self._counts.pop((rollout_id, attempt), None)
