@@ -11,7 +11,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from agents import Agent, MaxTurnsExceeded, Runner, RunContextWrapper, function_tool, set_tracing_disabled
+from agents import Agent, MaxTurnsExceeded, RunContextWrapper, Runner, function_tool, set_tracing_disabled
 from retriever import PASSAGES, Passage, Retriever, open_retriever
 
 __all__ = ["answer", "researcher", "search", "show"]

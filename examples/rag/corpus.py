@@ -21,38 +21,36 @@ __all__ = ["RELATIONS", "SPLITS", "Fact", "Question", "Relation", "World", "buil
 SPLITS = {"validation": 0.1, "train": 0.4, "starter": 0.5}
 """Split -> share of all names."""
 
-_FIRST = (
-    "Ada Anton Basil Clara Conrad Dora Edgar Elsa Felix Flora Greta Hugo Ida Iris Jonas Judith Klaus Lena Leo Lydia Mara Marcus Mira Nadia "
-    "Nora Oscar Otto Paula Petra Quentin Rita Roland Rosa Simon Stella Tessa Theo Ursula Victor Wanda"
-).split()
-_LAST = (
-    "Abbot Alder Barlow Birch Brandt Calder Carver Dalton Drake Ellis Falk Finch Garner Graves Hale Holt Hurst Kessel Lambert Larsen Marsh "
-    "Mercer Norden Oakes Pike Quill Ramsey Reeve Sander Sorrel Tanner Thorne Unger Vance Velden Walker Weston Winter Yates Zeller"
-).split()
-_ADJECTIVE = (
-    "Bitter Blue Bright Broken Cold Crimson Distant Empty Endless Fading Final First Golden Hidden Hollow Iron Last Lonely Lost Narrow Pale "
-    "Quiet Red Restless Silent Silver Small Stolen Sudden White"
-).split()
-_NOUN = (
-    "Autumn Bridge Candle Castle Crown Dawn Door Empire Feather Forest Garden Harbor Hour Island Journey Lantern Letter Meadow Mirror "
-    "Mountain Ocean Orchard Promise River Road Shadow Song Storm Tower Window"
-).split()
-WORDS = {
-    "person": (_FIRST, _LAST),
-    "work": (_ADJECTIVE, _NOUN),
-    "company": (_LAST, "Bank Brothers Foods Group Mills Motors Press Records Steel Works".split()),
-    "city": (_LAST, "Bay City Cross Falls Green Hill Point Springs Town Valley".split()),
-    "school": (_LAST, "Academy College Institute School University".split()),
+_NAME_WORDS = {
+    "first": "Ada Anton Basil Clara Conrad Dora Edgar Elsa Felix Flora Greta Hugo Ida Iris Jonas Judith Klaus Lena Leo Lydia Mara Marcus "
+    "Mira Nadia Nora Oscar Otto Paula Petra Quentin Rita Roland Rosa Simon Stella Tessa Theo Ursula Victor Wanda",
+    "last": "Abbot Alder Barlow Birch Brandt Calder Carver Dalton Drake Ellis Falk Finch Garner Graves Hale Holt Hurst Kessel Lambert "
+    "Larsen Marsh Mercer Norden Oakes Pike Quill Ramsey Reeve Sander Sorrel Tanner Thorne Unger Vance Velden Walker Weston Winter Yates "
+    "Zeller",
+    "adjective": "Bitter Blue Bright Broken Cold Crimson Distant Empty Endless Fading Final First Golden Hidden Hollow Iron Last Lonely "
+    "Lost Narrow Pale Quiet Red Restless Silent Silver Small Stolen Sudden White",
+    "noun": "Autumn Bridge Candle Castle Crown Dawn Door Empire Feather Forest Garden Harbor Hour Island Journey Lantern Letter Meadow "
+    "Mirror Mountain Ocean Orchard Promise River Road Shadow Song Storm Tower Window",
+    "trade": "Bank Brothers Foods Group Mills Motors Press Records Steel Works",
+    "place": "Bay City Cross Falls Green Hill Point Springs Town Valley",
+    "study": "Academy College Institute School University",
+}
+_NAMES = {
+    "person": ("first", "last"),
+    "work": ("adjective", "noun"),
+    "company": ("last", "trade"),
+    "city": ("last", "place"),
+    "school": ("last", "study"),
 }
 """Kind of thing -> the words its names are made of, first and second."""
-NOUNS = {
-    "person": "actor doctor farmer lawyer painter pilot singer teacher writer".split(),
-    "work": "ballad comedy film novel opera play poem story".split(),
-    "company": "business company firm".split(),
-    "city": "city place town".split(),
-    "school": "institution school".split(),
+_NOUNS = {
+    "person": "actor doctor farmer lawyer painter pilot singer teacher writer",
+    "work": "ballad comedy film novel opera play poem story",
+    "company": "business company firm",
+    "city": "city place town",
+    "school": "institution school",
 }
-REMARKS = (
+_REMARKS = (
     "as old letters say",
     "as the museum notes",
     "according to most records",
@@ -143,19 +141,20 @@ def build_world(split: str, counts: dict[str, int], rng: random.Random) -> World
     Raises `ValueError` where the split has fewer names than that.
     """
     names: dict[str, list[str]] = {}
-    for kind, (firsts, seconds) in WORDS.items():
-        own = [name for first, second in product(firsts, seconds) if split_of(name := f"{first} {second}") == split]
+    for kind, (firsts, seconds) in _NAMES.items():
+        pairs = product(_NAME_WORDS[firsts].split(), _NAME_WORDS[seconds].split())
+        own = [name for first, second in pairs if split_of(name := f"{first} {second}") == split]
         if len(own) < counts[kind]:
             raise ValueError(f"split {split!r} has {len(own)} names for {kind!r}, not {counts[kind]}")
         names[kind] = rng.sample(own, counts[kind])
     facts: list[Fact] = []
     for kind, own in names.items():
         for subject in own:
-            noun = rng.choice(NOUNS[kind])
+            noun = rng.choice(_NOUNS[kind].split())
             for relation, kinds in RELATIONS.items():
                 if kinds.subject == kind:
                     target = rng.choice([name for name in names[kinds.object] if name != subject])
-                    text = f"The {relation} of this {noun} is {target}, {rng.choice(REMARKS)}."
+                    text = f"The {relation} of this {noun} is {target}, {rng.choice(_REMARKS)}."
                     facts.append(Fact(subject, relation, target, Passage(title=subject, text=text)))
     rng.shuffle(facts)
     return World(tuple(facts))

@@ -79,7 +79,7 @@ def build_splits() -> dict[str, list[Question]]:
 
 def index_folder(passages: Iterable[Passage], version: str, cache: str | Path | None, encoder: str | None) -> str:
     """The folder with the index over `passages`, built where there is none of this `version` yet; it appears whole or not at all."""
-    place = cache_directory(cache)
+    place = cache_directory(cache).resolve()
     digest = hashlib.sha256(f"{version} {encoder}".encode()).hexdigest()[:12]
     target = place / f"{'dense' if encoder else 'bm25'}-{digest}"
     if target.is_dir():

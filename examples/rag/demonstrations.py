@@ -50,7 +50,7 @@ def build_demonstrations(worlds: int, questions: int, seed: int, *, is_faulty: b
 def build_transcripts(worlds: int, questions: int, seed: int, render: Callable[[Conversation], str]) -> Iterator[Demonstration]:
     """Right conversations, as `render`ed text to be learned as a whole: what is asked, searched, shown and answered."""
     for messages in build_conversations(worlds, questions, seed, is_faulty=False):
-        yield Demonstration(messages=[{"role": "assistant", "content": render(messages)}])
+        yield Demonstration(messages=[{"role": "user", "content": ""}, {"role": "assistant", "content": render(messages)}])
 
 
 def build_conversations(worlds: int, questions: int, seed: int, *, is_faulty: bool) -> Iterator[Conversation]:
@@ -69,7 +69,7 @@ def build_conversations(worlds: int, questions: int, seed: int, *, is_faulty: bo
 def converse(
     question: Question, retriever: Retriever, facts: dict[Passage, Fact], mistakes: AbstractSet[str], *, is_credulous: bool = False
 ) -> Conversation:
-    """What a demonstrator who makes just these mistakes says to `question`, and what the agent shows it; never more than `MAX_TURNS` calls."""
+    """What a demonstrator who makes just these mistakes says to `question`, and what the agent shows it, in at most `MAX_TURNS` calls."""
     talk: Conversation = [{"role": "system", "content": str(researcher.instructions)}, {"role": "user", "content": question.text}]
     *before, last = question.hops
     if "too_early" in mistakes:

@@ -22,7 +22,7 @@ from lightningrl_torch.cold_start import Demonstration, encode
 
 PASSAGES = [
     Passage("Silent Harbor", "The author of this novel is Mara Holt."),
-    Passage("Mara Holt", "The birthplace of hers is Port Alder."),
+    Passage("Mara Holt", "Her birthplace is Port Alder."),
 ]
 
 
@@ -61,7 +61,7 @@ async def test_the_agent_searches_and_answers(tmp_path: Path, tokenizer: Any, in
     assert said == "<answer> Port Alder </answer>"
     prompt = tokenizer.decode(list(calls[-1].prompt_ids))
     assert "# Tools\nsearch(query)" in prompt
-    assert "<tool_response>\n[1] Mara Holt: The birthplace of hers is Port Alder.\n[2] Silent Harbor: The author" in prompt
+    assert "<tool_response>\n[1] Mara Holt: Her birthplace is Port Alder.\n[2] Silent Harbor: The author" in prompt
 
 
 async def test_the_agent_gives_up_after_five_turns(tmp_path: Path, tokenizer: Any, index: str) -> None:
@@ -82,10 +82,10 @@ def find_conversation(names: set[str]) -> tuple[list[dict[str, Any]], dict[str, 
     "names", [set(), {"too_early"}, {"too_early", "bridge", "sentence"}, {"repeat", "bare"}, {"bare", "sentence"}], ids=str
 )
 async def test_a_demonstration_is_what_the_agents_calls_render_to(
-    tmp_path: Path, tokenizer: Any, names: set[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer: Any, names: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LIGHTNINGRL_CACHE", str(cache))
-    conversation, task = find_conversation(names)
+    conversation, task = find_conversation(set(names.split()))
     demonstrations = [
         Demonstration(messages=conversation[: number + 1], tools=TOOLS)
         for number, message in enumerate(conversation)

@@ -65,7 +65,7 @@ def test_one_seed_gives_one_data_set() -> None:
 
 
 def test_a_world_larger_than_its_names_is_refused() -> None:
-    with pytest.raises(ValueError, match="split 'validation' has 1.. names for 'person', not 9999"):
+    with pytest.raises(ValueError, match=r"split 'validation' has 1.. names for 'person', not 9999"):
         corpus.build_world("validation", {"person": 9999}, random.Random(0))
 
 
