@@ -20,6 +20,7 @@ from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
+from lightningrl.training.scoring import describe_rollouts
 from lightningrl.types import Outcome, RolloutSpec, Task, ToolStatus
 
 CONTEXT = 400
@@ -247,6 +248,7 @@ async def test_bad_input_is_refused_as_the_dialect_does_it_and_kept_with_the_att
     ] * 2
     assert all(part in trajectory.tool_calls[0].result for part in sentence if part != "prompt is too long")
     assert trajectory.tool_calls[0].transition_id is None
+    assert describe_rollouts([trajectory])["calls_refused"] == 2
 
 
 async def test_two_results_of_one_call_are_told_also_where_the_call_is_in_an_earlier_response(gateway: LiveGateway) -> None:

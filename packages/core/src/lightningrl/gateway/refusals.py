@@ -17,10 +17,11 @@ from lightningrl.gateway.request import CallContext
 from lightningrl.store.protocol import AttemptInfo, Store, ToolCallRecord
 from lightningrl.types import ToolCall, ToolStatus
 
-__all__ = ["RefusalLog"]
+__all__ = ["RefusalLog", "is_refusal"]
 
 logger = logging.getLogger(__name__)
 
+_PREFIX = "refused:"
 _MOST_KEPT = 100
 """Of one attempt: an agent that asks again and again would fill the store with one sentence."""
 
@@ -45,7 +46,7 @@ class RefusalLog:
             self._counts.popitem(last=False)
         call = ToolCall(
             id=f"refused-{token_hex(12)}",
-            name=f"refused:{path}",
+            name=f"{_PREFIX}{path}",
             arguments=json.dumps({"path": f"/{path}", "param": refusal.param}),
             result=json.dumps({"status": refusal.status, "message": refusal.message}, ensure_ascii=False),
             status=ToolStatus.ERROR,
@@ -60,3 +61,8 @@ class RefusalLog:
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Free an ended attempt's memory."""
         self._counts.pop((rollout_id, attempt), None)
+
+
+def is_refusal(call: ToolCall) -> bool:
+    """Whether what is kept as a tool call is a call of a model that was refused."""
+    return call.name.startswith(_PREFIX)

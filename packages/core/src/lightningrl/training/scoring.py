@@ -15,6 +15,7 @@ import numpy as np
 from lightningrl.config import OutcomesConfig, SamplesConfig
 from lightningrl.credit import is_degenerate, whiten
 from lightningrl.errors import LightningError
+from lightningrl.gateway.refusals import is_refusal
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, IntermediateReward
 from lightningrl.rewards import RewardSet
@@ -190,7 +191,8 @@ def _only(policy: str, group: TrajectoryGroup) -> TrajectoryGroup:
 
 
 def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over trajectories: `reward`, each named reward, calls, breaks. NaN-free: keys without a value are left out."""
+    """Means over trajectories: `reward`, each named reward, calls; sums: tokens, breaks, refused calls. NaN-free: keys without a value
+    are left out."""
     metrics: dict[str, float] = {}
     rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
     if rewards:
@@ -206,6 +208,7 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics["completion_tokens"] = float(sum(len(call.completion_ids) for call in calls))
     metrics["prompt_tokens"] = float(sum(len(call.prompt_ids) for call in calls))
     metrics["breaks"] = float(sum(call.is_break for call in calls))
+    metrics["calls_refused"] = float(sum(is_refusal(tool) for trajectory in trajectories for tool in trajectory.tool_calls))
     return metrics
 
 
