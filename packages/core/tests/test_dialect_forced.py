@@ -343,3 +343,37 @@ async def test_a_pydantic_ai_agent_with_an_output_type_is_recorded_unchanged(gat
     for transition in (first, second):
         assert_exact(gateway.engine, transition)
         assert prompt_of(gateway, transition).endswith('<tool_call>\n{"name": "final_result", "arguments":')
+
+
+async def test_a_langchain_model_with_structured_output_by_function_calling_is_too(gateway: LiveGateway) -> None:
+    from langchain_openai import ChatOpenAI
+
+    gateway.engine.enqueue(' {"answer": 42, "sure": true}}\n</tool_call>', " I do not know.")
+    attempt = await gateway.attempt()
+    async with httpx.AsyncClient() as http:
+        options: Any = {"base_url": attempt.base_url, "api_key": attempt.key, "http_async_client": http}
+        model = ChatOpenAI(model="gpt-4o", **options).with_structured_output(Verdict, method="function_calling", include_raw=True)
+        whole: Any = await model.ainvoke("What is 6*7?")
+        none: Any = await model.ainvoke("What is 6*7?")
+    assert whole["parsed"] == Verdict(answer=42, sure=True)
+    assert none["parsed"] is None and "I do not know." in none["raw"].content
+    for transition in await attempt.transitions():
+        assert_exact(gateway.engine, transition)
+        assert prompt_of(gateway, transition).endswith('<tool_call>\n{"name": "Verdict", "arguments":')
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_forced_call_goes_on_from_a_response_by_its_id(gateway: LiveGateway, stream: bool) -> None:
+    gateway.engine.enqueue("Let me see.", ' {"q": "x"}}\n</tool_call>', "It is 42.")
+    agent = Agent(await gateway.attempt(), "responses", stream=stream)
+    first = await agent.ask()
+    agent.history = [{"role": "user", "content": "Look it up."}]
+    second = await agent.ask("search", previous_response_id=first["id"])
+    agent.history = [{"type": "function_call_output", "call_id": agent.calls(second)[0][2], "output": "42"}]
+    await agent.ask(previous_response_id=second["id"])
+    transitions = await agent.attempt.transitions()
+    for parent, child in pairwise(transitions):
+        past = [*parent.prompt_ids.tolist(), *parent.completion_ids.tolist()]
+        assert child.prompt_ids.tolist()[: len(past)] == past
+        assert child.parent_id == parent.id and not child.is_break
+    assert prompt_of(gateway, transitions[1]).endswith(NAMED)
