@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from lightningrl.gateway.rendering import PolicyRenderer
-from lightningrl_torch.cold_start import Demonstration, build_model, build_tokenizer, cold_start, encode, write_policy
+from lightningrl_torch.cold_start import NUMBERS, Demonstration, build_model, build_tokenizer, cold_start, encode, write_policy
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "a plus b", "parameters": {"type": "object", "properties": {}}}}]
 
@@ -76,6 +76,13 @@ def test_phrases_are_single_tokens_and_change_no_text() -> None:
     ids, prompt = encode(asked, tokenizer)
     assert renderer.parse(ids[prompt:], ids[:prompt]).tool_calls[0].arguments == {"a": 1, "b": 2}
     assert tokenizer.decode(ids) == build_tokenizer([]).decode(encode(asked, build_tokenizer([]))[0])
+
+
+def test_a_number_can_be_one_token_wherever_it_stands() -> None:
+    tokenizer = build_tokenizer([says("12 and 12", "12")] * 20, words=NUMBERS)
+    twelve = tokenizer.encode("12")
+    assert len(twelve) == 1
+    assert [part for part in tokenizer.encode("12, 12\n(12)") if part in twelve] == twelve * 3
 
 
 def test_a_policy_answers_as_the_last_phase_shows(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-__all__ = ["Demonstration", "build_model", "build_tokenizer", "cold_start", "encode", "write_policy"]
+__all__ = ["NUMBERS", "Demonstration", "build_model", "build_tokenizer", "cold_start", "encode", "write_policy"]
 
 HEAD_WIDTH = 32
 WARMUP_STEPS = 50
@@ -35,6 +35,7 @@ END_OF_TURN, END_OF_TEXT = "<|im_end|>", "<|endoftext|>"
 MARKUP_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 SPECIAL = r"<\|im_start\|>|<\|im_end\|>|<\|endoftext\|>|</?think>|</?tool_call>|</?tool_response>"
 WORDS = r" ?'[a-z ]+'| ?[A-Za-z_]+| ?[0-9]+|\n| ?[^\sA-Za-z_0-9]|\s"
+NUMBERS = WORDS.replace(" ?[0-9]+", "[0-9]+")
 CHAT_TEMPLATE = """\
 {%- if tools %}
 {{- '<|im_start|>system\\n' }}
@@ -89,22 +90,29 @@ class Demonstration:
 
 
 def build_tokenizer(
-    demonstrations: Iterable[Demonstration], *, phrases: Sequence[str] = (), common: int = 20, context_length: int = 1024
+    demonstrations: Iterable[Demonstration],
+    *,
+    phrases: Sequence[str] = (),
+    words: str = WORDS,
+    common: int = 20,
+    context_length: int = 1024,
 ) -> PreTrainedTokenizerFast:
     """A tokenizer with a chat template that knows tools (Qwen's markup), lossless for any text.
 
     A word, with the space before it, that occurs `common` times in the demonstrations, prompts included, is one token; any other falls
     apart into bytes. `phrases` are one token each, however long: what every prompt or answer repeats, such as the list of tools or the
-    JSON around a tool's arguments. `context_length` counts tokens; models built for this tokenizer see as many.
+    JSON around a tool's arguments. `words` is the regular expression of a word: the default takes the space before it along; `NUMBERS`
+    leaves it apart from numbers, so that a number is the same token in a text and in JSON. `context_length` counts tokens; models built
+    for this tokenizer see as many.
     """
-    words = PreTokenizers([Split(Regex(WORDS), behavior="isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
-    bare = _make_tokenizer(words, [], phrases, context_length)  # has the template, which writes the texts to count
+    pieces = PreTokenizers([Split(Regex(words), behavior="isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
+    bare = _make_tokenizer(pieces, [], phrases, context_length)  # has the template, which writes the texts to count
     apart = re.compile("|".join([*(re.escape(phrase) for phrase in phrases), SPECIAL]))
     texts = (text for one in demonstrations for text in apart.split("".join(_render(one, bare))))
-    counts = Counter(piece for text in texts for piece, _ in words.pre_tokenize_str(text))
+    counts = Counter(piece for text in texts for piece, _ in pieces.pre_tokenize_str(text))
     counts.update(dict.fromkeys(("system", "user", "assistant"), common))
     known = sorted(word for word, count in counts.items() if count >= common and len(word) > 1)
-    return _make_tokenizer(words, known, phrases, context_length)
+    return _make_tokenizer(pieces, known, phrases, context_length)
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, *, width: int = 128, layers: int = 4, seed: int = 0) -> LlamaForCausalLM:
