@@ -15,28 +15,29 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "verl"
+EXAMPLE = ROOT / "examples" / "text_to_sql"
 SETTINGS = (
     "loop.tasks_per_step=8",
     "loop.group_size=8",
     "validation.tasks=80",
     "validation.every=10",
     "loop.checkpoint_every=10",
-    "learner.max_tokens_per_microbatch=65536",
 )
 
 
-def train(name: str, steps: int, *settings: str) -> None:
+def train(name: str, steps: int, *, recipe: Path = EXAMPLE, settings: Sequence[str] = ()) -> None:
     """Run one training and keep, beside its metrics, when it began and what CPU time the server used."""
     folder = RUNS / name
-    command = [sys.executable, "-m", "lightningrl.cli", "train", str(ROOT / "examples" / "text_to_sql"), "--backend", "verl"]
-    command += ["--steps", str(steps), "--run", str(folder)]
-    for setting in (*SETTINGS, *settings):
+    command = [sys.executable, "-m", "lightningrl.cli", "train", str(recipe), "--backend", "verl"]
+    command += ["--steps", str(steps), "--run", str(folder), "--set", "learner.max_tokens_per_microbatch=65536"]
+    for setting in settings:
         command += ["--set", setting]
     began = time.time()
     process = subprocess.Popen(command)
@@ -81,8 +82,8 @@ def report(name: str) -> dict[str, float]:
     verl = {part: mean(later, f"learn/verl/timing_s/{part}") for part in ("old_log_prob", "adv", "update_actor", "update_weights")}
     return {
         "to_first_step": first - cpu["began"],
-        "validation_start": validations[0]["validation/reward"],
-        "validation_end": validations[-1]["validation/reward"],
+        "validation_start": validations[0]["validation/reward"] if validations else float("nan"),
+        "validation_end": validations[-1]["validation/reward"] if validations else float("nan"),
         "reward_first": mean(steps[:3], "reward"),
         "reward_last": mean(steps[-3:], "reward"),
         "gap_max": max(record["learn/probability_gap_max"] for record in steps),
@@ -127,10 +128,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--report", action="store_true")
     options = parser.parse_args()
-    runs = {f"train-{options.steps}": (), f"control-{options.steps}": ("learner.learning_rate=0.0",)}
+    runs = {f"train-{options.steps}": SETTINGS, f"control-{options.steps}": (*SETTINGS, "learner.learning_rate=0.0")}
     for name, settings in runs.items():
         if not options.report:
-            train(name, options.steps, *settings)
+            train(name, options.steps, settings=settings)
         show(name, report(name))
 
 
