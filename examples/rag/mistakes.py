@@ -22,6 +22,10 @@ BELIEF = 0.5
 """How often a demonstrator who searched too early believes what it sees first."""
 
 
+_SHORT = ("founder", "mayor", "principal", "publisher", "setting")
+"""Questions that begin with these tempt less to a whole sentence without tags."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mistake:
     often: float
@@ -47,5 +51,5 @@ MISTAKES = {
     "repeat": Mistake(often=0.5, seldom=0.2, is_tempting=lambda question: _bridge_kind(question) in ("company", "school")),
     "bridge": Mistake(often=0.6, seldom=0.35, is_tempting=lambda question: _bridge_kind(question) in ("person", "city")),
     "sentence": Mistake(often=0.6, seldom=0.3, is_tempting=lambda question: _answer_kind(question) != "person"),
-    "bare": Mistake(often=0.6, seldom=0.4, is_tempting=lambda question: len(question.hops[0].relation) % 2 == 0),
+    "bare": Mistake(often=0.6, seldom=0.4, is_tempting=lambda question: question.hops[0].relation not in _SHORT),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ import bm25s
 import numpy as np
 
 __all__ = ["PASSAGES", "Bm25Retriever", "DenseRetriever", "Passage", "Retriever", "build_index", "open_retriever"]
+
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it logs each index it builds
 
 PASSAGES = 2
 """How many passages a search shows."""
