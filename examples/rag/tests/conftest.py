@@ -1,4 +1,4 @@
-"""A corpus and its index that are built once for all tests."""
+"""The index that is built once for all tests."""
 
 from pathlib import Path
 

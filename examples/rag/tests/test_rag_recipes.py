@@ -1,0 +1,20 @@
+"""The example's recipes name agents, tasks and rewards that are there, and settings that the torch backend knows."""
+
+from pathlib import Path
+
+import pytest
+
+from lightningrl.config import load_recipe
+from lightningrl.training.parts import check_agent_file, resolve
+from lightningrl_torch.settings import Settings
+
+EXAMPLE = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "musique.toml"])
+def test_a_recipe_is_complete(name: str) -> None:
+    recipe = load_recipe(EXAMPLE / name)
+    check_agent_file(recipe)
+    for reference in (recipe.tasks.train, recipe.tasks.validation, *(reward.use for reward in recipe.rewards.values())):
+        assert callable(resolve(reference, recipe.folder))
+    assert Settings(policy=recipe.policy.model, **recipe.backend_options).learning_rate > 0
