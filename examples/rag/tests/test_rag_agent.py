@@ -78,9 +78,7 @@ def find_conversation(names: set[str]) -> tuple[list[dict[str, Any]], dict[str, 
     return converse(question, open_retriever(task["input"]["index"]), facts, names, is_credulous="bridge" in names), task["input"]
 
 
-@pytest.mark.parametrize(
-    "names", [set(), {"too_early"}, {"too_early", "bridge", "sentence"}, {"repeat", "bare"}, {"bare", "sentence"}], ids=str
-)
+@pytest.mark.parametrize("names", ["", "too_early", "too_early bridge sentence", "repeat bare", "bare sentence"])
 async def test_a_demonstration_is_what_the_agents_calls_render_to(
     tmp_path: Path, tokenizer: Any, names: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
