@@ -21,10 +21,11 @@ class Isolation:
         self._current: str | None = None
         self._modules: dict[str, dict[str, ModuleType]] = {}
 
-    def enter(self, test_file: Path) -> None:
-        if not test_file.is_relative_to(EXAMPLES):
+    def enter(self, path: Path) -> None:
+        """Before a test, or a file of tests, below `path` is run or read."""
+        if not path.is_relative_to(EXAMPLES) or path == EXAMPLES:
             return
-        example = test_file.relative_to(EXAMPLES).parts[0]
+        example = path.relative_to(EXAMPLES).parts[0]
         if example == self._current:
             return
         ours = {name: module for name, module in sys.modules.items() if _is_of_an_example(module)}
@@ -46,8 +47,8 @@ def _is_of_an_example(module: Any) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_pycollect_makemodule(module_path: Path) -> None:
-    isolation.enter(module_path)
+def pytest_make_collect_report(collector: pytest.Collector) -> None:
+    isolation.enter(collector.path)
 
 
 @pytest.hookimpl(tryfirst=True)
