@@ -33,6 +33,7 @@ class Attempt:
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_revoked = False
+        self._has_ended = False
 
     def run(self, agent: LoadedAgent, run_on_loop: RunOnLoop) -> AttemptReport:
         """Call the agent with the task's input. Whatever it raises becomes a report."""
@@ -48,11 +49,17 @@ class Attempt:
             raise
         except BaseException as error:  # noqa: BLE001  the boundary: an agent's failure is data
             return self._report(error, time.perf_counter() - started)
+        finally:
+            with self._lock:
+                self._has_ended = True
         return report_output(output, agent=agent.name, duration_s=time.perf_counter() - started)
 
     def revoke(self) -> bool:
-        """Stop the agent, because the attempt was taken away. False = it cannot be stopped from inside: it is not on the loop."""
+        """Stop the agent, because the attempt was taken away. False = it cannot be stopped from inside: it is not on the loop. One that
+        has ended needs no stopping: the server may know of it already while a heartbeat is on its way."""
         with self._lock:
+            if self._has_ended:
+                return True
             self._is_revoked = True
             if self._task is None or self._loop is None:
                 return False

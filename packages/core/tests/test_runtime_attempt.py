@@ -1,0 +1,50 @@
+"""An attempt that is taken away: stopped while its agent runs, left alone once the agent has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from lightningrl.runtime.agent_loader import load_agent
+from lightningrl.runtime.attempt import Attempt
+from lightningrl.runtime.lease import Lease, LeasedTask
+from lightningrl.tracing.scope import ActiveRollout
+from lightningrl.types import Outcome
+
+
+def make_attempt() -> Attempt:
+    lease = Lease(rollout_id="r", attempt=1, task=LeasedTask(id="t", input="hi"), timeout_s=30, key="k", base_path="/v1")
+    return Attempt(lease, ActiveRollout(rollout_id="r", attempt=1, base_path="/v1", key="k"))
+
+
+async def echo(text: str) -> str:
+    await asyncio.sleep(0)
+    return text
+
+
+def test_an_agent_that_has_ended_is_no_reason_to_kill_its_worker() -> None:
+    """A heartbeat that is on its way while the result arrives is answered that the attempt is over."""
+    for agent in (echo, str.upper):
+        attempt = make_attempt()
+        report = attempt.run(load_agent(agent), asyncio.run)  # type: ignore[arg-type]
+        assert report.outcome is Outcome.SUCCEEDED
+        assert attempt.revoke(), "its worker was told to be killed, with all the rollouts beside it"
+
+
+def test_an_agent_that_runs_in_a_thread_cannot_be_stopped_from_inside() -> None:
+    attempt, has_begun, may_end = make_attempt(), threading.Event(), threading.Event()
+
+    def slow(text: str) -> str:
+        has_begun.set()
+        may_end.wait(10)
+        return text
+
+    reports: list[Any] = []
+    thread = threading.Thread(target=lambda: reports.append(attempt.run(load_agent(slow), asyncio.run)))  # type: ignore[arg-type]
+    thread.start()
+    has_begun.wait(10)
+    assert not attempt.revoke()
+    may_end.set()
+    thread.join(10)
+    assert reports[0].outcome is Outcome.SUCCEEDED
