@@ -9,16 +9,11 @@ from typing import Any
 
 import pytest
 
-from lightningrl.gateway.engine_link import EngineLink
-from lightningrl.runtime.pool import WorkerPool
 from lightningrl.server.client import ServerClient
-from lightningrl.server.launcher import ServerProcess
-from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
+from lightningrl.testing.whole_path import whole_path
 from lightningrl.types import Outcome, RolloutSpec, Task, ToolStatus, Trajectory
-
-RUN_KEY = "the-run-key"
 
 
 def asking(name: str, arguments: str) -> str:
@@ -27,25 +22,10 @@ def asking(name: str, arguments: str) -> str:
 
 @asynccontextmanager
 async def working(folder: Path, engine: ScriptedEngine, agent: str) -> AsyncIterator[ServerClient]:
-    engine.tokenizer.save_pretrained(folder / "policy")
-    settings = ServerSettings(
-        store_url=f"sqlite:///{folder}/store.db", run_key=RUN_KEY, policies={engine.policy: PolicySettings(model=folder / "policy")}
-    )
-    async with (
-        ServerProcess(settings, log_path=folder / "server.log") as server,
-        ServerClient(server.url, RUN_KEY) as client,
-        EngineLink(engine, server.url, RUN_KEY),
-        WorkerPool(
-            server.url,
-            RUN_KEY,
-            f"sdk_agents.py:{agent}",
-            workers=1,
-            adapters=["openai-agents"],
-            base_dir=Path(__file__).parent,
-            log_folder=folder,
-        ),
-    ):
-        yield client
+    async with whole_path(
+        folder, f"sdk_agents.py:{agent}", engine=engine, adapters=["openai-agents"], base_dir=Path(__file__).parent
+    ) as path:
+        yield path.client
 
 
 async def run(client: ServerClient, rollout_id: str, task_input: Any) -> Trajectory:
