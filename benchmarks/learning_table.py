@@ -116,14 +116,23 @@ def main() -> None:
     known = {row.name for table in tables for row in table.rows}
     if unknown := set(arguments.rows) - known:
         parser.error(f"no row {min(unknown)!r}; rows are: {', '.join(sorted(known))}")
-    for table in tables:
-        for row in table.rows:
-            if not arguments.report and (not arguments.rows or row.name in arguments.rows):
-                run(table, row)
-        done = [row for row in table.rows if (table.runs / row.name / "curve.png").is_file()]
-        if done:
-            print(f"\n{table.title}\n\n{as_markdown(table, done)}\n")
-            draw(table, done)
+    if len(tables) == 1:
+        make(tables[0], rows=arguments.rows, is_report=arguments.report)
+        return
+    for table in tables:  # each in a process of its own: examples have files of the same names
+        options = [*(["--rows", *arguments.rows] if arguments.rows else []), *(["--report"] if arguments.report else [])]
+        subprocess.run([sys.executable, __file__, table.example, *options], check=True)
+
+
+def make(table: Table, *, rows: Sequence[str], is_report: bool) -> None:
+    """Run what is missing, then print the table and draw the picture."""
+    for row in table.rows:
+        if not is_report and (not rows or row.name in rows):
+            run(table, row)
+    done = [row for row in table.rows if (table.runs / row.name / "curve.png").is_file()]
+    if done:
+        print(f"\n{table.title}\n\n{as_markdown(table, done)}\n")
+        draw(table, done)
 
 
 def run(table: Table, row: Row) -> None:
