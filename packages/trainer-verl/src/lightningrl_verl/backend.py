@@ -120,7 +120,7 @@ class VerlBackend:
     def save(self, folder: Path) -> None:
         """Write weights, optimiser and schedule (actor, and critic) as verl does; on a cluster, `folder` must be shared storage."""
         version = self.engine.info.version
-        self._shared = self._shared or folder.resolve().parent.parent
+        self._shared = self._shared or _above_checkpoints(folder)
         scratch = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(scratch, ignore_errors=True)
         inner = scratch / f"global_step_{version}"
@@ -133,7 +133,7 @@ class VerlBackend:
         """Go on from what `save` wrote. Restarts verl where it runs already."""
         with self._lock:
             self._resume_from = _step_folder(folder)
-            self._shared = folder.resolve().parent.parent
+            self._shared = _above_checkpoints(folder)
             if self._runner is not None:
                 self._stop()
                 self._start()
@@ -239,6 +239,12 @@ class VerlBackend:
             raise BackendError(
                 f"verl's trainer is gone ({_sentence(error)}); nothing collected is lost: go on with `lightningrl train --resume`"
             ) from error
+
+
+def _above_checkpoints(folder: Path) -> Path:
+    """`checkpoints/step-000010/policies/NAME` → `checkpoints`: on the same storage, and there when the step's folder is renamed or gone."""
+    above = folder.resolve().parents
+    return above[min(2, len(above) - 1)]
 
 
 def _step_folder(folder: Path) -> Path:
