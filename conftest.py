@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("lightningrl", deadline=None)  # a first call of torch, on a busy machine, takes longer than any deadline
+settings.load_profile("lightningrl")
 
 
 @pytest.fixture(scope="session")
