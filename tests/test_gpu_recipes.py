@@ -12,6 +12,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -86,14 +87,22 @@ def verl_keys() -> dict[str, Any]:
 
 @pytest.fixture
 def own_modules() -> Iterator[None]:
-    """What an example's files import is gone afterwards: other examples have files of the same names."""
-    modules, path = set(sys.modules), list(sys.path)
+    """Folders of plain files have files of the same names (`data`, `agent`): what other tests imported of theirs is away meanwhile, and
+    what this one imports is gone afterwards."""
+    others, path = _plain_modules(), list(sys.path)
+    for name in others:
+        del sys.modules[name]
     yield
     sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        file = getattr(sys.modules[name], "__file__", None)
-        if file and (ROOT / "examples") in Path(file).parents:
-            del sys.modules[name]
+    for name in _plain_modules():
+        del sys.modules[name]
+    sys.modules.update(others)
+
+
+def _plain_modules() -> dict[str, ModuleType]:
+    folders = (ROOT / "examples", ROOT / "tests" / "support")
+    files = {name: Path(getattr(module, "__file__", None) or "") for name, module in list(sys.modules.items())}
+    return {name: sys.modules[name] for name, file in files.items() if any(folder in file.parents for folder in folders)}
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -37,19 +37,20 @@ def _duration(seconds: float) -> str:
 
 
 class _Clock:
-    """Time left, from the pace of this process."""
+    """Time left, from the pace of this process since its first step began: starting and the first validation say nothing of it."""
 
     def __init__(self, minutes: float | None) -> None:
-        self._start = time.monotonic()
-        self._first_step: int | None = None
         self._minutes = minutes
+        self._began: tuple[float, int] | None = None
+        """When the first step began, and how many were done before it."""
 
-    def left(self, step: int, steps: int, minutes_done: float) -> float:
-        if self._first_step is None:
-            self._first_step = step - 1
-        pace = (time.monotonic() - self._start) / max(1, step - self._first_step)
-        left = pace * (steps - step)
-        return left if self._minutes is None else max(0.0, min(left, (self._minutes - minutes_done) * 60))
+    def left(self, step: int, steps: int, metrics: Mapping[str, float]) -> float:
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now - metrics["seconds"], step - 1
+        start, before = self._began
+        left = (now - start) / (step - before) * (steps - step)
+        return left if self._minutes is None else max(0.0, min(left, (self._minutes - metrics["minutes"]) * 60))
 
 
 class LineProgress:
@@ -69,7 +70,7 @@ class LineProgress:
         """Quiet: a line per step is enough here."""
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
-        left = _duration(self._clock.left(step, steps, metrics.get("minutes", 0.0)))
+        left = _duration(self._clock.left(step, steps, metrics))
         self._console.print(
             f"step {step:>4}/{steps}  reward {metrics.get('reward', float('nan')):.3f}  "
             f"calls/rollout {metrics['calls_per_rollout']:.2f}  "
@@ -119,7 +120,7 @@ class LiveProgress:
         self._bars.update(self._phase, description=name, completed=done, total=total)
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
-        left = _duration(self._clock.left(step, steps, metrics.get("minutes", 0.0)))
+        left = _duration(self._clock.left(step, steps, metrics))
         self._bars.update(self._steps, completed=step, total=steps, note=f"left {left}")
         self._latest, self._outcomes = metrics, outcomes
         if "reward" in metrics:
