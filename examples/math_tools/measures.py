@@ -28,6 +28,5 @@ def measure(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "accuracy": sum(rights) / count,
         **{f"{depth} step{'s' * (depth > 1)}": sum(column) / len(column) for depth, column in sorted(by_depth.items())},
         "calls per rollout": sum(len(one.transitions) for one in trajectories) / count,
-        "tool errors per rollout": sum(call.status.value != "ok" for one in trajectories for call in one.tool_calls) / count,
         "unanswered": sum(not one.output for one in trajectories) / count,
     }

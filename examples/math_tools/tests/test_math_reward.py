@@ -7,7 +7,7 @@ from calculator import calculator
 from measures import measure
 from reward import answer_match, is_match
 
-from lightningrl.types import Outcome, Task, ToolCall, ToolStatus, Trajectory
+from lightningrl.types import Outcome, Task, Trajectory
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_task_without_an_answer_is_broken_data() -> None:
         answer_match(SimpleNamespace(answer=None), "1")
 
 
-def make_trajectory(depth: int, output: str | None, *statuses: ToolStatus) -> Trajectory:
+def make_trajectory(depth: int, output: str | None) -> Trajectory:
     return Trajectory(
         rollout_id="r",
         attempt=1,
@@ -71,15 +71,12 @@ def make_trajectory(depth: int, output: str | None, *statuses: ToolStatus) -> Tr
         group_id="g",
         outcome=Outcome.SUCCEEDED,
         transitions=(),
-        tool_calls=tuple(ToolCall(id=str(number), name="calculator", status=status) for number, status in enumerate(statuses)),
         output=output,
     )
 
 
-def test_measures_count_right_answers_by_depth_and_tool_errors() -> None:
-    values = measure(
-        [make_trajectory(1, "5", ToolStatus.OK), make_trajectory(2, "4", ToolStatus.ERROR, ToolStatus.OK), make_trajectory(2, None)]
-    )
+def test_measures_count_right_answers_by_depth() -> None:
+    values = measure([make_trajectory(1, "5"), make_trajectory(2, "4"), make_trajectory(2, None)])
     assert values["accuracy"] == pytest.approx(1 / 3)
     assert (values["1 step"], values["2 steps"]) == (1.0, 0.0)
-    assert values["tool errors per rollout"] == values["unanswered"] == pytest.approx(1 / 3)
+    assert values["unanswered"] == pytest.approx(1 / 3)

@@ -179,20 +179,22 @@ def cold_start(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS) * max(0.02, 1.0 - step / len(batches))
     )
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     smooth = None
     bar = tqdm(batches, desc="cold start", unit="batch")
-    for batch in bar:
-        loss = _answer_loss(model, batch)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
-        bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
-    torch.set_num_threads(before)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for batch in bar:
+            loss = _answer_loss(model, batch)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
+            bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
+    finally:
+        torch.set_num_threads(before)
     return float(smooth or 0.0)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from lightningrl.errors import ConfigError, RunFolderError
@@ -37,19 +37,9 @@ def list_command(*, run: Path | None, runs: Path, step: int | None, mode: str | 
         limit=limit,
     )
     records = _ask(folder, lambda store: store.list_rollouts(where))
-    table = Table(
-        "rollout",
-        "task",
-        "mode",
-        "state",
-        "outcome",
-        "reward",
-        "calls",
-        "attempts",
-        "trained in step",
-        title=f"Rollouts of {folder}",
-        title_justify="left",
-    )
+    whole = (Column(name, no_wrap=True) for name in ("rollout", "task", "mode", "outcome"))
+    numbers = (Column(name, justify="right") for name in ("reward", "calls", "attempts", "trained"))
+    table = Table(*whole, *numbers, title=f"Rollouts of {folder}", title_justify="left", box=None, padding=(0, 1, 0, 0))
     for record in records:
         table.add_row(*_row(record))
     Console().print(table if records else f"no rollouts in {folder} match; leave out a filter", highlight=False)
@@ -115,8 +105,7 @@ def _row(record: RolloutRecord) -> tuple[str, ...]:
         escape(record.spec.id),
         escape(record.spec.task.id),
         record.spec.mode.value,
-        record.state.value,
-        record.outcome.value if record.outcome else "-",
+        record.outcome.value if record.outcome else record.state.value,
         _number(record.reward),
         str(record.attempts[-1].calls if record.attempts else 0),
         str(len(record.attempts)),
@@ -170,7 +159,7 @@ def _ending(trajectory: Trajectory, score: Score | None) -> Panel:
     total = score.reward if score else trajectory.reward
     lines = [f"outcome   {trajectory.outcome.value}", f"output    {_short(trajectory.output)}"]
     if trajectory.error:
-        lines.append(f"error     {trajectory.error.strip()[-600:]}")
+        lines.append(f"error     {_short(trajectory.error)}")
     lines.append(f"reward    {_number(total)}   ({', '.join(f'{name} {_number(value)}' for name, value in rewards.items()) or 'none'})")
     return Panel(Text("\n".join(lines)), title="ending", title_align="left", border_style="blue")
 

@@ -9,7 +9,7 @@ import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from lightningrl.runtime.agent_loader import LoadedAgent
 from lightningrl.runtime.lease import Lease
@@ -19,6 +19,8 @@ from lightningrl.types import Outcome
 
 __all__ = ["Attempt", "RunOnLoop"]
 
+CANCELLED: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)
+"""Of the agent's own loop, and of one that several agents share."""
 RunOnLoop = Callable[[Awaitable[Any]], Any]
 """Runs an awaitable on the worker's loop, in the caller's context, and returns its result."""
 
@@ -87,9 +89,7 @@ class Attempt:
     def _report(self, error: BaseException, duration_s: float) -> AttemptReport:
         if isinstance(error, AttemptTimeoutError):
             return AttemptReport(outcome=Outcome.TIMEOUT, error=str(error), duration_s=duration_s)
-        if self._is_revoked and isinstance(
-            error, asyncio.CancelledError | concurrent.futures.CancelledError
-        ):  # on this loop, or on a shared one
+        if self._is_revoked and isinstance(error, CANCELLED):
             return AttemptReport(outcome=Outcome.CANCELLED, error="the attempt was cancelled", duration_s=duration_s)
         return report_exception(error, self.rollout, duration_s=duration_s)
 
