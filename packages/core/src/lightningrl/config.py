@@ -237,6 +237,9 @@ class LoopConfig(_Frozen):
     tasks_per_step: int = Field(default=16, ge=1)
     group_size: int = Field(default=8, ge=1)
     """Rollouts per task, G."""
+    dynamic_sampling: int = Field(default=0, ge=0)
+    """DAPO's: so many times at most, a step samples as many other tasks as it has groups that teach nothing, and those are left out.
+    0 = they stay what they are, rows without a gradient."""
     seed: int = 0
     checkpoint_every: int = Field(default=10, ge=1)
     keep_checkpoints: int = Field(default=2, ge=1)

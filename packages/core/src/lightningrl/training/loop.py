@@ -25,7 +25,7 @@ from lightningrl.store.protocol import Score
 from lightningrl.training.policies import Policies
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.scoring import Scored, Scorer, describe_rollouts
-from lightningrl.training.tasks import TaskSets, plan_step, plan_validation
+from lightningrl.training.tasks import TaskSets, plan_more, plan_step, plan_validation
 from lightningrl.types import Outcome, RolloutSpec, Trajectory
 
 __all__ = ["ControlPlane", "Progress", "Trainer"]
@@ -109,7 +109,7 @@ class Trainer:
         step = self.state.step
         began = time.monotonic()
         self._collect_until(step)
-        trajectories = await self._collecting.pop(step)
+        trajectories = await self._collecting[step]
         collected = time.monotonic()
         scored = self.scorer.credit(trajectories)
         credited = time.monotonic()
@@ -129,6 +129,7 @@ class Trainer:
         metrics = {**scored.metrics, **seconds, **self.policies.describe(reports), "minutes": self._seconds() / 60}
         await self.control.set_scores(scored.scores)
         await self.control.mark_trained(step + 1, ids, metrics)
+        del self._collecting[step]
         self.state = LoopState(step=step + 1, seconds=self._seconds(), rollouts=self.state.rollouts + len(ids))
         self.log(self.state.step, {**metrics, **{f"outcome/{name}": float(count) for name, count in scored.outcomes.items()}})
         self.progress.step(self.state.step, self.recipe.loop.steps, metrics, scored.outcomes)
@@ -155,7 +156,17 @@ class Trainer:
                 self._collecting[step] = asyncio.create_task(self._rewarded(step), name=f"collect-{step}")
 
     async def _rewarded(self, step: int) -> list[Trajectory]:
-        return await self.scorer.reward(await self._collect("rollouts", plan_step(self.tasks.train, self.recipe, step), step))
+        """The step's rollouts with their rewards; with dynamic sampling, also those of other tasks in place of groups without signal."""
+        trajectories = await self._collect_rewarded(plan_step(self.tasks.train, self.recipe, step), step)
+        for number in range(1, self.recipe.loop.dynamic_sampling + 1):
+            missing = self.recipe.loop.tasks_per_step - self.scorer.count_groups_with_signal(trajectories)
+            if not missing or all(one.reward is None for one in trajectories):
+                break
+            trajectories += await self._collect_rewarded(plan_more(self.tasks.train, self.recipe, step, number, missing), step)
+        return trajectories
+
+    async def _collect_rewarded(self, specs: Sequence[RolloutSpec], step: int) -> list[Trajectory]:
+        return await self.scorer.reward(await self._collect("rollouts", specs, step))
 
     async def _collect(self, phase: str, specs: Sequence[RolloutSpec], step: int | None = None) -> list[Trajectory]:
         """Order the rollouts and fetch them as they finish, in the order of `specs`. What is collected ahead shows no progress."""

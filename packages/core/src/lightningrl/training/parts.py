@@ -57,6 +57,7 @@ class Parts:
             intermediate=intermediate,
             credit=_credit(recipe, plugins, intermediate, rewards),
             whitened=recipe.credit.whiten,
+            drops_silent=recipe.loop.dynamic_sampling > 0,
             samples=recipe.samples,
             outcomes=recipe.outcomes,
             trained=_trained_calls(recipe),

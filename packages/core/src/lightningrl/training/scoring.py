@@ -74,16 +74,19 @@ class Scorer:
         intermediate: Mapping[str, IntermediateReward],
         credit: CreditAssigner,
         whitened: bool = False,
+        drops_silent: bool = False,
         samples: SamplesConfig,
         outcomes: OutcomesConfig,
         trained: Mapping[str, TrainedCalls],
         plugins: PluginManager,
     ) -> None:
-        """`trained`: by policy; a policy that is not in it stays as it is."""
+        """`trained`: by policy; a policy that is not in it stays as it is. `drops_silent`: groups without signal are no part of the step's
+        means either (DAPO's dynamic sampling)."""
         self._rewards = rewards
         self._intermediate = intermediate
         self._credit = credit
         self._whitened = whitened
+        self._drops_silent = drops_silent
         self._samples = samples
         self._outcomes = outcomes
         self._trained = dict(trained)
@@ -103,11 +106,12 @@ class Scorer:
 
     def credit(self, trajectories: Sequence[Trajectory]) -> Scored:
         """Group, assign credit, build rows. Pure but for the watching hooks."""
-        by_group: dict[str, list[Trajectory]] = {}
-        for trajectory in trajectories:
-            by_group.setdefault(trajectory.group_id, []).append(self._select_agents(trajectory))
-        groups = tuple(TrajectoryGroup(id=group_id, trajectories=tuple(members)) for group_id, members in by_group.items())
+        groups = self._group(trajectories)
         advantages = tuple(self._credit.assign(group) for group in groups)
+        if self._drops_silent:
+            advantages = tuple(
+                values if _has_signal(group, values) else _unscored(values) for group, values in zip(groups, advantages, strict=True)
+            )
         if self._whitened:
             advantages = whiten(groups, advantages)
         for group, group_advantages in zip(groups, advantages, strict=True):
@@ -121,6 +125,16 @@ class Scorer:
             metrics=_describe(groups, samples) | describe_rollouts(members),
             outcomes=Counter(trajectory.outcome.value for trajectory in members),
         )
+
+    def count_groups_with_signal(self, trajectories: Sequence[Trajectory]) -> int:
+        """Groups in which some trained call has an advantage other than 0, before any whitening."""
+        return sum(_has_signal(group, self._credit.assign(group)) for group in self._group(trajectories))
+
+    def _group(self, trajectories: Sequence[Trajectory]) -> tuple[TrajectoryGroup, ...]:
+        by_group: dict[str, list[Trajectory]] = {}
+        for trajectory in trajectories:
+            by_group.setdefault(trajectory.group_id, []).append(self._select_agents(trajectory))
+        return tuple(TrajectoryGroup(id=group_id, trajectories=tuple(members)) for group_id, members in by_group.items())
 
     def _rows(self, policy: str, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> list[Sample]:
         """A policy's own rows: their weights are shares of its own rollouts and tokens."""
@@ -177,6 +191,19 @@ class Scorer:
         is_role = trained is not None and (trained.agents is None or (call.agent is not None and is_role_among(call.agent, trained.agents)))
         trainable = call.trainable and is_role
         return call if trainable == call.trainable else replace(call, trainable=trainable)
+
+
+def _has_signal(group: TrajectoryGroup, advantages: Advantages) -> bool:
+    """Whether some trained call has an advantage other than 0."""
+    return any(
+        credit is not None and call.trainable and bool(credit.any())
+        for trajectory, calls in zip(group.trajectories, advantages, strict=True)
+        for call, credit in zip(trajectory.transitions, calls, strict=True)
+    )
+
+
+def _unscored(advantages: Advantages) -> Advantages:
+    return tuple((None,) * len(calls) for calls in advantages)
 
 
 def _only(policy: str, group: TrajectoryGroup) -> TrajectoryGroup:

@@ -12,7 +12,7 @@ from lightningrl.config import Recipe, check_options
 from lightningrl.errors import ConfigError
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 
-__all__ = ["TaskSets", "plan_step", "plan_validation"]
+__all__ = ["TaskSets", "plan_more", "plan_step", "plan_validation"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,10 +42,22 @@ def plan_step(tasks: Sequence[Task], recipe: Recipe, step: int) -> list[RolloutS
     for position in range(step * loop.tasks_per_step, (step + 1) * loop.tasks_per_step):
         epoch, offset = divmod(position, len(tasks))
         order = np.random.default_rng((loop.seed, epoch)).permutation(len(tasks))
-        task = tasks[int(order[offset])]
-        group = f"s{step:06d}-{position - step * loop.tasks_per_step:04d}"
-        specs.extend(_spec(f"{group}-{member:03d}", task, group, RolloutMode.TRAIN, step, recipe) for member in range(loop.group_size))
+        specs += _group(f"s{step:06d}-{position - step * loop.tasks_per_step:04d}", tasks[int(order[offset])], step, recipe)
     return specs
+
+
+def plan_more(tasks: Sequence[Task], recipe: Recipe, step: int, number: int, groups: int) -> list[RolloutSpec]:
+    """The rollouts of the `number`-th round of dynamic sampling in a step: `groups` tasks, drawn from all of them."""
+    drawn = np.random.default_rng((recipe.loop.seed, step, number)).integers(len(tasks), size=groups)
+    return [
+        spec
+        for index, task in enumerate(drawn)
+        for spec in _group(f"s{step:06d}-{number * recipe.loop.tasks_per_step + index:04d}", tasks[int(task)], step, recipe)
+    ]
+
+
+def _group(group: str, task: Task, step: int, recipe: Recipe) -> list[RolloutSpec]:
+    return [_spec(f"{group}-{member:03d}", task, group, RolloutMode.TRAIN, step, recipe) for member in range(recipe.loop.group_size)]
 
 
 def plan_validation(tasks: Sequence[Task], recipe: Recipe, step: int) -> list[RolloutSpec]:

@@ -1,0 +1,199 @@
+"""What the loop orders, and what it makes of it: each rollout once; with DAPO's dynamic sampling, other tasks for groups without signal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lightningrl.config import Recipe
+from lightningrl.errors import LightningError
+from lightningrl.plugins import hookimpl, load_plugins
+from lightningrl.protocols import LearnReport
+from lightningrl.store.protocol import Score
+from lightningrl.testing.groups import make_trajectory, make_transition
+from lightningrl.training.loop import Trainer
+from lightningrl.training.parts import Parts
+from lightningrl.training.policies import Policies
+from lightningrl.training.progress import LineProgress
+from lightningrl.training.run_folder import LoopState, RunFolder
+from lightningrl.types import Outcome, RolloutSpec, Sample, Trajectory
+
+DATA = """
+def tasks():
+    return [{"id": f"t{number}", "input": number} for number in range(40)]
+
+def right(task, output, trajectory):
+    return float(output)
+
+def answer(number):
+    return number
+"""
+
+
+class Store:
+    """Rollouts that have ended when they are ordered. Every third task is one that both rollouts of a group get right or wrong alike."""
+
+    def __init__(self) -> None:
+        self.ordered: dict[str, RolloutSpec] = {}
+        self.trained: dict[int, list[str]] = {}
+        self.metrics: dict[str, float] = {}
+        self.all_alike = False
+        self.all_fail = False
+
+    async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int:
+        self.ordered |= {spec.id: spec for spec in specs}
+        return len(specs)
+
+    async def wait(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> Sequence[str]:
+        return rollout_ids
+
+    async def trajectories(self, rollout_ids: Sequence[str]) -> Sequence[Trajectory]:
+        return [self._trajectory(self.ordered[rollout_id]) for rollout_id in rollout_ids]
+
+    async def set_scores(self, scores: Sequence[Score]) -> None: ...
+
+    async def mark_trained(self, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None:
+        self.trained[step] = list(rollout_ids)
+
+    async def rollback_steps(self, after: int) -> int:
+        return 0
+
+    def _trajectory(self, spec: RolloutSpec) -> Trajectory:
+        alike = self.all_alike or spec.task.input % 3 == 0
+        right = float(alike or spec.id.endswith("0"))
+        call = make_transition(f"{spec.id}/0")
+        made = make_trajectory(spec.id, [call], reward=None, group_id=spec.group_id, output=right)
+        return replace(made, outcome=Outcome.AGENT_ERROR, error="closed") if self.all_fail else made
+
+
+class Learned(Policies):
+    """Keeps the rows of the last step."""
+
+    samples: Sequence[Sample] = ()
+
+    async def learn(self, samples: Sequence[Sample]) -> dict[str, LearnReport]:
+        self.samples = samples
+        return {}
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def learned() -> Learned:
+    return Learned(())
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path, store: Store, learned: Learned) -> Iterator[Callable[..., Trainer]]:
+    made: list[Trainer] = []
+    (tmp_path / "data.py").write_text(DATA, encoding="utf-8")
+
+    def make(**loop: int) -> Trainer:
+        recipe = Recipe.model_validate(
+            {
+                "agent": "data.py:answer",
+                "tasks": {"train": "data.py:tasks"},
+                "policy": {"model": "org/model"},
+                "rewards": {"right": {"use": "data.py:right"}},
+                "credit": {"use": "grpo"},
+                "samples": {"aggregation": "token_mean"},
+                "loop": {"steps": 1, "tasks_per_step": 9, "group_size": 2, **loop},
+                "folder": tmp_path,
+            }
+        )
+        plugins = load_plugins()
+        parts = Parts.build(recipe, plugins)
+        folder = RunFolder.create(tmp_path / "run", recipe, "recipe.toml", {}, models={})
+        made.append(
+            Trainer(
+                recipe=recipe,
+                tasks=parts.tasks,
+                folder=folder,
+                control=store,
+                policies=learned,
+                scorer=parts.scorer,
+                plugins=plugins,
+                progress=LineProgress(Console(file=io.StringIO())),
+                log=lambda step, metrics: store.metrics.update(metrics),
+                state=LoopState(step=0, seconds=0.0, rollouts=0),
+                start_workers=_nothing,
+            )
+        )
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.folder.close()
+
+
+async def _nothing() -> None: ...
+
+
+async def test_each_rollout_is_rewarded_once(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(steps=3)
+    seen: list[str] = []
+
+    class Watcher:
+        @hookimpl
+        def lightningrl_rollout_finished(self, trajectory: Trajectory) -> None:
+            seen.append(trajectory.rollout_id)
+
+    trainer.plugins.register(Watcher())
+    await trainer.run()
+    assert len(seen) == len(set(seen)) == 3 * 9 * 2
+
+
+def groups_of(store: Store) -> set[str]:
+    return {spec.group_id for spec in store.ordered.values()}
+
+
+async def test_other_tasks_are_sampled_until_as_many_groups_teach_as_the_step_has_tasks(
+    make_trainer: Callable[..., Trainer], store: Store, learned: Learned
+) -> None:
+    await make_trainer(dynamic_sampling=9).run()
+    taught = {sample.rollout_id.rpartition("-")[0] for sample in learned.samples}
+    assert len(taught) == 9
+    assert len(groups_of(store)) > 9
+    assert sum(float(sample.weights.sum()) for sample in learned.samples) == pytest.approx(1.0), "means are over groups that teach"
+    assert sorted(store.trained[1]) == sorted(store.ordered), "what was sampled counts, also where it teaches nothing"
+    assert store.metrics["groups"] == len(groups_of(store))
+    assert store.metrics["groups_without_signal"] == len(groups_of(store)) - 9
+
+
+async def test_without_it_such_groups_stay_in_the_means(make_trainer: Callable[..., Trainer], store: Store, learned: Learned) -> None:
+    await make_trainer().run()
+    assert len(groups_of(store)) == 9
+    share = 1 - store.metrics["groups_without_signal"] / 9
+    assert 0 < share < 1
+    assert sum(float(sample.weights.sum()) for sample in learned.samples) == pytest.approx(share)
+
+
+async def test_it_gives_up_after_so_many_rounds(make_trainer: Callable[..., Trainer], store: Store, learned: Learned) -> None:
+    store.all_alike = True
+    await make_trainer(dynamic_sampling=2).run()
+    assert len(groups_of(store)) == 3 * 9
+    assert not learned.samples
+
+
+async def test_failures_are_no_reason_to_sample_more(make_trainer: Callable[..., Trainer], store: Store) -> None:
+    store.all_fail = True
+    with pytest.raises(LightningError, match="every rollout failed"):
+        await make_trainer(dynamic_sampling=2).run()
+    assert len(groups_of(store)) == 9
+
+
+async def test_a_resumed_step_orders_the_same_rollouts(make_trainer: Callable[..., Trainer], store: Store) -> None:
+    trainer = make_trainer(dynamic_sampling=9)
+    await trainer.run()
+    before = dict(store.ordered)
+    trainer.state = LoopState(step=0, seconds=0.0, rollouts=0)
+    await trainer.run()
+    assert store.ordered == before
