@@ -1,6 +1,6 @@
 """What LightningRL adds to verl's step of 64 rollouts x 4 calls, by the size of the policy.
 
-    .venv-verl/bin/python benchmarks/verl_overhead.py                   25 million parameters, 3 steps (some minutes on two cores)
+    .venv-verl/bin/python benchmarks/verl_overhead.py                   28 million parameters, 3 steps (ten minutes on two cores)
     .venv-verl/bin/python benchmarks/verl_overhead.py --width 768 --layers 12 --steps 2
 
 The policy has random weights: time does not ask whether it learns. Each rollout is one conversation of four calls of up to 64 tokens. The

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -107,7 +108,8 @@ def mean(records: list[dict[str, float]], key: str) -> float:
 def show(name: str, found: dict[str, float]) -> None:
     print(f"\n{name}")
     print(f"  from the command to the first step        {found['to_first_step']:.0f} s")
-    print(f"  held-out accuracy                         {found['validation_start']:.3f} -> {found['validation_end']:.3f}")
+    if not math.isnan(found["validation_start"]):
+        print(f"  held-out accuracy                         {found['validation_start']:.3f} -> {found['validation_end']:.3f}")
     print(f"  reward, first and last three steps        {found['reward_first']:.3f} -> {found['reward_last']:.3f}")
     print(f"  rollout against trainer, largest gap      {found['gap_max']:.1e} (probability of a sampled token, all steps)")
     print(f"  one step (64 rollouts x {found['calls']:.1f} calls)         {found['step']:.1f} s")

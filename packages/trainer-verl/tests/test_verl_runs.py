@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from ray.cluster_utils import Cluster
 from transformers import AutoModelForCausalLM
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -165,3 +166,18 @@ def test_rollouts_run_ahead_of_learning_and_the_staleness_is_measured(
     if layout is SEPARATE:  # colocated replicas sleep while verl learns, so few calls or none are stale
         assert max(record["learn/staleness_max"] for record in steps) >= 1, "a step is collected while an earlier one is learned"
         assert any(record["learn/importance"] != pytest.approx(1.0, abs=1e-5) for record in steps), "stale tokens are weighed"
+
+
+@pytest.mark.timeout(900)
+def test_agents_and_verl_share_a_cluster(start: Callable[..., Run], policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = {"num_cpus": 32, "num_gpus": 1, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        run = start(str(TWO_CALLS), "--policy", policy, "--steps", "2", "--workers", "ray:2", *settings(loop__tasks_per_step=8))
+        steps = run.finish()
+    finally:
+        cluster.shutdown()
+    assert [record["step"] for record in steps] == [1, 2]
+    assert all(record["rollouts"] == 32 == record.get("outcome/succeeded") for record in steps), run.tail()
+    assert all(record["learn/probability_gap_max"] <= EXACT for record in steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import socket
 import time
@@ -111,6 +112,31 @@ def test_versions_that_do_not_fit_are_named(versions: dict[str, str], sentence: 
 
     with pytest.raises(BackendError, match=sentence):
         check_versions(Settings(policy="tiny"), version)
+
+
+VERL_REQUIRES = [
+    "transformers!=5.6.0,<5.11,>=5.5.3",
+    'transformers; extra == "verl-core"',
+    'vllm==0.24.0; extra == "vllm"',
+    'transformers==5.9.0; extra == "vllm"',
+]
+
+
+@pytest.mark.parametrize(
+    ("vllm", "transformers", "sentence"),
+    [
+        ("0.32.0", "5.9.0", r"verl 0.9.1 was made for vllm ~=0.24.0 and 0.32.0 is installed; pip install 'verl\[vllm\]'"),
+        ("0.24.0", "5.19.0", r"verl 0.9.1 was made for transformers .*<5.11.* and 5.19.0 is installed"),
+        ("0.24.1+cu129", "5.10.1", None),
+    ],
+)
+def test_on_gpus_vllm_and_transformers_are_those_that_verl_names(
+    monkeypatch: pytest.MonkeyPatch, vllm: str, transformers: str, sentence: str | None
+) -> None:
+    monkeypatch.setattr("lightningrl_verl.recipe_check.has_gpu", lambda: True)
+    versions = {"verl": "0.9.1", "TransferQueue": "0.1.11", "vllm": vllm, "transformers": transformers}
+    with contextlib.nullcontext() if sentence is None else pytest.raises(BackendError, match=sentence):
+        check_versions(Settings(policy="tiny"), versions.__getitem__, lambda name: VERL_REQUIRES)
 
 
 def test_without_a_gpu_and_without_the_support_package(monkeypatch: pytest.MonkeyPatch) -> None:

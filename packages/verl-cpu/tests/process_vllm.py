@@ -54,13 +54,16 @@ def train(seed: int) -> None:
 
 
 def send() -> None:
-    """As verl's worker does it: load into the live model, then finish (vllm_rollout/utils.py `update_weights_from_ipc`)."""
+    """As verl's worker does it: load bucket by bucket into the live model, then finish (vllm_rollout/utils.py `update_weights_from_ipc`).
+    The head comes in the last bucket, the embeddings it may be tied to in the first."""
     weights = [(name, value.clone()) for name, value in model.state_dict().items()]
+    buckets = [weights[:1], weights[1:-1], weights[-1:]]
 
     def load(worker: object) -> None:
         from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
-        worker._update_weights(weights, peft_config=None, base_sync_done=True)  # type: ignore[attr-defined]
+        for bucket in buckets:
+            worker._update_weights(bucket, peft_config=None, base_sync_done=True)  # type: ignore[attr-defined]
         runner = worker.model_runner  # type: ignore[attr-defined]
         process_weights_after_loading(runner.model, runner.vllm_config.model_config, torch.device("cpu"))
 

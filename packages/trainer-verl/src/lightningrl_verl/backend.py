@@ -27,7 +27,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from lightningrl.errors import BackendError, LightningError
 from lightningrl.protocols import LearnReport
 from lightningrl.types import Sample
-from lightningrl_verl.cluster import check_capacity, connect
+from lightningrl_verl.cluster import actor_environment, check_capacity, connect
 from lightningrl_verl.engine import VerlEngine
 from lightningrl_verl.environment import process_environment, quiet
 from lightningrl_verl.export import export_checkpoint
@@ -169,8 +169,7 @@ class VerlBackend:
         config = build_config(self.settings, context_length=self._policy.context_length, cpu=self._cpu, resume_from=self._resume_from)
         self._owns_ray = connect(self.settings, config, self._environment) or self._owns_ray
         check_capacity(self.settings)
-        # also where somebody else connected Ray before us: actors inherit it
-        environment = {"env_vars": {**self._environment, "TRANSFER_QUEUE_ENABLE": "1"}}
+        environment = actor_environment(config, self._environment)
         self._runner = Runner.options(num_cpus=1, runtime_env=environment).remote(config)  # type: ignore[attr-defined]
         try:
             version = self._ask(self._runner.start.remote(), timeout_s=self.settings.start_timeout_s, what="start")

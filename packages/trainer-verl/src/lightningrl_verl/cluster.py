@@ -10,7 +10,7 @@ from lightningrl.errors import BackendError
 from lightningrl_verl.ray_connection import join_or_start
 from lightningrl_verl.settings import Settings
 
-__all__ = ["check_capacity", "connect"]
+__all__ = ["actor_environment", "check_capacity", "connect"]
 
 
 def connect(settings: Settings, config: Any, environment: dict[str, str]) -> bool:
@@ -19,7 +19,6 @@ def connect(settings: Settings, config: Any, environment: dict[str, str]) -> boo
     Raises ConfigError for a cluster that cannot be reached.
     """
     from omegaconf import OmegaConf
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     options: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     own = options.pop("address", None)
@@ -27,11 +26,18 @@ def connect(settings: Settings, config: Any, environment: dict[str, str]) -> boo
     if address is not None:
         for local in ("num_cpus", "num_gpus", "include_dashboard"):  # the cluster's own business
             options.pop(local, None)
-    runtime = get_ppo_ray_runtime_env(config)
-    runtime["env_vars"] = {**runtime["env_vars"], **environment, "TRANSFER_QUEUE_ENABLE": "1"}
     # verl's actors have fixed names: a namespace of our own lets several runs share a cluster
-    options |= {"namespace": f"lightningrl-{uuid.uuid4().hex[:12]}", "runtime_env": runtime}
+    options |= {"namespace": f"lightningrl-{uuid.uuid4().hex[:12]}", "runtime_env": actor_environment(config, environment)}
     return join_or_start(address or own, setting="backends.verl.address", **options)
+
+
+def actor_environment(config: Any, environment: dict[str, str]) -> dict[str, Any]:
+    """verl's runtime environment and ours. Actors inherit it from the one that starts them, also where `--workers ray` joined Ray before
+    us."""
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    runtime: dict[str, Any] = get_ppo_ray_runtime_env(config)
+    return {**runtime, "env_vars": {**runtime["env_vars"], **environment, "TRANSFER_QUEUE_ENABLE": "1"}}
 
 
 def check_capacity(settings: Settings) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -73,8 +74,12 @@ def check_machine(settings: Settings) -> None:
     _check_gpus(settings)
 
 
-def check_versions(settings: Settings, version: Callable[[str], str] = importlib.metadata.version) -> None:
-    """The versions that this backend was tested with. Raises BackendError."""
+def check_versions(
+    settings: Settings,
+    version: Callable[[str], str] = importlib.metadata.version,
+    requires: Callable[[str], list[str] | None] = importlib.metadata.requires,
+) -> None:
+    """The versions that this backend was tested with, and on GPUs the vLLM and transformers that verl names. Raises BackendError."""
     for name, wanted in (("verl", VERL), ("TransferQueue", TRANSFER_QUEUE)):
         found = _version(name, version)
         if found is None:
@@ -85,6 +90,24 @@ def check_versions(settings: Settings, version: Callable[[str], str] = importlib
         raise BackendError(
             "engine 'vllm' needs vLLM, which is not installed; pip install the vLLM that your verl names (pip install 'verl[vllm]')"
         )
+    if runs_on_cpu(settings):  # the support package has verl run with others
+        return
+    for name, wanted in _companions(requires("verl") or (), settings.engine).items():
+        found = _version(name, version)
+        if found is not None and not wanted.contains(found, prereleases=True):
+            raise BackendError(
+                f"verl {version('verl')} was made for {name} {wanted} and {found} is installed; pip install 'verl[{settings.engine}]'"
+            )
+
+
+def _companions(requirements: Iterable[str], engine: str) -> dict[str, SpecifierSet]:
+    """What verl says of transformers, whatever its extras say, and of the engine; a version that it pins stands for its patch releases."""
+    found: dict[str, SpecifierSet] = {}
+    for requirement in map(Requirement, requirements):
+        is_engine = requirement.name == engine and requirement.marker is not None and requirement.marker.evaluate({"extra": engine})
+        if is_engine or (requirement.name == "transformers" and requirement.marker is None):
+            found[requirement.name] = SpecifierSet(str(requirement.specifier).replace("==", "~="))
+    return found
 
 
 def has_gpu() -> bool:
