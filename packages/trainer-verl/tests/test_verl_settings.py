@@ -14,7 +14,7 @@ import pytest
 from lightningrl.config import Recipe
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl_verl.ray_connection import check_gcs
-from lightningrl_verl.recipe_check import check_recipe, check_versions
+from lightningrl_verl.recipe_check import check_companions, check_recipe, check_versions
 from lightningrl_verl.seams import check_seams
 from lightningrl_verl.settings import Settings
 from lightningrl_verl.verl_config import build_config
@@ -130,13 +130,10 @@ VERL_REQUIRES = [
         ("0.24.1+cu129", "5.10.1", None),
     ],
 )
-def test_on_gpus_vllm_and_transformers_are_those_that_verl_names(
-    monkeypatch: pytest.MonkeyPatch, vllm: str, transformers: str, sentence: str | None
-) -> None:
-    monkeypatch.setattr("lightningrl_verl.recipe_check.has_gpu", lambda: True)
-    versions = {"verl": "0.9.1", "TransferQueue": "0.1.11", "vllm": vllm, "transformers": transformers}
+def test_on_gpus_vllm_and_transformers_are_those_that_verl_names(vllm: str, transformers: str, sentence: str | None) -> None:
+    versions = {"verl": "0.9.1", "vllm": vllm, "transformers": transformers}
     with contextlib.nullcontext() if sentence is None else pytest.raises(BackendError, match=sentence):
-        check_versions(Settings(policy="tiny"), versions.__getitem__, lambda name: VERL_REQUIRES)
+        check_companions(Settings(policy="tiny"), versions.__getitem__, lambda name: VERL_REQUIRES)
 
 
 def test_without_a_gpu_and_without_the_support_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from lightningrl.config import Recipe
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl_verl.settings import Settings
 
-__all__ = ["check_machine", "check_recipe", "check_versions", "has_gpu", "runs_on_cpu"]
+__all__ = ["check_companions", "check_machine", "check_recipe", "check_versions", "has_gpu", "runs_on_cpu"]
 
 VERL = SpecifierSet(">=0.9.1,<0.10")
 TRANSFER_QUEUE = SpecifierSet(">=0.1.10,<0.2")
@@ -64,22 +64,20 @@ def _check_critic(recipe: Recipe, settings: Settings) -> None:
 def check_machine(settings: Settings) -> None:
     """Versions, GPUs, and the support package where there is none. Raises BackendError."""
     check_versions(settings)
-    if settings.address is not None or runs_on_cpu(settings):
+    if runs_on_cpu(settings):  # the support package has verl run with another vLLM
         return
-    if settings.device == "cpu" or not has_gpu():
-        raise BackendError(
-            "backend 'verl' found no GPU; run where there is one, name a Ray cluster in backends.verl.address, use backend 'torch', "
-            "or, for tests, install packages/verl-cpu of the source tree"
-        )
-    _check_gpus(settings)
+    if settings.address is None:
+        if settings.device == "cpu" or not has_gpu():
+            raise BackendError(
+                "backend 'verl' found no GPU; run where there is one, name a Ray cluster in backends.verl.address, use backend 'torch', "
+                "or, for tests, install packages/verl-cpu of the source tree"
+            )
+        _check_gpus(settings)
+    check_companions(settings)
 
 
-def check_versions(
-    settings: Settings,
-    version: Callable[[str], str] = importlib.metadata.version,
-    requires: Callable[[str], list[str] | None] = importlib.metadata.requires,
-) -> None:
-    """The versions that this backend was tested with, and on GPUs the vLLM and transformers that verl names. Raises BackendError."""
+def check_versions(settings: Settings, version: Callable[[str], str] = importlib.metadata.version) -> None:
+    """The versions that this backend was tested with. Raises BackendError."""
     for name, wanted in (("verl", VERL), ("TransferQueue", TRANSFER_QUEUE)):
         found = _version(name, version)
         if found is None:
@@ -90,8 +88,14 @@ def check_versions(
         raise BackendError(
             "engine 'vllm' needs vLLM, which is not installed; pip install the vLLM that your verl names (pip install 'verl[vllm]')"
         )
-    if runs_on_cpu(settings):  # the support package has verl run with others
-        return
+
+
+def check_companions(
+    settings: Settings,
+    version: Callable[[str], str] = importlib.metadata.version,
+    requires: Callable[[str], list[str] | None] = importlib.metadata.requires,
+) -> None:
+    """The engine and transformers as verl names them. Raises BackendError."""
     for name, wanted in _companions(requires("verl") or (), settings.engine).items():
         found = _version(name, version)
         if found is not None and not wanted.contains(found, prereleases=True):
