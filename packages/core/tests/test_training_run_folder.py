@@ -1,5 +1,6 @@
 """The run folder: one owner at a time, the same recipe on resume, checkpoints that are whole or absent."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,21 @@ def test_a_changed_recipe_is_refused_on_resume(source: Path, tmp_path: Path) -> 
     folder, recipe, _ = RunFolder.resume(tmp_path / "run", {})
     assert recipe.loop.steps == 4
     folder.close()
+
+
+def test_a_run_of_before_a_key_existed_goes_on(source: Path, tmp_path: Path) -> None:
+    start(source, tmp_path / "run").close()
+    frozen = tmp_path / "run" / "recipe.json"
+    older = json.loads(frozen.read_text(encoding="utf-8"))
+    del older["loop"]["dynamic_sampling"], older["policies"]
+    frozen.write_text(json.dumps(older), encoding="utf-8")
+    RunFolder.resume(tmp_path / "run", {})[0].close()
+    source.write_text(RECIPE + "[loop]\ndynamic_sampling = 2\n")
+    with pytest.raises(RunFolderError, match=r"'loop.dynamic_sampling' was 0, is 2"):
+        RunFolder.resume(tmp_path / "run", {})
+    frozen.write_text(json.dumps({**older, "forgotten": 1}), encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"another version of LightningRL, which read 'forgotten' otherwise"):
+        RunFolder.resume(tmp_path / "run", {})
 
 
 def test_only_whole_checkpoints_count_and_old_ones_go(source: Path, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import pydantic
+
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import RunFolderError
 
@@ -76,7 +78,7 @@ class RunFolder:
             origin = json.loads((path / "run.json").read_text(encoding="utf-8"))
             merged = {**origin["settings"], **settings}
             recipe = load_recipe(Path(origin["source"]), merged)
-            _check_same(json.loads((path / "recipe.json").read_text(encoding="utf-8")), json.loads(recipe.frozen_text()), path)
+            _check_same(_frozen_recipe(path), recipe, path)
         except BaseException:
             folder.close()
             raise
@@ -160,8 +162,20 @@ def _take_lock(path: Path) -> IO[str]:
     return lock
 
 
-def _check_same(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
-    before, after = _flatten(old), _flatten(new)
+def _frozen_recipe(path: Path) -> Recipe:
+    """What the run was started with; keys that did not exist then have their default."""
+    try:
+        return Recipe.model_validate_json((path / "recipe.json").read_text(encoding="utf-8"))
+    except pydantic.ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise RunFolderError(
+            f"run {str(path)!r} was started by another version of LightningRL, which read {key!r} otherwise; go on with that version, "
+            "or start a new run"
+        ) from None
+
+
+def _check_same(old: Recipe, new: Recipe, path: Path) -> None:
+    before, after = (_flatten(json.loads(recipe.frozen_text())) for recipe in (old, new))
     changed = [
         key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key) and not key.startswith(FREE_ON_RESUME)
     ]
