@@ -27,9 +27,9 @@ def is_clipped(log_ratio: Tensor, advantages: Tensor, *, clip_low: float = 0.2, 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
     """KL(π_θ ‖ π_ref) estimated from each token, from log π_ref - log π_θ; never negative.
 
-    k3 = exp(x) - x - 1  (Schulman, "Approximating KL divergence"; GRPO, eq. 4)
+    k3 = exp(x) - x - 1  (Schulman, "Approximating KL divergence"; GRPO, eq. 4), exact also where x is tiny
     """
-    return log_ratio.exp() - log_ratio - 1.0
+    return log_ratio.expm1() - log_ratio
 
 
 def truncated_importance(log_ratio: Tensor, cap: float) -> Tensor:

@@ -135,7 +135,7 @@ def _describe(old: Tensor, new: Tensor, advantages: Tensor, mask: Tensor, ratio:
     difference = (new - old)[mask]
     clipped = ((ratio > 1.0 + config.clip_ratio_high) & (advantages > 0)) | ((ratio < 1.0 - config.clip_ratio_low) & (advantages < 0))
     return {
-        "kl_rollout": float((difference.exp() - difference - 1.0).mean()),
+        "kl_rollout": float((difference.expm1() - difference).mean()),
         "ratio": float(ratio[mask].mean()),
         "clip_fraction": float(clipped[mask].float().mean()),
         "probability_gap_max": float((new.exp() - old.exp())[mask].abs().max()),
