@@ -12,7 +12,6 @@ import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -89,20 +88,13 @@ def verl_keys() -> dict[str, Any]:
 def own_modules() -> Iterator[None]:
     """Folders of plain files have files of the same names (`data`, `agent`): what other tests imported of theirs is away meanwhile, and
     what this one imports is gone afterwards."""
-    others, path = _plain_modules(), list(sys.path)
-    for name in others:
-        del sys.modules[name]
+    names, path = {file.stem for file in (ROOT / "examples").glob("*/*.py")}, list(sys.path)
+    others = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
     yield
     sys.path[:] = path
-    for name in _plain_modules():
+    for name in names & sys.modules.keys():
         del sys.modules[name]
     sys.modules.update(others)
-
-
-def _plain_modules() -> dict[str, ModuleType]:
-    folders = (ROOT / "examples", ROOT / "tests" / "support")
-    files = {name: Path(getattr(module, "__file__", None) or "") for name, module in list(sys.modules.items())}
-    return {name: sys.modules[name] for name, file in files.items() if any(folder in file.parents for folder in folders)}
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
