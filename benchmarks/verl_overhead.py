@@ -5,7 +5,7 @@
 
 The policy has random weights: time does not ask whether it learns. Each rollout is one conversation of four calls of up to 64 tokens. The
 overhead is the server's CPU time (gateway, store, leases, traces) and what stands in line between verl's phases: credit, rows, hand-over.
-Its cost per call does not depend on the policy, so its share falls as the policy grows.
+None of it computes with the policy, so its share falls as the policy grows.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ VERL_REQUIRES = [
 @pytest.mark.parametrize(
     ("vllm", "transformers", "sentence"),
     [
-        ("0.32.0", "5.9.0", r"verl 0.9.1 was made for vllm ~=0.24.0 and 0.32.0 is installed; pip install 'verl\[vllm\]'"),
+        ("0.32.0", "5.9.0", r"verl 0.9.1 was made for vllm ==0.24.\* and 0.32.0 is installed; pip install 'verl\[vllm\]'"),
         ("0.24.0", "5.19.0", r"verl 0.9.1 was made for transformers .*<5.11.* and 5.19.0 is installed"),
         ("0.24.1+cu129", "5.10.1", None),
     ],
@@ -134,6 +134,14 @@ def test_on_gpus_vllm_and_transformers_are_those_that_verl_names(vllm: str, tran
     versions = {"verl": "0.9.1", "vllm": vllm, "transformers": transformers}
     with contextlib.nullcontext() if sentence is None else pytest.raises(BackendError, match=sentence):
         check_companions(Settings(policy="tiny"), versions.__getitem__, lambda name: VERL_REQUIRES)
+
+
+@pytest.mark.parametrize("name", ["vllm", "transformers"])
+def test_the_installed_verl_names_them(name: str) -> None:
+    versions = {"verl": "0.9.1", "vllm": "0.24.0", "transformers": "5.9.0"}
+    check_companions(Settings(policy="tiny"), versions.__getitem__)
+    with pytest.raises(BackendError, match=f"was made for {name} .* and 0.1 is installed"):
+        check_companions(Settings(policy="tiny"), {**versions, name: "0.1"}.__getitem__)
 
 
 def test_without_a_gpu_and_without_the_support_package(monkeypatch: pytest.MonkeyPatch) -> None:

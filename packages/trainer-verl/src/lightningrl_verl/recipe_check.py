@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -105,12 +106,13 @@ def check_companions(
 
 
 def _companions(requirements: Iterable[str], engine: str) -> dict[str, SpecifierSet]:
-    """What verl says of transformers, whatever its extras say, and of the engine; a version that it pins stands for its patch releases."""
+    """What verl says of transformers, whatever its extras say, and of the engine; a version that it pins stands for its patch releases
+    (0.24.0 for 0.24.*)."""
     found: dict[str, SpecifierSet] = {}
     for requirement in map(Requirement, requirements):
         is_engine = requirement.name == engine and requirement.marker is not None and requirement.marker.evaluate({"extra": engine})
         if is_engine or (requirement.name == "transformers" and requirement.marker is None):
-            found[requirement.name] = SpecifierSet(str(requirement.specifier).replace("==", "~="))
+            found[requirement.name] = SpecifierSet(re.sub(r"==(\d+\.\d+)\.[^,]*", r"==\1.*", str(requirement.specifier)))
     return found
 
 
