@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -168,6 +169,13 @@ def test_rollouts_run_ahead_of_learning_and_the_staleness_is_measured(
         assert any(record["learn/importance"] != pytest.approx(1.0, abs=1e-5) for record in steps), "stale tokens are weighed"
 
 
+def is_actors_worker(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        parent = process.parent()
+        return "lightningrl.runtime.worker" in process.cmdline() and parent is not None and "ray::" in " ".join(parent.cmdline())
+    return False
+
+
 @pytest.mark.timeout(900)
 def test_agents_and_verl_share_a_cluster(start: Callable[..., Run], policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     head = {"num_cpus": 32, "num_gpus": 1, "include_dashboard": False}
@@ -175,6 +183,7 @@ def test_agents_and_verl_share_a_cluster(start: Callable[..., Run], policy: str,
     try:
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         run = start(str(TWO_CALLS), "--policy", policy, "--steps", "2", "--workers", "ray:2", *settings(loop__tasks_per_step=8))
+        run.wait_for(lambda: any(is_actors_worker(process) for process in psutil.process_iter()), "worker of a Ray actor")
         steps = run.finish()
     finally:
         cluster.shutdown()
