@@ -22,14 +22,14 @@ def load(name: str) -> Any:
 
 @pytest.mark.slow
 def test_the_recipe_trains_for_two_steps(tmp_path: Path) -> None:
-    sizes = ("loop.steps=2", "loop.tasks_per_step=2", "loop.group_size=4", "validation.tasks=4", "runtime.workers=1")
+    sizes = ("loop.steps=2", "loop.tasks_per_step=4", "loop.group_size=8", "validation.tasks=4", "runtime.workers=1")
     settings = [part for size in sizes for part in ("--set", size)]
     command = [sys.executable, "-m", "lightningrl.cli", "train", str(EXAMPLE), "--run", str(tmp_path / "run"), *settings]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if "rows" in line]
-    assert [line["outcome/succeeded"] for line in trained] == [8, 8]
+    assert [line["outcome/succeeded"] for line in trained] == [32, 32]
     assert sum(line["rows"] for line in trained) > 0
 
 

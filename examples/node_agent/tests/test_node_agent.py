@@ -36,7 +36,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_recipe_trains_for_two_steps(examples: Path, tmp_path: Path) -> None:
-    sizes = ("loop.steps=2", "loop.tasks_per_step=2", "loop.group_size=4", "validation.tasks=4")
+    sizes = ("loop.steps=2", "loop.tasks_per_step=4", "loop.group_size=8", "validation.tasks=4")
     settings = [part for size in sizes for part in ("--set", size)]
     command = [sys.executable, "-m", "lightningrl.cli", "train", str(examples / "node_agent"), "--run", str(tmp_path / "run"), *settings]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_"))}
@@ -44,7 +44,7 @@ def test_the_recipe_trains_for_two_steps(examples: Path, tmp_path: Path) -> None
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if "rows" in line]
-    assert [line["outcome/succeeded"] for line in trained] == [8, 8]
+    assert [line["outcome/succeeded"] for line in trained] == [32, 32]
     assert sum(line["rows"] for line in trained) > 0
 
 

@@ -29,7 +29,7 @@ def test_the_critic_is_paid_for_right_verdicts_alone(tmp_path: Path) -> None:
 
 
 def test_both_policies_are_trained_and_exported_in_one_run(tmp_path: Path) -> None:
-    run, cut = tmp_path / "run", ["loop.tasks_per_step=2", "loop.group_size=8", "validation.tasks=4"]
+    run, cut = tmp_path / "run", ["loop.tasks_per_step=4", "loop.group_size=8", "validation.tasks=4"]
     lightningrl = [sys.executable, "-m", "lightningrl.cli"]
     settings = [word for setting in cut for word in ("--set", setting)]
     subprocess.run([*lightningrl, "train", str(FOLDER), "--run", str(run), "--steps", "2", *settings], check=True, timeout=200)

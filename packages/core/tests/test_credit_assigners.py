@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightningrl.credit import DiscountedReturns, IdenticalAssignment, PerAgent, is_degenerate
+from lightningrl.credit import DiscountedReturns, IdenticalAssignment, PerAgent
 from lightningrl.credit.plugins import PLUGINS
 from lightningrl.errors import ConfigError
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
@@ -119,14 +119,6 @@ def test_unknown_baseline_and_bad_gamma_are_named() -> None:
         IdenticalAssignment(baseline="gae")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"gamma 1\.5"):
         DiscountedReturns(gamma=1.5)
-
-
-@pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [((1.0, 1.0), True), ((0.0, 1.0), False), ((None, 1.0), True), ((None, None), True), ((None, 0.0, 1.0), False), ((), True)],
-)
-def test_degenerate_groups_are_recognised(rewards: tuple[float | None, ...], expected: bool) -> None:
-    assert is_degenerate(make_group(*((0.0,) for _ in rewards), rewards=rewards)) is expected
 
 
 def test_plugin_records_make_what_they_declare() -> None:

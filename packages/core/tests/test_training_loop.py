@@ -66,7 +66,7 @@ class Store:
     def _trajectory(self, spec: RolloutSpec) -> Trajectory:
         alike = self.all_alike or spec.task.input % 3 == 0
         right = float(alike or spec.id.endswith("0"))
-        call = make_transition(f"{spec.id}/0")
+        call = make_transition(f"{spec.id}/0", agent="team/write")
         made = make_trajectory(spec.id, [call], reward=None, group_id=spec.group_id, output=right)
         return replace(made, outcome=Outcome.AGENT_ERROR, error="closed") if self.all_fail else made
 
@@ -96,13 +96,14 @@ def make_trainer(tmp_path: Path, store: Store, learned: Learned) -> Iterator[Cal
     made: list[Trainer] = []
     (tmp_path / "data.py").write_text(DATA, encoding="utf-8")
 
-    def make(**loop: int) -> Trainer:
+    def make(trained: Sequence[str] | None = None, paid: Sequence[str] | None = None, **loop: int) -> Trainer:
         recipe = Recipe.model_validate(
             {
                 "agent": "data.py:answer",
                 "tasks": {"train": "data.py:tasks"},
-                "policy": {"model": "org/model"},
-                "rewards": {"right": {"use": "data.py:right"}},
+                "policy": {"model": "org/model", "trained_agents": trained},
+                "roles": {"write": {"model": "writer"}},
+                "rewards": {"right": {"use": "data.py:right", "agents": paid}},
                 "credit": {"use": "grpo"},
                 "samples": {"aggregation": "token_mean"},
                 "loop": {"steps": 1, "tasks_per_step": 9, "group_size": 2, **loop},
@@ -197,3 +198,20 @@ async def test_a_resumed_step_orders_the_same_rollouts(make_trainer: Callable[..
     trainer.state = LoopState(step=0, seconds=0.0, rollouts=0)
     await trainer.run()
     assert store.ordered == before
+
+
+async def test_a_role_that_no_call_has_is_named(
+    make_trainer: Callable[..., Trainer], store: Store, learned: Learned, caplog: pytest.LogCaptureFixture
+) -> None:
+    await make_trainer(trained=["writ", "team"], paid=["wrote", "team/write"]).run()
+    assert "step 1: no call has the role 'writ', 'wrote', which policy.trained_agents or rewards.NAME.agents names" in caplog.text
+    assert "roles of the calls: 'team/write'" in caplog.text
+
+
+async def test_a_group_teaches_nothing_where_no_call_of_it_is_trained(
+    make_trainer: Callable[..., Trainer], store: Store, learned: Learned, caplog: pytest.LogCaptureFixture
+) -> None:
+    await make_trainer(trained=["check"]).run()
+    assert store.metrics["groups_without_signal"] == store.metrics["groups"] == 9
+    assert not learned.samples
+    assert "no row carries a signal" in caplog.text

@@ -103,9 +103,7 @@ def settings(**values: Any) -> list[str]:
 @pytest.mark.timeout(900)
 def test_the_sql_agent_is_trained_by_verl_with_vllm_and_goes_on_after_kill_9(start: Callable[..., Run]) -> None:
     example = str(ROOT / "examples" / "text_to_sql")
-    small = settings(
-        loop__tasks_per_step=4, loop__group_size=4, loop__checkpoint_every=1, validation__tasks=4, learner__max_tokens_per_microbatch=65536
-    )
+    small = settings(loop__tasks_per_step=8, loop__checkpoint_every=1, validation__tasks=4, learner__max_tokens_per_microbatch=65536)
     run = start(example, "--backend", "verl", "--steps", "4", *small)
     run.wait_for_step(2)
     family = run.family()

@@ -16,7 +16,6 @@
 """
 
 from lightningrl.credit.baselines import Baseline, baseline_advantages
-from lightningrl.credit.degenerate import is_degenerate
 from lightningrl.credit.discounted import DiscountedReturns
 from lightningrl.credit.identical import IdenticalAssignment
 from lightningrl.credit.per_agent import PerAgent
@@ -32,6 +31,5 @@ __all__ = [
     "PerReward",
     "ReturnBased",
     "baseline_advantages",
-    "is_degenerate",
     "whiten",
 ]

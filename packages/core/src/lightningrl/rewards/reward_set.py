@@ -78,9 +78,10 @@ class RewardSet:
         present = [reward for reward in counted if reward.agents is None or values[reward.name] is not None]
         return values, None if counted and not present else _weighted_sum(present, values)
 
-    def pays_roles(self) -> bool:
-        """Whether some reward is for some roles alone."""
-        return any(reward.agents is not None and reward.weight != 0.0 for reward in self._rewards)
+    @property
+    def roles(self) -> frozenset[str]:
+        """Roles that have rewards of their own."""
+        return frozenset().union(*(reward.agents for reward in self._rewards if reward.agents is not None and reward.weight != 0.0))
 
     def paid_to(self, agent: str | None) -> frozenset[str]:
         """Names of the rewards that a role's calls are paid."""

@@ -115,6 +115,8 @@ class Trainer:
         credited = time.monotonic()
         self._refuse_all_failed(scored, trajectories)
         self._collect_until(step + self.policies.ahead)
+        if step == 0 and (missing := self.scorer.missing_roles(trajectories)):
+            logger.warning("step 1: %s", missing)
         if not scored.samples:
             logger.warning("step %d: no row carries a signal; weights stay as they are", step + 1)
         reports = await self.policies.learn(scored.samples)

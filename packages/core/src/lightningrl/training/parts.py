@@ -160,7 +160,7 @@ def _credit(recipe: Recipe, plugins: PluginManager, intermediate: Mapping[str, I
         raise ConfigError(f"credit.use {recipe.credit.use!r} has no `assign(group)`; name a class with `requires` and `assign`")
     if recipe.credit.per_agent:
         assigner = PerAgent(assigner)
-    if rewards.pays_roles():
+    if rewards.roles:
         assigner = PerReward(assigner, rewards)
     provided = {"group"} if recipe.loop.group_size > 1 else set()
     provided |= {"turn_rewards"} if intermediate else set()

@@ -74,12 +74,16 @@ class Policies:
             await link.release(backend.engine.info.version)
 
     def describe(self, reports: Mapping[str, LearnReport]) -> dict[str, float]:
-        """Metrics of a step: `learn/loss`, `policy_version`; with several policies trained `learn/NAME/loss`, `policy_version/NAME`."""
+        """Metrics of a step: `learn/loss`, `policy_version`; with several policies trained `learn/NAME/loss`, `policy_version/NAME`.
+
+        A policy that had no rows has its version alone.
+        """
         metrics: dict[str, float] = {}
-        for name, report in reports.items():
-            below = f"/{name}" if len(self._trained) > 1 else ""
-            metrics |= {f"learn{below}/{key}": value for key, value in report.metrics.items()}
-            metrics[f"policy_version{below}"] = float(report.policy_version)
+        for policy in self._trained:
+            below = f"/{policy.name}" if len(self._trained) > 1 else ""
+            if policy.name in reports:
+                metrics |= {f"learn{below}/{key}": value for key, value in reports[policy.name].metrics.items()}
+            metrics[f"policy_version{below}"] = float(policy.backend.engine.info.version)
         return metrics
 
     def save(self, folder: Path) -> None:

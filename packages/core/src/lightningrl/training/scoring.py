@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightningrl.config import OutcomesConfig, SamplesConfig
-from lightningrl.credit import is_degenerate, whiten
+from lightningrl.credit import whiten
 from lightningrl.errors import LightningError
 from lightningrl.gateway.refusals import is_refusal
 from lightningrl.plugins import PluginManager
@@ -108,10 +108,9 @@ class Scorer:
         """Group, assign credit, build rows. Pure but for the watching hooks."""
         groups = self._group(trajectories)
         advantages = tuple(self._credit.assign(group) for group in groups)
+        signals = [_has_signal(group, values) for group, values in zip(groups, advantages, strict=True)]
         if self._drops_silent:
-            advantages = tuple(
-                values if _has_signal(group, values) else _unscored(values) for group, values in zip(groups, advantages, strict=True)
-            )
+            advantages = tuple(values if signal else _unscored(values) for values, signal in zip(advantages, signals, strict=True))
         if self._whitened:
             advantages = whiten(groups, advantages)
         for group, group_advantages in zip(groups, advantages, strict=True):
@@ -122,13 +121,23 @@ class Scorer:
             groups=groups,
             advantages=advantages,
             samples=tuple(samples),
-            metrics=_describe(groups, samples) | describe_rollouts(members),
+            metrics=_describe(signals, samples) | describe_rollouts(members),
             outcomes=Counter(trajectory.outcome.value for trajectory in members),
         )
 
     def count_groups_with_signal(self, trajectories: Sequence[Trajectory]) -> int:
         """Groups in which some trained call has an advantage other than 0, before any whitening."""
         return sum(_has_signal(group, self._credit.assign(group)) for group in self._group(trajectories))
+
+    def missing_roles(self, trajectories: Sequence[Trajectory]) -> str | None:
+        """A sentence on the roles that the recipe trains or pays and that none of these calls has: misspelt, or not reached yet."""
+        named = self._rewards.roles.union(*(trained.agents or () for trained in self._trained.values()))
+        calling = {call.agent for trajectory in trajectories for call in trajectory.transitions if call.agent is not None}
+        missing = [role for role in sorted(named) if not any(is_role_among(agent, {role}) for agent in calling)]
+        if not missing:
+            return None
+        names, seen = (", ".join(map(repr, sorted(roles))) or "none" for roles in (missing, calling))
+        return f"no call has the role {names}, which policy.trained_agents or rewards.NAME.agents names; roles of the calls: {seen}"
 
     def _group(self, trajectories: Sequence[Trajectory]) -> tuple[TrajectoryGroup, ...]:
         by_group: dict[str, list[Trajectory]] = {}
@@ -239,10 +248,10 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return metrics
 
 
-def _describe(groups: Sequence[TrajectoryGroup], samples: Sequence[Sample]) -> dict[str, float]:
+def _describe(signals: Sequence[bool], samples: Sequence[Sample]) -> dict[str, float]:
     return {
-        "groups": float(len(groups)),
-        "groups_without_signal": float(sum(is_degenerate(group) for group in groups)),
+        "groups": float(len(signals)),
+        "groups_without_signal": float(signals.count(False)),
         "rows": float(len(samples)),
         "trained_tokens": float(sum(int(sample.mask.sum()) for sample in samples)),
     }
