@@ -1,8 +1,8 @@
 """Text-to-SQL trained by verl's own trainer under Ray, vLLM serving the policy: the reward, its control, and where a step's time goes.
 
-    .venv-verl/bin/python benchmarks/verl_text_to_sql.py              20 steps and the control at learning rate 0 (a quarter of an hour)
-    .venv-verl/bin/python benchmarks/verl_text_to_sql.py --steps 5    a quick look
-    .venv-verl/bin/python benchmarks/verl_text_to_sql.py --report     only read what an earlier call left in runs/verl
+    .venv-verl/bin/python benchmarks/verl_text_to_sql.py                        20 steps, 3 seeds, a control (learning rate 0): 20 minutes
+    .venv-verl/bin/python benchmarks/verl_text_to_sql.py --steps 5 --seeds 1    a quick look
+    .venv-verl/bin/python benchmarks/verl_text_to_sql.py --report               only read what an earlier call left in runs/verl
 
 Every run is a plain `lightningrl train examples/text_to_sql --backend verl`: 64 rollouts a step, about four calls each. The overhead is
 what LightningRL adds to verl's own step: the server's CPU time (gateway and store), credit, rows, and the hand-over to verl.
@@ -128,9 +128,11 @@ def show(name: str, found: dict[str, float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--report", action="store_true")
     options = parser.parse_args()
-    runs = {f"train-{options.steps}": SETTINGS, f"control-{options.steps}": (*SETTINGS, "learner.learning_rate=0.0")}
+    runs = {f"train-{options.steps}-seed-{seed}": (*SETTINGS, f"loop.seed={seed}") for seed in range(options.seeds)}
+    runs[f"control-{options.steps}"] = (*SETTINGS, "learner.learning_rate=0.0")
     for name, settings in runs.items():
         if not options.report:
             train(name, options.steps, settings=settings)

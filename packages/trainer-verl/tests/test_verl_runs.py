@@ -147,11 +147,12 @@ def test_one_of_two_replicas_dies_in_mid_step_and_nothing_is_lost(start: Callabl
 
 
 SEPARATE = {"mode": "separate_async", "rollout_nodes": 1, "rollout_gpus_per_node": 1, "ahead": 2}
+SEPARATE_EVERY_OTHER = {**SEPARATE, "sync_every": 2}
 COLOCATED = {"mode": "colocate_async", "ahead": 2}
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("layout", [SEPARATE, COLOCATED], ids=["separate", "colocated"])
+@pytest.mark.parametrize("layout", [SEPARATE, SEPARATE_EVERY_OTHER, COLOCATED], ids=["separate", "separate-every-other", "colocated"])
 def test_rollouts_run_ahead_of_learning_and_the_staleness_is_measured(
     start: Callable[..., Run], policy: str, layout: dict[str, Any]
 ) -> None:
@@ -159,12 +160,15 @@ def test_rollouts_run_ahead_of_learning_and_the_staleness_is_measured(
     arguments += settings(loop__tasks_per_step=8)
     steps = start(str(TWO_CALLS), "--policy", policy, "--steps", "6", *arguments).finish()
     assert [record["step"] for record in steps] == [1, 2, 3, 4, 5, 6]
+    every = layout.get("sync_every", 1)
+    assert [record["policy_version"] for record in steps] == [step // every for step in range(1, 7)], "a version is a transfer of weights"
     assert steps[0]["learn/staleness_max"] == 0
     assert all(record["learn/staleness_max"] <= 2 for record in steps)
-    assert all(0.5 < record["learn/importance"] < 1.5 for record in steps)
-    if layout is SEPARATE:  # colocated replicas sleep while verl learns, so few calls or none are stale
+    transfers = [record for record in steps if record["step"] % every == 0]
+    assert all(0.5 < record["learn/importance"] < 1.5 for record in transfers), "verl's metrics come with each transfer"
+    if layout is not COLOCATED:  # those replicas sleep while verl learns, so few calls or none are stale
         assert max(record["learn/staleness_max"] for record in steps) >= 1, "a step is collected while an earlier one is learned"
-        assert any(record["learn/importance"] != pytest.approx(1.0, abs=1e-5) for record in steps), "stale tokens are weighed"
+        assert any(record["learn/importance"] != pytest.approx(1.0, abs=1e-5) for record in transfers), "stale tokens are weighed"
 
 
 def is_actors_worker(process: psutil.Process) -> bool:

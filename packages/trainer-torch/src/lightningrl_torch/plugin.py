@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from lightningrl.config import Recipe
 from lightningrl.plugins import Plugin, hookimpl
 from lightningrl.protocols import Capabilities
 from lightningrl_torch.settings import Settings
@@ -13,7 +14,7 @@ from lightningrl_torch.settings import Settings
 if TYPE_CHECKING:
     from lightningrl_torch.backend import TorchBackend
 
-__all__ = ["create_backend", "lightningrl_trainers"]
+__all__ = ["check_recipe", "create_backend", "lightningrl_trainers"]
 
 
 def create_backend(**settings: Any) -> TorchBackend:
@@ -27,12 +28,19 @@ def create_backend(**settings: Any) -> TorchBackend:
 create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-defined]
 
 
+def check_recipe(recipe: Recipe) -> None:
+    """Raises ConfigError for a policy's settings that cannot be."""
+    for name, policy in recipe.all_policies.items():
+        Settings(policy=policy.model, name=name, **{"seed": recipe.loop.seed, **recipe.options_of(policy)})
+
+
 @hookimpl
 def lightningrl_trainers() -> Iterable[Plugin]:
     yield Plugin(
         name="torch",
         summary="transformers + torch on one machine, CPU or one CUDA GPU; full fine-tuning or LoRA",
         factory=create_backend,
+        check=check_recipe,
         capabilities=Capabilities(
             losses=frozenset({"ppo_clip"}),
             devices=frozenset({"cpu", "cuda"}),
