@@ -197,7 +197,7 @@ def test_a_mended_reward_goes_on_where_the_run_stopped(here: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "outcome", "says"),
     [
-        ("raises", "agent_error", "the database is on fire"),
+        ("raises", "agent_error", "RuntimeError: the database is on fire"),
         ("hangs", "timeout", "longer than its time limit of 10 s"),
         ("returns_nothing", "agent_error", "returned nothing"),
         ("returns_an_object", "agent_error", "JSON"),

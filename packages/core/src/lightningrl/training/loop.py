@@ -207,7 +207,7 @@ class Trainer:
                 f"step {self.state.step + 1}: no rollout of {len(trajectories)} has a reward; check that the rewards return numbers"
             )
         outcomes = ", ".join(f"{count} {name}" for name, count in scored.outcomes.items())
-        message = (worst.error or "no message").strip()[-400:]
+        message = " ".join((worst.error or "no message").split())[:400]
         raise LightningError(
             f"step {self.state.step + 1}: every rollout failed ({outcomes}); first, {worst.rollout_id!r}: {message}; "
             f"mend the agent and go on with `lightningrl train --resume --run {self.folder.path}`"
