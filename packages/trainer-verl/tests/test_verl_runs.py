@@ -105,7 +105,7 @@ def test_the_sql_agent_is_trained_by_verl_with_vllm_and_goes_on_after_kill_9(sta
     example = str(ROOT / "examples" / "text_to_sql")
     small = settings(loop__tasks_per_step=8, loop__checkpoint_every=1, validation__tasks=4, learner__max_tokens_per_microbatch=65536)
     run = start(example, "--backend", "verl", "--steps", "4", *small)
-    run.wait_for_step(2)
+    run.wait_for((run.folder / "checkpoints" / "step-000002").is_dir, "checkpoint of step 2")  # its metrics are written before it
     family = run.family()
     run.process.send_signal(signal.SIGKILL)
     run.process.wait()
