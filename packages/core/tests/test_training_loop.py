@@ -94,16 +94,16 @@ def learned() -> Learned:
 @pytest.fixture
 def make_trainer(tmp_path: Path, store: Store, learned: Learned) -> Iterator[Callable[..., Trainer]]:
     made: list[Trainer] = []
-    (tmp_path / "data.py").write_text(DATA, encoding="utf-8")
+    (tmp_path / "loop_tasks.py").write_text(DATA, encoding="utf-8")
 
     def make(trained: Sequence[str] | None = None, paid: Sequence[str] | None = None, **loop: int) -> Trainer:
         recipe = Recipe.model_validate(
             {
-                "agent": "data.py:answer",
-                "tasks": {"train": "data.py:tasks"},
+                "agent": "loop_tasks.py:answer",
+                "tasks": {"train": "loop_tasks.py:tasks"},
                 "policy": {"model": "org/model", "trained_agents": trained},
                 "roles": {"write": {"model": "writer"}},
-                "rewards": {"right": {"use": "data.py:right", "agents": paid}},
+                "rewards": {"right": {"use": "loop_tasks.py:right", "agents": paid}},
                 "credit": {"use": "grpo"},
                 "samples": {"aggregation": "token_mean"},
                 "loop": {"steps": 1, "tasks_per_step": 9, "group_size": 2, **loop},
@@ -204,7 +204,7 @@ async def test_a_role_that_no_call_has_is_named(
     make_trainer: Callable[..., Trainer], store: Store, learned: Learned, caplog: pytest.LogCaptureFixture
 ) -> None:
     await make_trainer(trained=["writ", "team"], paid=["wrote", "team/write"]).run()
-    assert "step 1: no call has the role 'writ', 'wrote', which policy.trained_agents or rewards.NAME.agents names" in caplog.text
+    assert "step 1: no call has the role 'writ', 'wrote', which `trained_agents` or `rewards.NAME.agents` names" in caplog.text
     assert "roles of the calls: 'team/write'" in caplog.text
 
 
