@@ -305,8 +305,9 @@ class Recipe(_Frozen):
         return self.options_of(self.policy)
 
     def options_of(self, policy: PolicyConfig | OtherPolicyConfig) -> dict[str, Any]:
-        """What the chosen backend is given for a policy: the policy's own `learner`, before the backend's table, before `[learner]`."""
-        return {**self.learner, **self.backends.get(self.backend, {}), **policy.learner}
+        """What the chosen backend is given for a policy: the policy's own `learner`, before the backend's table, before `[learner]`, before
+        the loop's seed."""
+        return {"seed": self.loop.seed, **self.learner, **self.backends.get(self.backend, {}), **policy.learner}
 
     def with_settings(self, settings: Mapping[str, Any]) -> Recipe:
         """A recipe with dotted keys replaced: `{"loop.steps": 5}`."""

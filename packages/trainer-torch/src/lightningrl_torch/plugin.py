@@ -31,7 +31,7 @@ create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-
 def check_recipe(recipe: Recipe) -> None:
     """Raises ConfigError for a policy's settings that cannot be."""
     for name, policy in recipe.all_policies.items():
-        Settings(policy=policy.model, name=name, **{"seed": recipe.loop.seed, **recipe.options_of(policy)})
+        Settings(policy=policy.model, name=name, **recipe.options_of(policy))
 
 
 @hookimpl

@@ -28,7 +28,7 @@ TRANSFER_QUEUE = SpecifierSet(">=0.1.10,<0.2")
 
 def check_recipe(recipe: Recipe) -> None:
     """Raises ConfigError (settings) or BackendError (this machine)."""
-    settings = Settings(policy=recipe.policy.model, name=recipe.policy.name, **{"seed": recipe.loop.seed, **recipe.backend_options})
+    settings = Settings(policy=recipe.policy.model, name=recipe.policy.name, **recipe.backend_options)
     if recipe.sampling.top_p < 1 or recipe.sampling.top_k > 0:
         raise ConfigError(
             f"sampling.top_p = {recipe.sampling.top_p:g}, sampling.top_k = {recipe.sampling.top_k}: vLLM's logprobs are of the truncated "

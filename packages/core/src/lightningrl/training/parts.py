@@ -188,7 +188,7 @@ def _backends(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str],
         )
     backends: dict[str, Callable[[], Backend]] = {}
     for name, policy in recipe.all_policies.items():
-        options = {"seed": recipe.loop.seed, **recipe.options_of(policy)}
+        options = recipe.options_of(policy)
         check_options(plugin.factory, options, what=f"trainer backend {recipe.backend!r}", reserved=("policy", "name"))
         backends[name] = partial(plugin.factory, policy=models[name], name=name, **options)
     if plugin.check is not None and will_run:

@@ -83,7 +83,7 @@ class Policies:
             below = f"/{policy.name}" if len(self._trained) > 1 else ""
             if policy.name in reports:
                 metrics |= {f"learn{below}/{key}": value for key, value in reports[policy.name].metrics.items()}
-            metrics[f"policy_version{below}"] = float(policy.backend.engine.info.version)
+            metrics[f"policy_version{below}"] = float(self.versions[policy.name])
         return metrics
 
     def save(self, folder: Path) -> None:

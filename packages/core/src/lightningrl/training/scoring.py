@@ -137,7 +137,7 @@ class Scorer:
         if not missing:
             return None
         names, seen = (", ".join(map(repr, sorted(roles))) or "none" for roles in (missing, calling))
-        return f"no call has the role {names}, which policy.trained_agents or rewards.NAME.agents names; roles of the calls: {seen}"
+        return f"no call has the role {names}, which `trained_agents` or `rewards.NAME.agents` names; roles of the calls: {seen}"
 
     def _group(self, trajectories: Sequence[Trajectory]) -> tuple[TrajectoryGroup, ...]:
         by_group: dict[str, list[Trajectory]] = {}
