@@ -14,6 +14,7 @@ from lightningrl.config import Recipe
 from lightningrl.errors import LightningError
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.protocols import LearnReport
+from lightningrl.samples import teaching_rows
 from lightningrl.store.protocol import Score
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.training.loop import Trainer
@@ -174,7 +175,7 @@ async def test_without_it_such_groups_stay_in_the_means(make_trainer: Callable[.
     assert len(groups_of(store)) == 9
     share = 1 - store.metrics["groups_without_signal"] / 9
     assert 0 < share < 1
-    assert sum(float(sample.weights.sum()) for sample in learned.samples) == pytest.approx(share)
+    assert sum(float(sample.weights.sum()) for sample in teaching_rows(learned.samples)) == pytest.approx(share)
 
 
 async def test_it_gives_up_after_so_many_rounds(make_trainer: Callable[..., Trainer], store: Store, learned: Learned) -> None:

@@ -20,7 +20,7 @@ from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, IntermediateReward
 from lightningrl.rewards import RewardSet
 from lightningrl.roles import is_role_among
-from lightningrl.samples import build_samples
+from lightningrl.samples import build_samples, teaching_rows
 from lightningrl.store.protocol import Score
 from lightningrl.types import Advantages, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
 
@@ -29,12 +29,10 @@ __all__ = ["Scored", "Scorer", "TrainedCalls"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedCalls:
-    """Which calls of a policy are trained, and how."""
+    """Which calls of a policy are trained."""
 
     agents: frozenset[str] | None = None
     """Roles; None = all."""
-    skip_zero: bool = True
-    """Whether rows without an advantage may be left out: the loss has no other term."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,19 +72,19 @@ class Scorer:
         intermediate: Mapping[str, IntermediateReward],
         credit: CreditAssigner,
         whitened: bool = False,
-        drops_silent: bool = False,
+        dynamic_sampling: bool = False,
         samples: SamplesConfig,
         outcomes: OutcomesConfig,
         trained: Mapping[str, TrainedCalls],
         plugins: PluginManager,
     ) -> None:
-        """`trained`: by policy; a policy that is not in it stays as it is. `drops_silent`: groups without signal are no part of the step's
-        means either (DAPO's dynamic sampling)."""
+        """`trained`: by policy; a policy that is not in it stays as it is. `dynamic_sampling`: groups without signal are left out of the
+        step and its means (DAPO); others stand in for them."""
         self._rewards = rewards
         self._intermediate = intermediate
         self._credit = credit
         self._whitened = whitened
-        self._drops_silent = drops_silent
+        self._dynamic_sampling = dynamic_sampling
         self._samples = samples
         self._outcomes = outcomes
         self._trained = dict(trained)
@@ -109,7 +107,7 @@ class Scorer:
         groups = self._group(trajectories)
         advantages = tuple(self._credit.assign(group) for group in groups)
         signals = [_has_signal(group, values) for group, values in zip(groups, advantages, strict=True)]
-        if self._drops_silent:
+        if self._dynamic_sampling:
             advantages = tuple(values if signal else _unscored(values) for values, signal in zip(advantages, signals, strict=True))
         if self._whitened:
             advantages = whiten(groups, advantages)
@@ -153,7 +151,6 @@ class Scorer:
             rows=self._samples.rows,
             aggregation=self._samples.aggregation,
             constant_length=self._samples.constant_length,
-            skip_zero=self._trained[policy].skip_zero,
         )
 
     async def _reward_one(self, trajectory: Trajectory) -> Trajectory:
@@ -249,9 +246,11 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _describe(signals: Sequence[bool], samples: Sequence[Sample]) -> dict[str, float]:
+    """`rows` that carry an advantage and `trained_tokens` in them; a learner whose loss has other terms learns from more."""
+    teaching = teaching_rows(samples)
     return {
         "groups": float(len(signals)),
         "groups_without_signal": float(signals.count(False)),
-        "rows": float(len(samples)),
-        "trained_tokens": float(sum(int(sample.mask.sum()) for sample in samples)),
+        "rows": float(len(teaching)),
+        "trained_tokens": float(sum(int(sample.mask.sum()) for sample in teaching)),
     }
