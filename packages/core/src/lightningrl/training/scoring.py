@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightningrl.config import OutcomesConfig, SamplesConfig
-from lightningrl.credit import whiten
+from lightningrl.credit import has_signal, whiten
 from lightningrl.errors import LightningError
 from lightningrl.gateway.refusals import is_refusal
 from lightningrl.plugins import PluginManager
@@ -106,9 +106,9 @@ class Scorer:
         """Group, assign credit, build rows. Pure but for the watching hooks."""
         groups = self._group(trajectories)
         advantages = tuple(self._credit.assign(group) for group in groups)
-        signals = [_has_signal(group, values) for group, values in zip(groups, advantages, strict=True)]
-        if self._dynamic_sampling:
-            advantages = tuple(values if signal else _unscored(values) for values, signal in zip(advantages, signals, strict=True))
+        signals = [has_signal(group, values) for group, values in zip(groups, advantages, strict=True)]
+        silent = _unscored if self._dynamic_sampling else _without_rounding
+        advantages = tuple(values if signal else silent(values) for values, signal in zip(advantages, signals, strict=True))
         if self._whitened:
             advantages = whiten(groups, advantages)
         for group, group_advantages in zip(groups, advantages, strict=True):
@@ -125,7 +125,7 @@ class Scorer:
 
     def count_groups_with_signal(self, trajectories: Sequence[Trajectory]) -> int:
         """Groups in which some trained call has an advantage other than 0, before any whitening."""
-        return sum(_has_signal(group, self._credit.assign(group)) for group in self._group(trajectories))
+        return sum(has_signal(group, self._credit.assign(group)) for group in self._group(trajectories))
 
     def missing_roles(self, trajectories: Sequence[Trajectory]) -> str | None:
         """A sentence on the roles that the recipe trains or pays and that none of these calls has: misspelt, or not reached yet."""
@@ -199,13 +199,9 @@ class Scorer:
         return call if trainable == call.trainable else replace(call, trainable=trainable)
 
 
-def _has_signal(group: TrajectoryGroup, advantages: Advantages) -> bool:
-    """Whether some trained call has an advantage other than 0."""
-    return any(
-        credit is not None and call.trainable and bool(credit.any())
-        for trajectory, calls in zip(group.trajectories, advantages, strict=True)
-        for call, credit in zip(trajectory.transitions, calls, strict=True)
-    )
+def _without_rounding(advantages: Advantages) -> Advantages:
+    """What a group without signal has: exact zeros, so that no whitening makes a rounding large and no learner keeps its rows."""
+    return tuple(tuple(None if credit is None else np.zeros_like(credit) for credit in calls) for calls in advantages)
 
 
 def _unscored(advantages: Advantages) -> Advantages:
