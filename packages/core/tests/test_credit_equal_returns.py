@@ -28,13 +28,13 @@ README = Path(__file__).parents[3] / "README.md"
 RELATIVE: list[Baseline] = ["grpo", "dr_grpo", "rloo"]
 
 
-def firsts(advantages: Advantages) -> list[list[float | None]]:
+def firsts(advantages: Advantages) -> list[list[float]]:
     """Each call's advantage (its first token's)."""
-    return [[None if tokens is None else float(tokens[0]) for tokens in credit] for credit in advantages]
+    return [[float(tokens[0]) for tokens in credit if tokens is not None] for credit in advantages]
 
 
 def values_of(advantages: Advantages) -> set[float]:
-    return {value for credit in firsts(advantages) for value in credit if value is not None}
+    return {value for credit in firsts(advantages) for value in credit}
 
 
 def last_call() -> CreditAssigner:
@@ -81,8 +81,8 @@ def test_outcome_and_turn_rewards_have_baselines_of_their_own() -> None:
     group = make_group((5.0, 0.0), (3.0, 0.0), rewards=(0.0, 1.0))
     both = firsts(DiscountedReturns().assign(group))
     outcome, turns = (firsts(IdenticalAssignment().assign(make_group((0.0, value), (0.0, 1.0 - value)))) for value in (0.0, 1.0))
-    np.testing.assert_allclose(both[0], [outcome[0][0] + turns[0][0], outcome[0][1]], atol=1e-6)  # type: ignore[operator]
-    np.testing.assert_allclose(both[1], [outcome[1][0] + turns[1][0], outcome[1][1]], atol=1e-6)  # type: ignore[operator]
+    np.testing.assert_allclose(both[0], [outcome[0][0] + turns[0][0], outcome[0][1]], atol=1e-6)
+    np.testing.assert_allclose(both[1], [outcome[1][0] + turns[1][0], outcome[1][1]], atol=1e-6)
 
 
 def choice(name: str, reward: float, **fields: Any) -> Transition:

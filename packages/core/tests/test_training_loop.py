@@ -64,6 +64,9 @@ class Store:
     async def rollback_steps(self, after: int) -> int:
         return 0
 
+    async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
+        return 0
+
     def _trajectory(self, spec: RolloutSpec) -> Trajectory:
         alike = self.all_alike or spec.task.input % 3 == 0
         right = float(alike or spec.id.endswith("0"))
@@ -180,7 +183,8 @@ async def test_without_it_such_groups_stay_in_the_means(make_trainer: Callable[.
 
 async def test_it_gives_up_after_so_many_rounds(make_trainer: Callable[..., Trainer], store: Store, learned: Learned) -> None:
     store.all_alike = True
-    await make_trainer(dynamic_sampling=2).run()
+    with pytest.raises(LightningError, match="nothing was learned in 1 steps"):
+        await make_trainer(dynamic_sampling=2).run()
     assert len(groups_of(store)) == 3 * 9
     assert not learned.samples
 
@@ -212,7 +216,8 @@ async def test_a_role_that_no_call_has_is_named(
 async def test_a_group_teaches_nothing_where_no_call_of_it_is_trained(
     make_trainer: Callable[..., Trainer], store: Store, learned: Learned, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await make_trainer(trained=["check"]).run()
+    with pytest.raises(LightningError, match="nothing was learned in 1 steps: no call is of a policy and role that is trained"):
+        await make_trainer(trained=["check"]).run()
     assert store.metrics["groups_without_signal"] == store.metrics["groups"] == 9
     assert not learned.samples
     assert "no row carries a signal" in caplog.text

@@ -46,6 +46,11 @@ class Scored:
     outcomes: Mapping[str, int]
 
     @property
+    def has_signal(self) -> bool:
+        """Whether some group teaches anything."""
+        return self.metrics["groups_without_signal"] < self.metrics["groups"]
+
+    @property
     def scores(self) -> list[Score]:
         """What the store keeps for showing."""
         return [
@@ -99,11 +104,11 @@ class Scorer:
             raise failures.exceptions[0] from None
         rewarded = [task.result() for task in tasks]
         for trajectory in rewarded:
-            self._plugins.hook.lightningrl_rollout_finished(trajectory=trajectory)
+            self._plugins.notify("lightningrl_rollout_finished", trajectory=trajectory)
         return rewarded
 
     def credit(self, trajectories: Sequence[Trajectory]) -> Scored:
-        """Group, assign credit, build rows. Pure but for the watching hooks."""
+        """Group, assign credit, build rows. Pure numpy: run it in a thread."""
         groups = self._group(trajectories)
         advantages = tuple(self._credit.assign(group) for group in groups)
         signals = [has_signal(group, values) for group, values in zip(groups, advantages, strict=True)]
@@ -111,8 +116,6 @@ class Scorer:
         advantages = tuple(values if signal else silent(values) for values, signal in zip(advantages, signals, strict=True))
         if self._whitened:
             advantages = whiten(groups, advantages)
-        for group, group_advantages in zip(groups, advantages, strict=True):
-            self._plugins.hook.lightningrl_group_credited(group=group, advantages=group_advantages)
         samples = [row for policy in self._trained for row in self._rows(policy, groups, advantages)]
         members = [trajectory for group in groups for trajectory in group.trajectories]
         return Scored(
