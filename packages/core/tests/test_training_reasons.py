@@ -1,10 +1,11 @@
-"""A run that cannot learn says why, a mended one goes on, and whoever looks on stops nothing: the loop over a real store."""
+"""A run that cannot learn says why, a mended one goes on, and whoever looks on stops nothing: the loop over a real server."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import closing
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 from rich.console import Console
 
 from lightningrl.cli.train import _describe
@@ -22,8 +24,11 @@ from lightningrl.config import Recipe
 from lightningrl.credit import IdenticalAssignment
 from lightningrl.errors import LightningError
 from lightningrl.gateway.engine_link import EngineLink
+from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.protocols import LearnReport, StepReport
+from lightningrl.server.app import create_app
+from lightningrl.server.client import ServerClient
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Lease
 from lightningrl.testing.groups import make_trajectory, make_transition
@@ -87,19 +92,6 @@ async def late(store: SqlStore, lease: Lease) -> None:
     await store.finish_attempt(lease.rollout_id, lease.attempt, Outcome.TIMEOUT, error="the agent ran longer than its time limit")
 
 
-class Control:
-    """The store as the loop sees it through the server."""
-
-    def __init__(self, store: SqlStore) -> None:
-        self.create_rollouts = store.create_rollouts
-        self.wait = store.wait_finished
-        self.trajectories = store.trajectories
-        self.set_scores = store.set_scores
-        self.mark_trained = store.mark_trained
-        self.rollback_steps = store.rollback_steps
-        self.retry = store.retry
-
-
 class Backend:
     """Counts steps on rows with an advantage."""
 
@@ -136,9 +128,10 @@ class Link:
 class Scene:
     """A run folder and its store, over which one trainer after the other runs."""
 
-    def __init__(self, folder: Path, store: SqlStore) -> None:
+    def __init__(self, folder: Path, store: SqlStore, client: ServerClient) -> None:
         self.folder = folder
         self.store = store
+        self.client = client
         self.agent: Agent = mixed
         self.plugins = load_plugins()
         self.backend = Backend()
@@ -174,7 +167,7 @@ class Scene:
                 recipe=recipe,
                 tasks=parts.tasks,
                 folder=folder,
-                control=Control(self.store),
+                control=self.client,
                 policies=Policies([RunningPolicy(name="policy", backend=self.backend, link=Link(), is_trained=True)]),  # type: ignore[arg-type]
                 scorer=parts.scorer,
                 plugins=self.plugins,
@@ -206,7 +199,14 @@ class Scene:
 @pytest.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     store = await SqlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}")
-    yield Scene(tmp_path, store)
+    app = create_app(store, EngineRegistry(), run_key="key")
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=1))
+    serving = asyncio.create_task(server._serve([listener]))  # `serve` would take over the test's signal handlers
+    async with ServerClient(f"http://127.0.0.1:{listener.getsockname()[1]}", "key") as client:
+        yield Scene(tmp_path, store, client)
+    server.should_exit = True
+    await serving
     await store.close()
 
 
@@ -361,7 +361,7 @@ async def test_the_engine_link_measures_a_calls_speed_also_while_it_runs(tmp_pat
 
 async def test_a_step_that_failed_whole_is_run_again_by_a_resumed_run_whose_agent_is_mended(scene: Scene) -> None:
     scene.agent = broken
-    with pytest.raises(LightningError, match=r"step 1: every rollout failed \(4 agent_error\).*mend the agent and go on with"):
+    with pytest.raises(LightningError, match=r"step 1: every rollout failed \(4 agent_error\).*mend the agent; then go on with `lightningrl train --resume"):
         await scene.train(loop={"steps": 1})
     limits: list[float] = []
 
@@ -500,7 +500,7 @@ async def test_rewards_are_timed_apart_from_collecting(scene: Scene, monkeypatch
 
 
 def test_a_step_draws_the_tasks_it_always_drew_with_one_shuffle_per_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = Scene(tmp_path, None).recipe(loop={"tasks_per_step": 5, "group_size": 1, "seed": 3})  # type: ignore[arg-type]
+    recipe = Scene(tmp_path, None, None).recipe(loop={"tasks_per_step": 5, "group_size": 1, "seed": 3})  # type: ignore[arg-type]
     tasks = [Task(id=f"t{number}", input=number) for number in range(8)]
     expected: list[str] = []
     for position in range(20):

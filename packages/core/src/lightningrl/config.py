@@ -335,9 +335,10 @@ class Recipe(_Frozen):
         return _validate(data, "--set")
 
     def frozen_text(self) -> str:
-        """The recipe as JSON text, as kept in the run folder; what validation takes over from `[sampling]` is written out."""
+        """The recipe as JSON text, as kept in the run folder; what validation takes from `[sampling]` is written out."""
         data = self.model_dump(mode="json")
-        data["validation"]["sampling"] = {name: getattr(self.validation_sampling, name) for name in ValidationSamplingConfig.model_fields}
+        sampling = self.validation_sampling
+        data["validation"]["sampling"] = {name: getattr(sampling, name) for name in ValidationSamplingConfig.model_fields}
         return json.dumps(data, indent=2, sort_keys=True) + "\n"
 
 

@@ -129,7 +129,7 @@ class PluginManager:
         return self._pluggy.hook
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Call a watching hook. A plugin that raises in it is warned of once and counted (`take_failures`); the others are still called."""
+        """Call a watching hook. A plugin that raises in it is counted (`take_failures`) and named once; the others are called."""
         watching = getattr(self._pluggy.hook, hook).get_hookimpls()
         for implementation in watching:
             others = [other.plugin for other in watching if other is not implementation]
@@ -141,7 +141,7 @@ class PluginManager:
                 if (plugin, hook) not in self._warned:
                     self._warned.add((plugin, hook))
                     logger.warning(
-                        "plugin %s raised %s: %s in %s; training goes on, the metric hooks_failed counts; fix or remove it",
+                        "plugin %s raised %s: %s in %s; training goes on, hooks_failed counts; fix or remove it",
                         plugin,
                         type(error).__name__,
                         error,

@@ -47,7 +47,7 @@ def build_samples(
         `rollout_mean`  1 / (N · trained tokens of its rollout)      every rollout counts the same
         `token_mean`    1 / all trained tokens                       every token counts the same (DAPO)
         `constant`      1 / (N · constant_length)                    no length bias (Dr. GRPO)
-    Rows whose advantages are all 0.0 are among them: only the learner knows whether its loss vanishes there (`teaching_rows`).
+    Rows whose advantages are all 0.0 are among them: the learner knows whether its loss vanishes there (`teaching_rows`).
 
     Raises PluginError when advantages do not fit their tokens, ConfigError on unknown settings.
     """
@@ -81,9 +81,9 @@ def build_samples(
 
 
 def teaching_rows(samples: Iterable[Sample]) -> list[Sample]:
-    """The rows in which some token has an advantage: all that a loss needs which has no other term (a KL, an entropy bonus, a critic's).
+    """The rows in which some token has an advantage. For learners whose loss has no other term (KL, entropy bonus, critic).
 
-    For learners. Weights were fixed when the rows were built, so the rows that stay weigh what they weighed.
+    Weights were fixed when the rows were built, so the rows that stay weigh what they weighed.
     """
     return [sample for sample in samples if sample.advantages.any()]
 

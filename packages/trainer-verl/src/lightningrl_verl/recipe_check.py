@@ -57,8 +57,8 @@ def _check_critic(recipe: Recipe, settings: Settings) -> None:
         )
     if recipe.loop.dynamic_sampling:
         raise ConfigError(
-            f"backends.verl.critic learns from calls of reward 0, which loop.dynamic_sampling = {recipe.loop.dynamic_sampling} would leave "
-            "out; set it to 0"
+            "backends.verl.critic learns from calls of reward 0, which "
+            f"loop.dynamic_sampling = {recipe.loop.dynamic_sampling} would leave out; set it to 0"
         )
     if recipe.credit.use != "reinforce" or recipe.credit.whiten:
         raise ConfigError(

@@ -201,7 +201,7 @@ class Settings:
 
     @property
     def learns_silent_rows(self) -> bool:
-        """Whether the loss has a term that does not vanish where the advantage is 0: a critic's, a KL's, an entropy bonus's."""
+        """Whether the loss has a term that does not vanish where the advantage is 0: of a critic, a KL, an entropy bonus."""
         extra = {name for name, value in flatten(self.verl) if value}
         return self.critic is not None or self.kl_coef > 0 or bool(extra & _OTHER_TERMS)
 

@@ -15,8 +15,8 @@
 `reinforce` whitened is REINFORCE++, `dr_grpo` whitened is REINFORCE++-baseline (arXiv 2501.03262).
 `PerReward` pays each role with its own rewards.
 
-`mean` and `center` are for assigners of one's own: of equal rewards they leave exactly nothing, where `sum(rewards) / len(rewards)` may
-leave a rounding. `has_signal` says whether a group teaches anything.
+`mean` and `center` are for assigners of one's own: of equal rewards they leave exactly nothing, where
+`sum(rewards) / len(rewards)` may leave a rounding. `has_signal` says whether a group teaches anything.
 """
 
 from lightningrl.credit.baselines import Baseline, baseline_advantages, center, mean

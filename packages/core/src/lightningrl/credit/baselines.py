@@ -21,7 +21,7 @@ _ROUNDING = 1e-12
 
 
 def mean(values: Iterable[float]) -> float:
-    """The mean; of equal values it is that value, where `sum(values) / len(values)` may be a rounding beside it. 0.0 of none."""
+    """The mean, 0.0 of none. Of equal values it is that value; `sum(values) / len(values)` may be a rounding beside it."""
     found = np.fromiter(values, dtype=np.float64)
     if not found.size:
         return 0.0
@@ -46,8 +46,8 @@ def baseline_advantages(returns: FloatArray, owners: NDArray[np.intp], *, baseli
 
     Mean and standard deviation weigh each trajectory once, split evenly over its returns, so long episodes count no
     more than short ones; with one return per trajectory these are the ordinary ones. The standard deviation is the
-    sample's (ddof = 1), as in verl and TRL; ε is verl's. One trajectory, or returns that are all equal (but for rounding), give
-    exact zeros, except with `none`, which has no baseline.
+    sample's (ddof = 1), as in verl and TRL; ε is verl's. One trajectory, or returns that are all equal but for rounding,
+    give exact zeros, except with `none`, which has no baseline.
     """
     if baseline == "none":
         return returns.copy()

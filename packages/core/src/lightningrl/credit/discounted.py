@@ -1,12 +1,13 @@
 """Discounted credit: each call is credited with its own reward and with what came after it.
 
-    outcome  A^R_{i,t} = γ^{T_i - t} · baseline({R_j})_i               compared over the group's rollouts first, then discounted
-    turns    G_{i,t} = Σ_{k ≥ t} γ^{k-t} r_{i,k},   A^G_{i,t} = baseline({G_{j,t}})_i       compared with the same turn of the others
+    outcome  A^R_{i,t} = γ^{T_i - t} · baseline({R_j})_i          compared over the group's rollouts first, then discounted
+    turns    A^G_{i,t} = baseline({G_{j,t}})_i                    compared with the same turn of the others
+             G_{i,t} = Σ_{k ≥ t} γ^{k-t} r_{i,k}                  (arXiv 2507.11948; AReaL)
     A = A^R + A^G
 
-Turn rewards (2507.11948; AReaL) and the outcome have baselines of their own, as in MT-GRPO (arXiv 2505.11821) and ReBN (GEM, arXiv
-2510.01051): one mean over the discounted returns of all turns would tell early turns of four equal successes that they were bad, by
-their position alone. With γ = 1 and no turn rewards this is identical assignment.
+Turn rewards and the outcome have baselines of their own, as in MT-GRPO (arXiv 2505.11821) and ReBN (GEM, arXiv
+2510.01051): one mean over the discounted returns of all turns would tell the early turns of four equal successes that they
+were bad, by their position alone. With γ = 1 and no turn rewards this is identical assignment.
 """
 
 from __future__ import annotations
@@ -58,9 +59,8 @@ class DiscountedReturns:
         for later in following:
             turns[later[1:]] += 1
         discounts = [self.gamma ** np.arange(len(later)) for later in following]
-        outcome = Channel(
-            returns=np.full(count, float(trajectory.reward or 0.0)), factors=np.array([discount[-1] for discount in discounts]), turns=None
-        )
+        until_the_end = np.array([discount[-1] for discount in discounts])
+        outcome = Channel(returns=np.full(count, float(trajectory.reward or 0.0)), factors=until_the_end, turns=None)
         to_go = np.array([float(discount @ rewards[later]) for discount, later in zip(discounts, following, strict=True)])
         return outcome, Channel(returns=to_go, factors=np.ones(count), turns=turns)
 
@@ -74,7 +74,7 @@ class DiscountedReturns:
 def _following(transitions: Sequence[Transition]) -> list[list[int]]:
     """For each call the calls that came of it, itself first: all later ones but those that grew beside it from one root.
 
-    A root is a history's first call; the choices of one call, which share a prompt and a start, have one root that is none of them:
+    A root is a history's first call. The choices of one call, which share prompt and start, have a root that is none of them:
 
         main ─► left                  following(main) = main left right        following(left) = left
              └► right                 following(right) = right

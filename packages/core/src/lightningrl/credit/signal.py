@@ -11,7 +11,7 @@ _ROUNDING = 1e-9
 
 
 def has_signal(group: TrajectoryGroup, advantages: Advantages) -> bool:
-    """Whether some trained call has an advantage that is not 0, nor a rounding of 0 beside the rewards that it was made of."""
+    """Whether some trained call has an advantage that is not 0, nor a rounding of 0 beside the rewards of the group."""
     rewards = [one.reward for one in group.trajectories]
     rewards += [value for one in group.trajectories for call in one.transitions for value in call.rewards.values()]
     least = _ROUNDING * max((abs(reward) for reward in rewards if reward is not None), default=0.0)

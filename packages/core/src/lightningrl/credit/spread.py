@@ -26,8 +26,8 @@ class Channel:
     factors: FloatArray
     """What a call's advantage is multiplied by once it is taken (the outcome's discount)."""
     turns: NDArray[np.intp] | None
-    """Which turn of its trajectory a call is, from 0: it is compared with the same turn of the others; a trajectory that ended before has
-    0.0 to come there. None = compared with all calls."""
+    """Which turn of its trajectory a call is, from 0: it is compared with the same turn of the others, and a trajectory that
+    ended before has 0.0 to come there. None = compared with all calls."""
 
 
 @runtime_checkable
@@ -119,7 +119,7 @@ def _whole(
 
 
 def _by_turn(channels: Mapping[int, Channel], calls_of: Mapping[int, Sequence[int]]) -> list[dict[_Key, float]]:
-    """One set for each turn. Turns are counted within the set: a role's second call is compared with its second calls."""
+    """One set for each turn, counted within the set: a role's second call is compared with its second calls."""
     by_turn: list[dict[_Key, float]] = []
     for i, calls in calls_of.items():
         turns = channels[i].turns

@@ -130,7 +130,7 @@ def run_routes(  # noqa: C901  (one short function per route)
 
     @router.post("/retry", response_model=CountAnswer, summary="Run failed rollouts again")
     async def retry(body: RetryBody, request: Request) -> CountAnswer:
-        """Those that failed are queued again, with as many attempts as at first: their agent has been mended. Others stay."""
+        """Those that failed are queued again, with as many attempts as at first: their agent was mended. Others stay."""
         await access.run(request)
         return CountAnswer(count=await store.retry(body.rollout_ids, body.timeout_s))
 

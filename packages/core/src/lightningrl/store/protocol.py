@@ -284,8 +284,8 @@ class Store(Protocol):
         ...
 
     async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
-        """Queue those that failed again, with `timeout_s` for each attempt and as many attempts as at first; what was tried stays on
-        record. Returns how many."""
+        """Queue those that failed again, with `timeout_s` for each attempt and as many attempts as at first; what was tried
+        stays on record. Returns how many."""
         ...
 
     async def append_call(self, record: CallRecord) -> StoredCall | None:

@@ -100,8 +100,8 @@ class CreditConformance:
             assert len(values) > 0
             assert all(math.isfinite(value) for value in values)
             assert not self.is_group_relative or not has_signal(group, advantages), (
-                f"equal rewards of {reward:g} gave an advantage of {max(values, key=abs):g}; take their mean with lightningrl.credit.mean, "
-                "or center them with lightningrl.credit.center, which leave exactly 0.0"
+                f"equal rewards of {reward:g} gave an advantage of {max(values, key=abs):g}; "
+                "take their mean with lightningrl.credit.mean, or lightningrl.credit.center, which leaves exactly 0.0"
             )
 
     def test_trajectory_without_reward_gets_none_and_changes_nobody(self) -> None:

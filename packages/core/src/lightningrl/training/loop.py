@@ -124,10 +124,8 @@ class Trainer:
                 task.cancel()
             await asyncio.gather(*self._collecting.values(), return_exceptions=True)
         if self.state.step and self.state.steps_with_signal == 0:
-            raise LightningError(
-                f"nothing was learned in {self.state.step} steps: {self._warned or 'no group of rollouts had a signal'} "
-                f"(run folder {str(self.folder.path)!r})"
-            )
+            why = self._warned or "no group of rollouts had a signal"
+            raise LightningError(f"nothing was learned in {self.state.step} steps: {why} (run {str(self.folder.path)!r})")
         return self.state
 
     def _is_done(self) -> bool:
@@ -155,7 +153,9 @@ class Trainer:
         if timeouts := self._explain_timeouts(trajectories):
             logger.warning("step %d: %s", step + 1, timeouts)
         reports = await self.policies.learn(scored.samples)
-        if not scored.has_signal:
+        if scored.has_signal:
+            self._warned = None
+        else:
             self._warn_of_silence(scored, has_learned=any(report.tokens for report in reports.values()))
         ids = [trajectory.rollout_id for trajectory in trajectories]
         seconds = {
@@ -221,6 +221,8 @@ class Trainer:
         if "reward" not in metrics:
             why = self._explain_no_rewards(trajectories)
             logger.warning("validation after step %d has no score: %s", self.state.step, why)
+        elif timeouts := self._explain_timeouts(trajectories):
+            logger.warning("validation after step %d: %s", self.state.step, timeouts)
         names = {f"validation/{name}": value for name, value in metrics.items()}
         self.log(self.state.step, {**names, "minutes": self._seconds() / 60})
         self.progress.validated(self.state.step, metrics, outcomes)
@@ -240,26 +242,29 @@ class Trainer:
             if not missing or all(trajectory.reward is None for trajectory in collected.trajectories):
                 break
             more = plan_more(self.tasks.train, self.recipe, step, number, missing)
-            collected += await self._collect_rewarded("rollouts", more, step)
+            collected += await self._collect_rewarded("rollouts", more, step, is_whole=False)
         return collected
 
-    async def _collect_rewarded(self, phase: str, specs: Sequence[RolloutSpec], step: int | None = None) -> Collected:
+    async def _collect_rewarded(
+        self, phase: str, specs: Sequence[RolloutSpec], step: int | None = None, *, is_whole: bool = True
+    ) -> Collected:
         began = time.monotonic()
-        found = await self._collect(phase, specs, step)
+        found = await self._collect(phase, specs, step, is_whole=is_whole)
         ended = time.monotonic()
         rewarded = await self.scorer.reward(found)
         return Collected(trajectories=rewarded, seconds=ended - began, seconds_reward=time.monotonic() - ended)
 
-    async def _collect(self, phase: str, specs: Sequence[RolloutSpec], step: int | None) -> list[Trajectory]:
+    async def _collect(self, phase: str, specs: Sequence[RolloutSpec], step: int | None, *, is_whole: bool) -> list[Trajectory]:
         """Order the rollouts and fetch them as they finish, in the order of `specs`.
 
-        Where all of them failed under an earlier process, it ended for that, and the cause has been mended since: they are run again.
+        Where all of a step (`is_whole`) failed under an earlier process, it ended for that, and the cause has been mended
+        since: they are run again.
         """
         ids = [spec.id for spec in specs]
         is_new = bool(await self.control.create_rollouts(specs))
         is_replay = not is_new and len(await self.control.wait(ids, 0.0)) == len(ids)
         found = await self._fetch(phase, ids, step)
-        if is_replay and not any(self.recipe.outcomes.is_trained(trajectory.outcome) for trajectory in found):
+        if is_whole and is_replay and not any(self.recipe.outcomes.is_trained(trajectory.outcome) for trajectory in found):
             logger.warning("%s; that was before this start, so they are run again", explain_failures(found))
             await self.control.retry(ids, self.recipe.runtime.timeout_s)
             found = await self._fetch(phase, ids, step)
@@ -287,8 +292,7 @@ class Trainer:
             self.progress.phase(phase, done, total)
 
     async def _checkpoint(self) -> None:
-        """In a thread, which nothing else of this loop runs beside: engine link and workers go on. A stop waits until it is written, since
-        backends are closed then."""
+        """In a thread: the engine link goes on, but no learning. A stop waits until it is written; backends are closed then."""
         writing = asyncio.create_task(asyncio.to_thread(self._write_checkpoint))
         try:
             await asyncio.shield(writing)
@@ -303,11 +307,11 @@ class Trainer:
     def _refuse_all_failed(self, trajectories: Sequence[Trajectory]) -> None:
         """A step in which nothing succeeded is a defect to mend, not data to train on."""
         if all(trajectory.reward is None for trajectory in trajectories):
-            raise LightningError(f"step {self.state.step + 1}: {self._explain_no_rewards(trajectories)}")
+            why = self._explain_no_rewards(trajectories)
+            remedy = f"then go on with `lightningrl train --resume --run {self.folder.path}`"
+            raise LightningError(f"step {self.state.step + 1}: {why}; {remedy}")
 
     def _explain_no_rewards(self, trajectories: Sequence[Trajectory]) -> str:
         if any(trajectory.outcome is Outcome.SUCCEEDED for trajectory in trajectories):
             return f"no rollout of {len(trajectories)} has a reward; check that the rewards return numbers"
-        timeouts = self._explain_timeouts(trajectories)
-        remedy = f"{timeouts}; then" if timeouts else "mend the agent and"
-        return f"{explain_failures(trajectories)}; {remedy} go on with `lightningrl train --resume --run {self.folder.path}`"
+        return f"{explain_failures(trajectories)}; {self._explain_timeouts(trajectories) or 'mend the agent'}"

@@ -29,7 +29,8 @@ def explain_silence(trajectories: Sequence[Trajectory]) -> str:
         return "no rollout has a reward"
     rewards = sorted({trajectory.reward for trajectory in rewarded if trajectory.reward is not None})
     if len(rewards) == 1:
-        return f"all {len(rewarded)} rewards are {rewards[0]:g}; `lightningrl rollouts show {rewarded[0].rollout_id}` shows one"
+        example = rewarded[0].rollout_id
+        return f"all {len(rewarded)} rewards are {rewards[0]:g}; `lightningrl rollouts show {example}` shows one"
     groups: dict[str, set[float | None]] = {}
     for trajectory in rewarded:
         groups.setdefault(trajectory.group_id, set()).add(trajectory.reward)
@@ -45,10 +46,11 @@ def _explain_no_calls(trajectories: Sequence[Trajectory]) -> str:
     refusals = [(trajectory, call) for trajectory in trajectories for call in trajectory.tool_calls if is_refusal(call)]
     if refusals:
         trajectory, first = refusals[0]
-        return f"every model call was refused ({len(refusals)}); first, of {trajectory.rollout_id!r}: {_short(refusal_message(first))}"
+        said = _short(refusal_message(first))
+        return f"every model call was refused ({len(refusals)}); first, of {trajectory.rollout_id!r}: {said}"
     return (
-        f"none of {len(trajectories)} rollouts made a model call that came here; where the agent's client has a base URL of its own, "
-        "name it in runtime.base_urls"
+        f"none of {len(trajectories)} rollouts made a model call that came here; "
+        "where the agent's client has a base URL of its own, name it in runtime.base_urls"
     )
 
 
@@ -61,8 +63,8 @@ def explain_failures(trajectories: Sequence[Trajectory]) -> str:
 
 
 def explain_timeouts(trajectories: Sequence[Trajectory], call_speed: float | None, *, max_tokens: int, timeout_s: float) -> str | None:
-    """What the engine has to do with rollouts that ran out of time. None where none did, or where it is fast enough for the blame to lie
-    elsewhere. `call_speed`: tokens per second of one call; None = nothing was sampled."""
+    """What the engine has to do with rollouts that ran out of time; None where none did, or where it is fast enough for
+    something else to be the cause. `call_speed`: tokens per second of one call; None = nothing was sampled."""
     late = sum(trajectory.outcome is Outcome.TIMEOUT for trajectory in trajectories)
     if not late or call_speed is None or max_tokens * _SLOW < call_speed * timeout_s:
         return None

@@ -83,8 +83,8 @@ class Scorer:
         trained: Mapping[str, TrainedCalls],
         plugins: PluginManager,
     ) -> None:
-        """`trained`: by policy; a policy that is not in it stays as it is. `dynamic_sampling`: groups without signal are left out of the
-        step and its means (DAPO); others stand in for them."""
+        """`trained`: by policy; a policy that is not in it stays as it is. `dynamic_sampling`: groups without signal are left
+        out of the step and its means (DAPO); others stand in for them."""
         self._rewards = rewards
         self._intermediate = intermediate
         self._credit = credit
@@ -203,7 +203,7 @@ class Scorer:
 
 
 def _without_rounding(advantages: Advantages) -> Advantages:
-    """What a group without signal has: exact zeros, so that no whitening makes a rounding large and no learner keeps its rows."""
+    """What a group without signal has: exact zeros, so that whitening makes no rounding large and learners leave its rows out."""
     return tuple(tuple(None if credit is None else np.zeros_like(credit) for credit in calls) for calls in advantages)
 
 
@@ -245,7 +245,7 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _describe(signals: Sequence[bool], samples: Sequence[Sample]) -> dict[str, float]:
-    """`rows` that carry an advantage and `trained_tokens` in them; a learner whose loss has other terms learns from more."""
+    """`rows` with an advantage and `trained_tokens` in them; a learner whose loss has other terms learns from more."""
     teaching = teaching_rows(samples)
     return {
         "groups": float(len(signals)),
