@@ -157,25 +157,26 @@ class Trainer:
             self._warned = None
         else:
             self._warn_of_silence(scored, has_learned=any(report.tokens for report in reports.values()))
-        ids = [trajectory.rollout_id for trajectory in trajectories]
-        seconds = {
+        metrics = {
+            **scored.metrics,
             "seconds": time.monotonic() - began,
             "seconds_collect": max(0.0, waited - collected.seconds_reward),
             "seconds_reward": collected.seconds_reward,
             "seconds_credit": seconds_credit,
             "seconds_learn": sum(report.seconds for report in reports.values()),
             "tokens_per_second": scored.metrics["completion_tokens"] / max(1e-9, collected.seconds),
-        }
-        metrics = {
-            **scored.metrics,
-            **seconds,
             **self.policies.describe(reports),
             "hooks_failed": float(self.plugins.take_failures()),
             "minutes": self._seconds() / 60,
         }
+        del self._collecting[step]
+        await self._finish_step([trajectory.rollout_id for trajectory in trajectories], scored, metrics)
+
+    async def _finish_step(self, ids: Sequence[str], scored: Scored, metrics: Mapping[str, float]) -> None:
+        """Into the ledger, and before whoever looks on."""
+        step = self.state.step
         await self.control.set_scores(scored.scores)
         await self.control.mark_trained(step + 1, ids, metrics)
-        del self._collecting[step]
         signals = self.state.steps_with_signal
         self.state = LoopState(
             step=step + 1,
