@@ -361,9 +361,8 @@ async def test_the_engine_link_measures_a_calls_speed_also_while_it_runs(tmp_pat
 
 async def test_a_step_that_failed_whole_is_run_again_by_a_resumed_run_whose_agent_is_mended(scene: Scene) -> None:
     scene.agent = broken
-    with pytest.raises(
-        LightningError, match=r"step 1: every rollout failed \(4 agent_error\).*mend the agent; then go on with `lightningrl train --resume"
-    ):
+    remedy = "mend the agent; then go on with `lightningrl train --resume"
+    with pytest.raises(LightningError, match=rf"step 1: every rollout failed \(4 agent_error\).*{remedy}"):
         await scene.train(loop={"steps": 1})
     limits: list[float] = []
 
