@@ -446,7 +446,7 @@ class Patient:
     def wait(self) -> None:
         turn = threading.Event()
         self.loop.call_soon_threadsafe(turn.set)
-        self.turns.append(turn.wait(5.0))
+        self.turns.append(turn.wait(60.0))
 
 
 async def test_credit_and_checkpoints_leave_the_event_loop_alone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,11 +468,11 @@ async def test_a_stop_waits_for_the_checkpoint_that_is_being_written(scene: Scen
 
     def slow() -> None:
         saving.set()
-        may_end.wait(5.0)
+        may_end.wait(60.0)
 
     scene.backend.saving = slow
     running = asyncio.create_task(scene.train())
-    await asyncio.to_thread(saving.wait, 5.0)
+    await asyncio.to_thread(saving.wait, 60.0)
     running.cancel()
     await asyncio.sleep(0)
     may_end.set()

@@ -50,7 +50,7 @@ def _explain_no_calls(trajectories: Sequence[Trajectory]) -> str:
         return f"every model call was refused ({len(refusals)}); first, of {trajectory.rollout_id!r}: {said}"
     return (
         f"none of {len(trajectories)} rollouts made a model call that came here; "
-        "where the agent's client has a base URL of its own, name it in runtime.base_urls"
+        "where the agent's client has a base URL of its own, name it in runtime.base_urls (the workers' logs say which hosts it called)"
     )
 
 
