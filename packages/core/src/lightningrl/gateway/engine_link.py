@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from types import TracebackType
 from urllib.parse import urlsplit, urlunsplit
 
@@ -70,6 +71,11 @@ class EngineLink:
         self._idle = asyncio.Event()
         self._idle.set()
         self._sampling = 0
+        self._tokens = 0
+        self._call_seconds = 0.0
+        """Of all calls that are over, together."""
+        self._began: dict[str, float] = {}
+        """When the calls that are being sampled began, by id."""
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._outbox: Outbox | None = None
         self._socket: ClientConnection | None = None
@@ -86,6 +92,13 @@ class EngineLink:
     @property
     def is_connected(self) -> bool:
         return self._connected.is_set()
+
+    @property
+    def call_speed(self) -> float | None:
+        """Tokens per second that one call was sampled with so far, calls cut off included; None before the first."""
+        now = time.monotonic()
+        seconds = self._call_seconds + sum(now - began for began in self._began.values())
+        return self._tokens / seconds if seconds else None
 
     async def start(self, *, wait_s: float = 60.0) -> None:
         """Connect; returns once the server knows the engine. Raises ServerError when it refuses or cannot be reached in time."""
@@ -181,6 +194,7 @@ class EngineLink:
     async def _answer(self, message: Generate, outbox: Outbox) -> None:
         while not self._released.is_set():  # a call that crossed our Hold on its way
             await self._released.wait()
+        self._began[message.id] = time.monotonic()
         self._sampling += 1
         self._idle.clear()
         try:
@@ -194,6 +208,7 @@ class EngineLink:
             logger.exception("engine link: call %s failed", message.id)
             outbox.put(Failed(message.id, "engine", f"the engine failed: {type(error).__name__}: {error}"))
         finally:
+            self._call_seconds += time.monotonic() - self._began.pop(message.id)
             self._sampling -= 1
             if self._sampling == 0:
                 self._idle.set()
@@ -212,6 +227,7 @@ class EngineLink:
                     )
                     return
                 version = chunk.policy_version
+                self._tokens += len(chunk.token_ids)
                 tokens.extend(chunk.token_ids)
                 logprobs.extend(chunk.logprobs)
                 is_due = not whole and tokens and loop.time() - sent_at >= self._coalesce_s

@@ -94,6 +94,10 @@ class ServerClient:
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         return _count(await self._post("/cancel", {"rollout_ids": list(rollout_ids)}))
 
+    async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
+        """Queue those that failed again; how many."""
+        return _count(await self._post("/retry", {"rollout_ids": list(rollout_ids), "timeout_s": timeout_s}))
+
     async def interrupt(self, reason: str) -> int:
         """Queue all running attempts again; how many."""
         return _count(await self._post("/interrupt", {"reason": reason}))

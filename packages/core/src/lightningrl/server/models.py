@@ -27,6 +27,7 @@ __all__ = [
     "ReportedToolCallsBody",
     "ResultAnswer",
     "ResultBody",
+    "RetryBody",
     "RewardsBody",
     "RolloutIdsBody",
     "RolloutView",
@@ -170,6 +171,10 @@ class RolloutIdsBody(_Body):
 
 class CancelBody(RolloutIdsBody):
     pass
+
+
+class RetryBody(RolloutIdsBody):
+    timeout_s: float = Field(gt=0)
 
 
 class InterruptBody(_Body):

@@ -23,6 +23,7 @@ from lightningrl.server.models import (
     CreateBody,
     InterruptBody,
     PolicyView,
+    RetryBody,
     RolloutIdsBody,
     RolloutView,
     ScoreBody,
@@ -126,6 +127,12 @@ def run_routes(  # noqa: C901  (one short function per route)
         """Those not finished end as `cancelled`; their workers are told by the next heartbeat."""
         await access.run(request)
         return CountAnswer(count=await store.cancel(body.rollout_ids))
+
+    @router.post("/retry", response_model=CountAnswer, summary="Run failed rollouts again")
+    async def retry(body: RetryBody, request: Request) -> CountAnswer:
+        """Those that failed are queued again, with as many attempts as at first: their agent was mended. Others stay."""
+        await access.run(request)
+        return CountAnswer(count=await store.retry(body.rollout_ids, body.timeout_s))
 
     @router.post("/interrupt", response_model=CountAnswer, summary="Queue all running attempts again")
     async def interrupt(body: InterruptBody, request: Request) -> CountAnswer:

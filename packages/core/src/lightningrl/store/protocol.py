@@ -283,6 +283,11 @@ class Store(Protocol):
         workers are gone, as after a restart of the whole run). Returns how many."""
         ...
 
+    async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
+        """Queue those that failed again, with `timeout_s` for each attempt and as many attempts as at first; what was tried
+        stays on record. Returns how many."""
+        ...
+
     async def append_call(self, record: CallRecord) -> StoredCall | None:
         """Keep one call. None = kept now; where its `call_key` was kept before, nothing is added and that first call returns."""
         ...

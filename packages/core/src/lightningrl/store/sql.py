@@ -249,6 +249,9 @@ class SqlStore:
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         return await self._write(lambda tx: writes.cancel(tx, rollout_ids, time.time()))
 
+    async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
+        return await self._write(lambda tx: writes.retry(tx, rollout_ids, timeout_s))
+
     async def wait_finished(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> tuple[str, ...]:
         wanted = frozenset(rollout_ids)
         waiter = _Waiter(wanted, len(wanted) if min_finished is None else min(min_finished, len(wanted)))

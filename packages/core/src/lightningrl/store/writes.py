@@ -32,6 +32,7 @@ __all__ = [
     "lease",
     "mark_trained",
     "release",
+    "retry",
     "rollback_steps",
     "set_scores",
 ]
@@ -190,6 +191,21 @@ def cancel(tx: Transaction, rollout_ids: Sequence[str], now: float) -> int:
         tx.end(tx.attempt(rollout_id, number), Outcome.CANCELLED, now=now, again=False, error=encode_text("cancelled"))
         cancelled += 1
     return cancelled
+
+
+def retry(tx: Transaction, rollout_ids: Sequence[str], timeout_s: float) -> int:
+    retried = 0
+    for rollout_id in rollout_ids:
+        state = tx.db.execute(select(rollouts.c.state).where(rollouts.c.id == rollout_id)).scalar()
+        if state is None:
+            raise UnknownRecord(f"no rollout {rollout_id!r} to run again; create it first")
+        if state == RolloutState.FAILED:
+            anew = {"state": RolloutState.QUEUED.value, "outcome": None, "forgiven": rollouts.c.started, "timeout_s": timeout_s}
+            tx.db.execute(update(rollouts).where(rollouts.c.id == rollout_id).values(anew))
+            retried += 1
+    if retried:
+        tx.add_event(Queued())
+    return retried
 
 
 def append_calls(tx: Transaction, reader: Reader, records: Sequence[CallRecord]) -> tuple[StoredCall | None, ...]:

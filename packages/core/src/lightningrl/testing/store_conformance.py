@@ -205,6 +205,21 @@ class StoreConformance:
         trajectory = (await store.trajectories(["a"]))[0]
         assert (trajectory.attempt, [one.id for one in trajectory.transitions]) == (2, ["a/2/0"])
 
+    async def test_failed_rollouts_are_run_again_with_as_many_attempts_as_at_first(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a", max_attempts=2), make_spec("b")])
+        for outcome in (Outcome.INFRASTRUCTURE_ERROR, Outcome.INFRASTRUCTURE_ERROR, Outcome.SUCCEEDED):
+            lease = await leased(store)
+            await store.finish_attempt(lease.rollout_id, lease.attempt, outcome, error="x")
+        assert await store.retry(["a", "b"], 7.0) == 1, "what succeeded stays"
+        assert await store.wait_finished(["a", "b"], 0.0) == ("b",)
+        again = await leased(store)
+        assert (again.rollout_id, again.attempt, again.timeout_s) == ("a", 3, 7.0)
+        assert await store.finish_attempt("a", 3, Outcome.INFRASTRUCTURE_ERROR) is RolloutState.QUEUED
+        last = await leased(store)
+        assert await store.finish_attempt("a", last.attempt, Outcome.INFRASTRUCTURE_ERROR) is RolloutState.FAILED
+        with pytest.raises(UnknownRecord, match="'nope'"):
+            await store.retry(["nope"], 7.0)
+
     async def test_cancelled_rollouts_stop(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a"), make_spec("b"), make_spec("c")])
         await leased(store)

@@ -81,8 +81,9 @@ class LineProgress:
         )
 
     def validated(self, step: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
+        score = f"score {metrics['reward']:.3f}" if "reward" in metrics else "no score"
         self._console.print(
-            f"validation after step {step}: score {metrics.get('reward', float('nan')):.3f}  [{_outcome_text(outcomes)}]",
+            f"validation after step {step}: {score}  [{_outcome_text(outcomes)}]",
             highlight=False,
             soft_wrap=True,
         )
