@@ -108,6 +108,7 @@ def parse_chat_request(data: bytes, *, max_choices: int) -> ChatRequest:
     check_range("max_tokens", limit, 1, None)
     check_range("n", body.n, 1, max_choices)
     check_range("top_logprobs", body.top_logprobs, 0, 20)
+    check_range("seed", body.seed, -(2**63), 2**63 - (body.n or 1))  # each choice is sampled with a seed of its own
     if not body.messages:
         raise Refusal("the request has no messages; send at least one", param="messages")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
