@@ -25,6 +25,7 @@ from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.gateway.refusals import RefusalLog
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.gateway.threads import Threads
 from lightningrl.gateway.upstream import Forwarder
 from lightningrl.store.protocol import Store
 
@@ -34,12 +35,13 @@ __all__ = ["Gateway", "create_gateway"]
 class Gateway:
     """Routes to mount, and what the server asks of the gateway beside them."""
 
-    def __init__(self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings) -> None:
+    def __init__(self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings, threads: Threads) -> None:
         self._caller = caller
         self._forwarder = forwarder
         self._refusals = refusals
+        self._threads = threads
         base = "/rollouts/{rollout_id}/attempts/{attempt:int}/v1"
-        parts = (caller, forwarder, refusals, settings)
+        parts = (caller, forwarder, refusals, settings, threads)
         calls: dict[str, Callable[..., Any]] = {
             "chat/completions": ModelCall(*parts, "chat/completions", ChatDialect()),
             "responses": ModelCall(*parts, "responses", ResponsesDialect()),
@@ -66,8 +68,9 @@ class Gateway:
         return self._caller.is_overflowed(rollout_id, attempt)
 
     async def close(self) -> None:
-        """Close the connections to the upstream."""
+        """Close the connections to the upstream and let go of the threads."""
         await self._forwarder.close()
+        self._threads.close()
 
 
 def create_gateway(
@@ -75,6 +78,7 @@ def create_gateway(
 ) -> Gateway:
     """The gateway of a run: `app.router.routes.extend(create_gateway(...).routes)`. `renderers` by policy name."""
     settings = settings or GatewaySettings()
-    caller = Caller(store, engines, renderers, settings)
+    threads = Threads()
+    caller = Caller(store, engines, renderers, settings, threads)
     refusals = RefusalLog(store, max_attempts=settings.max_attempts_in_memory)
-    return Gateway(caller, Forwarder(store, caller, settings), refusals, settings)
+    return Gateway(caller, Forwarder(store, caller, settings), refusals, settings, threads)

@@ -21,15 +21,17 @@ from lightningrl.gateway.conversations import Conversation, Conversations
 from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.history import History, PastCall, as_ids, as_logprobs, extend_digest, history_key
-from lightningrl.gateway.prompts import Prompt, build_prompt
+from lightningrl.gateway.prompts import Prompt, PromptBuilder
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.replays import Replays
 from lightningrl.gateway.request import Answer, Begun, CallContext, CallRequest
 from lightningrl.gateway.routing import Routing
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.gateway.threads import Threads
+from lightningrl.gateway.tokenizer import context_overflow
 from lightningrl.store.errors import AttemptOver, StoreFull, UnknownRecord
 from lightningrl.store.protocol import AttemptInfo, CallRecord, Store, StoredCall
-from lightningrl.types import SamplingSettings
+from lightningrl.types import EngineInfo, SamplingSettings
 
 __all__ = ["Caller", "answer_again"]
 
@@ -47,8 +49,11 @@ class _Attempt:
 class Caller:
     """Makes calls for attempts. One per server, inside its event loop."""
 
-    def __init__(self, store: Store, engines: EngineRegistry, renderers: Mapping[str, PolicyRenderer], settings: GatewaySettings) -> None:
+    def __init__(
+        self, store: Store, engines: EngineRegistry, renderers: Mapping[str, PolicyRenderer], settings: GatewaySettings, threads: Threads
+    ) -> None:
         self._store = store
+        self._prompts = PromptBuilder(threads)
         self._engines = engines
         self._renderers = dict(renderers)
         self._settings = settings
@@ -102,7 +107,7 @@ class Caller:
                 yield kept if isinstance(kept, Answer) else answer_again(renderer, request, kept)
         except ContextOverflow as error:
             attempt.is_overflowed = True
-            raise Refusal(str(error), code="context_length_exceeded", param="messages") from error
+            raise _over_long(error) from error
         except EngineUnavailable as error:
             raise Refusal(str(error), status=503, code="engine_unavailable") from error
         except BackendError as error:
@@ -120,7 +125,12 @@ class Caller:
         """How long the call's prompt is. Nothing is sampled or recorded."""
         context, policy, renderer = self._route(request, context)
         attempt = await self._attempt(info, request, context)
-        return len(build_prompt(attempt.history, attempt.conversations, request, policy, renderer).ids)
+        context_length = self._engines.context_length(policy)
+        try:
+            prompt = await self._prompts.build(attempt.history, attempt.conversations, request, policy, renderer, context_length)
+        except ContextOverflow as error:
+            raise _over_long(error) from error
+        return len(prompt.ids)
 
     async def _sample(
         self,
@@ -134,8 +144,9 @@ class Caller:
     ) -> AsyncGenerator[Begun | TextDelta | Answer, None]:
         started = time.time()
         clock = time.perf_counter()
-        prompt = build_prompt(attempt.history, attempt.conversations, request, policy, renderer)
-        sampling = await self._sampling(info, request, policy, renderer, len(prompt.ids))
+        engine = await self._engines.info(policy)
+        prompt = await self._prompts.build(attempt.history, attempt.conversations, request, policy, renderer, engine.context_length)
+        sampling = self._sampling(info, request, engine, renderer, len(prompt.ids))
         transition_id = f"{info.rollout_id}/{info.attempt}/{next(self._ids)}"
         sampler = ChoiceSampler(self._engines, policy, renderer, request, prompt.ids, sampling, transition_id)
         sampled: list[SampledChoice] = []
@@ -227,17 +238,13 @@ class Caller:
             self._attempts.popitem(last=False)
         return attempt
 
-    async def _sampling(
-        self, info: AttemptInfo, request: CallRequest, policy: str, renderer: PolicyRenderer, prompt_tokens: int
+    def _sampling(
+        self, info: AttemptInfo, request: CallRequest, engine: EngineInfo, renderer: PolicyRenderer, prompt_tokens: int
     ) -> SamplingSettings:
-        base = info.sampling or self._settings.sampling.get(policy) or SamplingSettings()
-        engine = await self._engines.info(policy)
+        base = info.sampling or self._settings.sampling.get(engine.policy) or SamplingSettings()
         room = engine.context_length - prompt_tokens
         if room < 1:
-            raise ContextOverflow(
-                f"this model's maximum context length is {engine.context_length} tokens; your messages and tools take {prompt_tokens}, "
-                "which leaves no room for an answer; shorten them"
-            )
+            raise context_overflow(engine.context_length, str(prompt_tokens))
         return replace(
             base,
             max_tokens=min(base.max_tokens, room, request.max_tokens or room),
@@ -310,6 +317,10 @@ class Caller:
                     )
                 )
         return ()
+
+
+def _over_long(error: ContextOverflow) -> Refusal:
+    return Refusal(str(error), code="context_length_exceeded", param="messages")
 
 
 def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence[StoredCall]) -> Answer:

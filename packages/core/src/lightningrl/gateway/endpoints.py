@@ -20,6 +20,7 @@ from lightningrl.gateway.exchange import EVENTS, ClientGone, authorise, call_con
 from lightningrl.gateway.refusals import RefusalLog
 from lightningrl.gateway.request import Answer, Begun, CallContext
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.gateway.threads import Threads
 from lightningrl.gateway.upstream import Forwarder
 from lightningrl.store.protocol import AttemptInfo
 
@@ -28,7 +29,11 @@ __all__ = ["CountTokens", "Forwarded", "ModelCall", "Models", "Refused", "refuse
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=DialectRequest)
+T = TypeVar("T")
 WriteError = Callable[[Refusal], bytes]
+
+_TEXT_TO_JSON = 4
+"""How much faster a body is parsed than its text is tokenised, at least."""
 
 
 class _Named(msgspec.Struct):
@@ -44,11 +49,12 @@ class _Endpoint:
     path: str
     write_error: WriteError
 
-    def __init__(self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings) -> None:
+    def __init__(self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings, threads: Threads) -> None:
         self._caller = caller
         self._forwarder = forwarder
         self._refusals = refusals
         self._settings = settings
+        self._threads = threads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -75,6 +81,8 @@ class _Endpoint:
             await work
         except Refusal as refusal:
             await self._refuse(send, refusal, info, context)
+        except RecursionError:
+            await self._refuse(send, Refusal("the request is nested too deeply; flatten it"), info, context)
 
     async def _refuse(self, send: Send, refusal: Refusal, info: AttemptInfo, context: CallContext) -> None:
         if refusal.code != "upstream_failed":  # that exchange is on record
@@ -84,6 +92,9 @@ class _Endpoint:
     def _goes_upstream(self, body: bytes, context: CallContext) -> bool:
         return self._forwarder.takes(model_of(body), context)
 
+    async def _parsed(self, body: bytes, parse: Callable[[], T]) -> T:
+        return await self._threads.run(len(body) // _TEXT_TO_JSON, parse)
+
     async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
         raise NotImplementedError
 
@@ -92,15 +103,22 @@ class ModelCall(_Endpoint, Generic[R]):
     """One model call, whole or streamed."""
 
     def __init__(
-        self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings, path: str, dialect: Dialect[R]
+        self,
+        caller: Caller,
+        forwarder: Forwarder,
+        refusals: RefusalLog,
+        settings: GatewaySettings,
+        threads: Threads,
+        path: str,
+        dialect: Dialect[R],
     ) -> None:
-        super().__init__(caller, forwarder, refusals, settings)
+        super().__init__(caller, forwarder, refusals, settings, threads)
         self.path = path
         self.write_error = dialect.write_error
         self._dialect = dialect
 
     async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
-        request = self._dialect.parse(body, self._settings)
+        request = await self._parsed(body, lambda: self._dialect.parse(body, self._settings))
         if request.call.stream:
             await self._stream(info, request, context, send)
             return
@@ -145,7 +163,8 @@ class CountTokens(_Endpoint):
     write_error = staticmethod(MessagesDialect().write_error)
 
     async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
-        tokens = await self._caller.count_tokens(info, parse_messages_request(body).call, context)
+        request = await self._parsed(body, lambda: parse_messages_request(body))
+        tokens = await self._caller.count_tokens(info, request.call, context)
         await send_json(send, 200, write_count(tokens))
 
 
@@ -154,8 +173,10 @@ class Forwarded(_Endpoint):
 
     write_error = staticmethod(write_error)
 
-    def __init__(self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings, path: str) -> None:
-        super().__init__(caller, forwarder, refusals, settings)
+    def __init__(
+        self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings, threads: Threads, path: str
+    ) -> None:
+        super().__init__(caller, forwarder, refusals, settings, threads)
         self.path = path
 
     def _goes_upstream(self, body: bytes, context: CallContext) -> bool:

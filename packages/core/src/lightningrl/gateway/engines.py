@@ -119,6 +119,11 @@ class EngineRegistry:
         assert state.info is not None
         return state.info
 
+    def context_length(self, policy: str) -> int | None:
+        """Of what serves the policy, or served it last; None = no engine was ever connected."""
+        state = self._policies.get(policy)
+        return None if state is None or state.info is None else state.info.context_length
+
     async def generate(self, policy: str, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks of one completion as they are sampled, all of one version."""
         state, deadline = self._begin(policy)
