@@ -15,7 +15,19 @@ from uuid import uuid4
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.types import FinishReason
 
-__all__ = ["Choice", "CompletionText", "TextDelta", "ToolRequest", "parse_arguments", "write_arguments"]
+__all__ = [
+    "MAX_DEPTH",
+    "Choice",
+    "CompletionText",
+    "TextDelta",
+    "ToolRequest",
+    "is_nested_deeply",
+    "parse_arguments",
+    "write_arguments",
+]
+
+MAX_DEPTH = 64
+"""Lists and objects within each other in a tool call's arguments; beyond it, what a policy says is no tool call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +183,7 @@ class CompletionText:
             return _Parsed("", reasoning)
         leftovers: list[str] = []
         for call in response.tool_calls:
-            usable = self._allow_tools and isinstance(call.name, str) and call.status.value != "unclosed_block"
+            usable = self._allow_tools and isinstance(call.name, str) and call.status.value != "unclosed_block" and _is_utf8(call.name)
             arguments = write_arguments(call.arguments) if usable and isinstance(call.arguments, dict) else None  # None = no JSON
             if arguments is not None and (self._parallel_tools or not parsed.calls):
                 parsed.calls.append((call.name, arguments))
@@ -252,12 +264,26 @@ def parse_arguments(arguments: str) -> Any:
 
 
 def write_arguments(arguments: dict[str, Any]) -> str | None:
-    """A tool call's arguments as JSON text; None where JSON has no such number (NaN, Infinity)."""
+    """A tool call's arguments as JSON text; None where JSON has no such number (NaN, Infinity), or where they are nested too deeply."""
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except ValueError:
+    except (ValueError, RecursionError):
+        return None
+    if text.count("{") + text.count("[") > MAX_DEPTH and is_nested_deeply(arguments):
         return None
     return text if text.isascii() or _is_utf8(arguments) else json.dumps(arguments)
+
+
+def is_nested_deeply(value: Any) -> bool:
+    """Whether lists and objects lie within each other more than MAX_DEPTH deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner for outer in level if isinstance(outer, dict | list) for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _is_utf8(value: Any) -> bool:
