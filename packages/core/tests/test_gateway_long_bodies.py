@@ -18,6 +18,7 @@ from lightningrl.gateway.tokenizer import QuickTokenizer
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
+from lightningrl.types import SamplingSettings
 
 USER = {"role": "user", "content": "hi"}
 LONG = {"role": "user", "content": "word " * 8_000}
@@ -82,7 +83,7 @@ class CountingTokenizer(QuickTokenizer):
 
 def test_a_text_far_beyond_the_context_is_given_up_after_a_few_contexts() -> None:
     tokenizer = CountingTokenizer()
-    with tokenizer.within(1000), pytest.raises(ContextOverflow, match="maximum context length is 1000 tokens; .* more than 1000"):
+    with tokenizer.within(1000), pytest.raises(ContextOverflow, match=r"maximum context length is 1000 tokens; .* more than 1000"):
         tokenizer.encode("word " * 1_000_000)
     assert tokenizer.characters < 100_000
 
@@ -163,12 +164,8 @@ async def test_what_a_policy_nests_too_deeply_is_text_and_no_tool_call(tmp_path:
     said = f'<tool_call>\n{{"name": "f", "arguments": {nested(depth)}}}\n</tool_call>'
     async with live_gateway(tmp_path, engine=ScriptedEngine(tiny_tokenizer(), context_length=100_000)) as gateway:
         gateway.engine.enqueue(said)
-        attempt = await gateway.attempt(sampling=None)
-        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-        gateway.engine.context_length = 100_000
-        from lightningrl.types import SamplingSettings
-
         attempt = await gateway.attempt(sampling=SamplingSettings(max_tokens=90_000))
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
         status, text = await post(attempt, messages=[USER], tools=tools)
         assert status == 200, text
         message = json.loads(text)["choices"][0]["message"]

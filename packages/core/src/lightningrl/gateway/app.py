@@ -6,21 +6,32 @@
 /rollouts/{rollout}/attempts/{n}/v1/messages/count_tokens   POST   a policy, or the upstream
 /rollouts/{rollout}/attempts/{n}/v1/embeddings              POST   the upstream
 /rollouts/{rollout}/attempts/{n}/v1/models                  GET
-/v1/…                                                       403: a call that belongs to no rollout fails closed
+/rollouts/{rollout}/attempts/{n}/messages, …/count_tokens   POST   the same, for clients that add no /v1
+/v1/…                                                       403: a call that belongs to no rollout fails closed;
+                                                            or the calls of `settings.plain_rollout`
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from lightningrl.gateway.calls import Caller
 from lightningrl.gateway.dialects.chat_answer import ChatDialect
 from lightningrl.gateway.dialects.messages_answer import MessagesDialect
 from lightningrl.gateway.dialects.responses_answer import ResponsesDialect
-from lightningrl.gateway.endpoints import CountTokens, Forwarded, ModelCall, Models, Refused, refuse_path, refuse_unattributed
+from lightningrl.gateway.endpoints import (
+    CountTokens,
+    Forwarded,
+    ModelCall,
+    Models,
+    OfRollout,
+    Refused,
+    RefusedPath,
+    refuse_unattributed,
+)
 from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.gateway.refusals import RefusalLog
 from lightningrl.gateway.rendering import PolicyRenderer
@@ -40,19 +51,30 @@ class Gateway:
         self._forwarder = forwarder
         self._refusals = refusals
         self._threads = threads
-        base = "/rollouts/{rollout_id}/attempts/{attempt:int}/v1"
+        attempt = "/rollouts/{rollout_id}/attempts/{attempt:int}"
         parts = (caller, forwarder, refusals, settings, threads)
-        calls: dict[str, Callable[..., Any]] = {
+        calls: dict[str, ASGIApp] = {
             "chat/completions": ModelCall(*parts, "chat/completions", ChatDialect()),
             "responses": ModelCall(*parts, "responses", ResponsesDialect()),
             "messages": ModelCall(*parts, "messages", MessagesDialect()),
             "messages/count_tokens": CountTokens(*parts),
             "embeddings": Forwarded(*parts, "embeddings"),
         }
+        unknown = RefusedPath(caller, refusals)
+
+        def served(base: str, wrap: Callable[[ASGIApp], ASGIApp] = lambda endpoint: endpoint) -> list[BaseRoute]:
+            return [
+                *(Route(f"{base}/{path}", wrap(endpoint), methods=["POST"]) for path, endpoint in calls.items()),
+                Route(f"{base}/models", wrap(Models(caller)), methods=["GET"]),
+                Route(f"{base}/{{rest:path}}", wrap(unknown)),
+            ]
+
+        plain = settings.plain_rollout
         self.routes: list[BaseRoute] = [
-            *(Route(f"{base}/{path}", endpoint, methods=["POST"]) for path, endpoint in calls.items()),
-            Route(f"{base}/models", Models(caller), methods=["GET"]),
-            Route(f"{base}/{{rest:path}}", Refused(refuse_path)),
+            *served(f"{attempt}/v1"),
+            *(Route(f"{attempt}/{path}", calls[path], methods=["POST"]) for path in ("messages", "messages/count_tokens")),
+            Route(f"{attempt}/{{rest:path}}", unknown),
+            *(served("/v1", lambda endpoint: OfRollout(endpoint, plain)) if plain is not None else []),
             Route("/v1/{rest:path}", Refused(refuse_unattributed)),
             Route("/chat/completions", Refused(refuse_unattributed)),
         ]

@@ -134,6 +134,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             upstream=upstream,
             upstream_models=upstream_models,
             max_body_bytes=settings.max_body_bytes,
+            plain_rollout=settings.plain_rollout,
         )
         gateway = create_gateway(store, engines, renderers, gateway_settings)
         app = create_app(
