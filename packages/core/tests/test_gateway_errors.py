@@ -129,7 +129,7 @@ async def test_keys_and_places(gateway: LiveGateway) -> None:
         unknown = await client.post("/rollouts/nobody/attempts/1/v1/chat/completions", json=body)
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (401, "invalid_api_key")
         no_attempt = await client.post(f"/rollouts/{attempt.rollout_id}/attempts/9/v1/chat/completions", json=body)
-        assert no_attempt.status_code == 404
+        assert no_attempt.status_code == 401
         for path in ("/v1/chat/completions", "/v1/models", "/v1/embeddings"):
             closed = await client.post(path, json=body)
             assert closed.status_code == 403

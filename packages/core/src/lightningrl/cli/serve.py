@@ -42,12 +42,15 @@ def serve_command(source: Path | None, *, run: Path | None, host: str, port: int
         assert source is not None
         recipe, checkpoint, close = load_recipe(source, settings), None, lambda: None
     scratch = Path(tempfile.mkdtemp(prefix="lightningrl-serve-"))
+    has_stopped = False
     try:
         asyncio.run(_serve(recipe, checkpoint, scratch, host, port, console))
     except asyncio.CancelledError:
         console.print("stopped")
-        shutil.rmtree(scratch, ignore_errors=True)  # after an error it stays: the message names a log in it
+        has_stopped = True
     finally:
+        if has_stopped or not any(scratch.glob("*.log")):  # after an error the log stays: the message names it
+            shutil.rmtree(scratch, ignore_errors=True)
         close()
 
 
