@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import tempfile
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ from lightningrl.types import RolloutMode, RolloutSpec, Task
 __all__ = ["serve_command"]
 
 DAY_S = 24 * 3600.0
+BY_HAND = "by-hand"
+"""The rollout of whoever tries the endpoint by hand; it answers below `/v1`."""
 
 
 def serve_command(source: Path | None, *, run: Path | None, host: str, port: int, settings: Mapping[str, Any]) -> None:
@@ -38,12 +41,16 @@ def serve_command(source: Path | None, *, run: Path | None, host: str, port: int
     else:
         assert source is not None
         recipe, checkpoint, close = load_recipe(source, settings), None, lambda: None
+    scratch = Path(tempfile.mkdtemp(prefix="lightningrl-serve-"))
+    has_stopped = False
     try:
-        with tempfile.TemporaryDirectory(prefix="lightningrl-serve-") as scratch:
-            asyncio.run(_serve(recipe, checkpoint, Path(scratch), host, port, console))
+        asyncio.run(_serve(recipe, checkpoint, scratch, host, port, console))
     except asyncio.CancelledError:
         console.print("stopped")
+        has_stopped = True
     finally:
+        if has_stopped or not any(scratch.glob("*.log")):  # after an error the log stays: the message names it
+            shutil.rmtree(scratch, ignore_errors=True)
         close()
 
 
@@ -56,20 +63,17 @@ async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: s
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     parts = Parts.build(recipe, load_plugins())
     settings = server_settings(recipe, parts, f"sqlite:///{scratch / 'store.sqlite'}", host=host, port=port)
+    settings = settings.model_copy(update={"plain_rollout": BY_HAND})
     async with serve_policy(settings, parts, scratch, checkpoint, workers=None) as served:
         # a rollout of its own for whoever tries the endpoint by hand; the lease lasts a day
         await served.client.create_rollouts(
-            [
-                RolloutSpec(
-                    id="by-hand", task=Task(id="by-hand", input=None), group_id="by-hand", mode=RolloutMode.VALIDATION, timeout_s=DAY_S
-                )
-            ]
+            [RolloutSpec(id=BY_HAND, task=Task(id=BY_HAND, input=None), group_id=BY_HAND, mode=RolloutMode.VALIDATION, timeout_s=DAY_S)]
         )
         lease = await served.client.lease("serve", lease_s=DAY_S)
         assert lease is not None
         shown = ", ".join(f"{name!r} ({parts.models[name]}), version {version}" for name, version in served.policies.versions.items())
         console.print(f"serving {shown}; stop it with Ctrl-C\n", highlight=False)
-        console.print(f"export OPENAI_BASE_URL={served.server.url}{lease.base_path}", highlight=False, soft_wrap=True)
+        console.print(f"export OPENAI_BASE_URL={served.server.url}/v1", highlight=False, soft_wrap=True)
         console.print(f"export OPENAI_API_KEY={lease.key}\n", highlight=False, soft_wrap=True)
         console.print(
             f"workers join with:  LIGHTNINGRL_KEY={settings.run_key} lightningrl work RECIPE --server {served.server.url}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -133,6 +134,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             upstream=upstream,
             upstream_models=upstream_models,
             max_body_bytes=settings.max_body_bytes,
+            plain_rollout=settings.plain_rollout,
         )
         gateway = create_gateway(store, engines, renderers, gateway_settings)
         app = create_app(
@@ -173,6 +175,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             loop.add_signal_handler(number, stop)
         if lifeline:
             threading.Thread(target=_watch_parent, args=(loop, stop), name="lightningrl-lifeline", daemon=True).start()
+        gc.freeze()  # what was imported stays: a collection that looks through all of it holds every call for a tenth of a second
         await server.serve([listener])
     finally:
         if gateway is not None:

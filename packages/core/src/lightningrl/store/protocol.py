@@ -84,6 +84,8 @@ class AttemptInfo:
     sampling: SamplingSettings | None
     """The rollout's overrides; None = the policy's defaults."""
     timeout_s: float
+    has_calls: bool = False
+    """Whether calls of it are recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, bindparam, exists, func, select
 
 from lightningrl.store.codec import decode_advantages, decode_json, decode_sampling, decode_text
 from lightningrl.store.errors import UnknownRecord
@@ -107,6 +107,7 @@ class Reader:
                 rollouts.c.step,
                 rollouts.c.sampling,
                 rollouts.c.timeout_s,
+                exists().where(calls.c.attempt_pk == attempts.c.pk).label("has_calls"),
             )
             .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
             .where(rollouts.c.id == rollout_id, attempts.c.number == attempt)
@@ -120,6 +121,7 @@ class Reader:
             step=row.step,
             sampling=None if row.sampling is None else decode_sampling(row.sampling),
             timeout_s=row.timeout_s,
+            has_calls=bool(row.has_calls),
         )
         return row.key_digest, None if row.outcome is None else Outcome(row.outcome), info
 

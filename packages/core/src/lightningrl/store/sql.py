@@ -277,7 +277,12 @@ class SqlStore:
             return ()
         if len({(record.rollout_id, record.attempt) for record in records}) > 1:
             raise StoreError("append_calls got calls of several attempts; append them one attempt at a time")
-        return await self._write(lambda tx: writes.append_calls(tx, self._reader, records))
+        kept = await self._write(lambda tx: writes.append_calls(tx, self._reader, records))
+        place = records[0].rollout_id, records[0].attempt
+        known = self._keys.get(place)
+        if known is not None and not known[1].has_calls:
+            self._keys[place] = known[0], replace(known[1], has_calls=True)
+        return kept
 
     async def calls(self, rollout_id: str, attempt: int) -> tuple[StoredCall, ...]:
         return await self._read(lambda db: self._reader.attempt_calls(db, rollout_id, attempt))
