@@ -20,6 +20,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from starlette.exceptions import HTTPException
 
+from lightningrl.clean import parse_json
 from lightningrl.errors import ServerError
 from lightningrl.server.tool_spans import SeenSpan, tool_call_records
 from lightningrl.store.protocol import SpanRecord, ToolCallRecord
@@ -126,7 +127,7 @@ def _decode_protobuf(body: bytes) -> ExportTraceServiceRequest:
 
 def _decode_json(body: bytes) -> ExportTraceServiceRequest:
     try:
-        document = json.loads(body)
+        document = parse_json(body)
         if not isinstance(document, dict):
             raise ValueError(f"it is a {type(document).__name__}, not an object")
         request = json_format.ParseDict(_with_base64_ids(document), ExportTraceServiceRequest(), ignore_unknown_fields=True)

@@ -295,6 +295,10 @@ class Store(Protocol):
         """The attempt's calls in order, prompts whole. Empty where there are none."""
         ...
 
+    async def call_ids(self, rollout_id: str, attempt: int) -> frozenset[str]:
+        """The ids of the attempt's transitions."""
+        ...
+
     async def append_tool_calls(self, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
         """Returns how many are new. Export them before the result: an ended attempt refuses them."""
         ...

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 
-from lightningrl.store.codec import decode_advantages, decode_json, decode_sampling, decode_text
+from lightningrl.clean import finite
+from lightningrl.store.codec import decode_advantages, decode_json, decode_output, decode_sampling, decode_text
 from lightningrl.store.errors import UnknownRecord
 from lightningrl.store.protocol import AttemptInfo, AttemptRecord, RolloutFilter, RolloutRecord, Score, StepRecord, StoreCounts, StoredCall
 from lightningrl.store.schema import advantages, attempts, calls, rewards, rollouts, scores, steps, tasks, trained, words
@@ -88,6 +89,9 @@ class Reader:
 
     def attempt_calls(self, db: Connection, rollout_id: str, attempt: int) -> tuple[StoredCall, ...]:
         return self.calls(db, self.attempt_pk(db, rollout_id, attempt))
+
+    def call_ids(self, db: Connection, rollout_id: str, attempt: int) -> frozenset[str]:
+        return frozenset(db.execute(select(calls.c.id).where(calls.c.attempt_pk == self.attempt_pk(db, rollout_id, attempt))).scalars())
 
     def leased(self, db: Connection, rollout_id: str) -> Any:
         """What a lease hands out."""
@@ -273,8 +277,8 @@ def _attempt_record(row: Any) -> AttemptRecord:
         outcome=None if row.outcome is None else Outcome(row.outcome),
         started_at=row.started_at,
         ended_at=row.ended_at,
-        duration_s=row.duration_s,
-        output=None if row.output is None else decode_json(decode_text(row.output)),
+        duration_s=finite(row.duration_s),
+        output=decode_output(row.output),
         error=decode_text(row.error) or None,
         calls=row.calls,
     )

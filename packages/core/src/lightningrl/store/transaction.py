@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, bindparam, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
+from lightningrl.clean import clean_text
 from lightningrl.store.database import Database
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.schema import attempts, calls, rollouts, words
@@ -125,6 +126,7 @@ class Transaction:
 
     def word(self, text: str) -> int:
         """The number a text is interned under."""
+        text = clean_text(text)
         known = self._words.get(text)
         if known is None:
             known = self.db.execute(_WORD, {"text": text}).scalar()

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import delete, func, insert, select, update
 
+from lightningrl.clean import clean_text, finite
 from lightningrl.errors import StoreError
 from lightningrl.store.codec import encode_advantages, encode_floats, encode_json, encode_span, encode_text, encode_tokens
 from lightningrl.store.errors import Conflict, UnknownRecord
@@ -38,6 +39,9 @@ __all__ = [
 
 OUTPUT_LIMIT = 16 * 2**20
 """Bytes of JSON that an agent may return."""
+
+ERROR_LIMIT = 100_000
+"""Characters of what an agent raised; the rest is cut off."""
 
 
 def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec], now: float) -> int:
@@ -166,8 +170,8 @@ def finish(
         now=now,
         again=again,
         output=None if output is None else encode_text(body),
-        error=encode_text(error),
-        duration_s=duration_s,
+        error=encode_text(None if error is None else error[:ERROR_LIMIT]),
+        duration_s=finite(duration_s),
     )
 
 
@@ -253,18 +257,18 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, records: S
         rows.append(
             {
                 "attempt_pk": live.pk,
-                "id": call.id,
+                "id": clean_text(call.id),
                 "name": tx.word(call.name),
                 "arguments": encode_text(call.arguments),
                 "result": encode_text(call.result),
                 "status": call.status.value,
-                "duration_s": call.duration_s,
+                "duration_s": finite(call.duration_s),
                 "transition_id": call.transition_id,
                 "agent": tx.word_or_none(call.agent),
-                "error_type": call.error_type,
+                "error_type": None if call.error_type is None else clean_text(call.error_type),
                 "span": span,
                 "parent_span": encode_span(record.parent_span_id),
-                "started_at": record.started_at,
+                "started_at": finite(record.started_at),
             }
         )
     if rows:
