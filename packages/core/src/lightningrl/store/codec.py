@@ -19,6 +19,7 @@ from lightningrl.errors import StoreError
 from lightningrl.types import Array, IntArray, SamplingSettings
 
 __all__ = [
+    "as_number",
     "decode_advantages",
     "decode_floats",
     "decode_json",
@@ -41,6 +42,11 @@ _COMPRESS_FROM = 200
 
 _json = msgspec.json.Encoder(order="deterministic")
 _sampling = msgspec.json.Decoder(SamplingSettings)
+
+
+def as_number(value: int) -> int:
+    """For a comparison: a number beyond 64 bits, which SQLite cannot be asked for, becomes -1, which no attempt or step has."""
+    return value if -(2**63) <= value < 2**63 else -1
 
 
 def encode_tokens(ids: IntArray | Sequence[int]) -> bytes:

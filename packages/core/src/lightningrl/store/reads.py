@@ -1,16 +1,20 @@
-"""The queries. A Reader is a cache of interned words and nothing else; any thread may use it with a connection of its own."""
+"""The queries. A Reader is a cache of interned words and nothing else; any thread may use it with a connection of its own.
+
+What is read before it is committed belongs in a Reader of its own (`Transaction.reader`): a rollback may give a word's number anew.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, select
 
 from lightningrl.clean import finite
-from lightningrl.store.codec import decode_advantages, decode_json, decode_output, decode_sampling, decode_text
+from lightningrl.store.codec import as_number, decode_advantages, decode_json, decode_output, decode_sampling, decode_text
 from lightningrl.store.errors import UnknownRecord
 from lightningrl.store.protocol import AttemptInfo, AttemptRecord, RolloutFilter, RolloutRecord, Score, StepRecord, StoreCounts, StoredCall
 from lightningrl.store.schema import advantages, attempts, calls, rewards, rollouts, scores, steps, tasks, trained, words
@@ -22,6 +26,7 @@ __all__ = ["Reader", "chunks"]
 _K = TypeVar("_K")
 _IN_MOST = 500
 _REWARDS = select(rewards).where(rewards.c.attempt_pk.in_(bindparam("pks", expanding=True)))
+_WORD = select(words.c.text).where(words.c.pk == bindparam("pk"))
 _task = msgspec.json.Decoder(Task)
 
 
@@ -43,18 +48,18 @@ class Reader:
             return None
         known = self._words.get(pk)
         if known is None:
-            self._words.update({row.pk: row.text for row in db.execute(select(words))})
-            known = self._words[pk]
+            known = self._words[pk] = str(db.execute(_WORD, {"pk": pk}).scalar_one())
         return known
 
     def text(self, db: Connection, pk: int) -> str:
         return self.word(db, pk) or ""
 
-    def sampling(self, db: Connection, pk: int) -> SamplingSettings:
-        known = self._sampling.get(pk)
+    def sampling(self, db: Connection, row: Row[Any]) -> SamplingSettings:
+        """Of a call's row."""
+        known = self._sampling.get(row.sampling)
         if known is None:
-            known = self._sampling[pk] = decode_sampling(self.text(db, pk))
-        return known
+            known = self._sampling[row.sampling] = decode_sampling(self.text(db, row.sampling))
+        return known if row.seed is None else replace(known, seed=int(row.seed))
 
     def calls(self, db: Connection, attempt_pk: int) -> tuple[StoredCall, ...]:
         """An attempt's calls as they were recorded, without rewards."""
@@ -68,7 +73,7 @@ class Reader:
                     row,
                     *tokens[row.idx],
                     policy=self.text(db, row.policy),
-                    sampling=self.sampling(db, row.sampling),
+                    sampling=self.sampling(db, row),
                     agent=self.word(db, row.agent),
                     parent_id=None if row.parent is None else rows[row.parent].id,
                     rewards={},
@@ -81,7 +86,7 @@ class Reader:
         row = db.execute(
             select(attempts.c.pk)
             .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
-            .where(rollouts.c.id == rollout_id, attempts.c.number == attempt)
+            .where(rollouts.c.id == rollout_id, attempts.c.number == as_number(attempt))
         ).one_or_none()
         if row is None:
             raise UnknownRecord(f"rollout {rollout_id!r} has no attempt {attempt}; attempts start with a lease")
@@ -113,7 +118,7 @@ class Reader:
                 rollouts.c.timeout_s,
             )
             .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
-            .where(rollouts.c.id == rollout_id, attempts.c.number == attempt)
+            .where(rollouts.c.id == rollout_id, attempts.c.number == as_number(attempt))
         ).one_or_none()
         if row is None:
             return None

@@ -109,7 +109,7 @@ def _transitions(
             row,
             *tokens[position],
             policy=reader.text(db, row.policy),
-            sampling=reader.sampling(db, row.sampling),
+            sampling=reader.sampling(db, row),
             agent=reader.word(db, row.agent if row.agent is not None or not tree else _agent(tree, row.span)),
             parent_id=None if row.parent is None else rows[row.parent].id,
             rewards=rewards.get(row.idx, {}),
