@@ -110,6 +110,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
     from lightningrl.gateway.routing import RoleRule
     from lightningrl.gateway.settings import GatewaySettings
     from lightningrl.server.app import create_app
+    from lightningrl.server.bounded_http import BoundedHttp
     from lightningrl.server.forwarding import create_forwarder
     from lightningrl.store import SqlStore
 
@@ -148,7 +149,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
         config = uvicorn.Config(
             app,
             loop="none",
-            http="httptools",
+            http=BoundedHttp,
             ws="websockets-sansio",
             lifespan="off",
             access_log=False,
