@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lightningrl.server.access import Access
+from lightningrl.server.asked_calls import ReadAsked, join_to_answers
 from lightningrl.server.forwarding import SpanForwarder
 from lightningrl.server.guarded import guarded
 from lightningrl.server.models import (
@@ -44,6 +45,7 @@ def attempt_routes(
     access: Access,
     memory: AttemptMemory | None,
     forwarder: SpanForwarder | None = None,
+    read_asked: ReadAsked | None = None,
     *,
     max_body_bytes: int,
     longest_wait_s: float,
@@ -115,7 +117,7 @@ def attempt_routes(
     )
     async def traces(rid: str, n: int, request: Request) -> Response:
         """Spans of tools become tool calls. Repeating an export adds nothing; spans without an id are told of as a partial success."""
-        return await take_spans(store, forwarder, rid, n, request, max_body_bytes)
+        return await take_spans(store, forwarder, read_asked, rid, n, request, max_body_bytes)
 
     for part in (leases, ended, running):
         router.include_router(part)
@@ -123,13 +125,24 @@ def attempt_routes(
 
 
 async def take_spans(
-    store: Store, forwarder: SpanForwarder | None, rollout_id: str, attempt: int, request: Request, limit: int
+    store: Store,
+    forwarder: SpanForwarder | None,
+    read_asked: ReadAsked | None,
+    rollout_id: str,
+    attempt: int,
+    request: Request,
+    limit: int,
 ) -> Response:
     """Keep what an export holds for us, and hand all of it on."""
     media_type = read_media_type(request.headers.get("content-type", ""))
-    export = parse_export(await request.body(), media_type, request.headers.get("content-encoding", "").lower(), limit)
-    if export.tool_calls:
-        await store.append_tool_calls(rollout_id, attempt, export.tool_calls)
+    encoding = request.headers.get("content-encoding", "").lower()
+    export = await asyncio.to_thread(parse_export, await request.body(), media_type, encoding, limit)
+    tool_calls = export.tool_calls
+    if export.loose and read_asked is not None:
+        asked = await read_asked(rollout_id, attempt)
+        tool_calls = await asyncio.to_thread(join_to_answers, tool_calls, export.loose, asked)
+    if tool_calls:
+        await store.append_tool_calls(rollout_id, attempt, tool_calls)
     if export.spans:
         await store.append_spans(rollout_id, attempt, export.spans)
     if forwarder is not None:

@@ -110,6 +110,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
     from lightningrl.gateway.routing import RoleRule
     from lightningrl.gateway.settings import GatewaySettings
     from lightningrl.server.app import create_app
+    from lightningrl.server.asked_calls import read_kept_answers
     from lightningrl.server.bounded_http import BoundedHttp
     from lightningrl.server.forwarding import create_forwarder
     from lightningrl.store import SqlStore
@@ -143,6 +144,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             routes=[engine_route(engines, settings.run_key), *gateway.routes],
             memory=gateway,
             forwarder=forwarder,
+            read_asked=read_kept_answers(store, renderers),
             max_body_bytes=settings.max_body_bytes,
             longest_wait_s=settings.longest_wait_s,
         )

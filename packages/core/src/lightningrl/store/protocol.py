@@ -300,6 +300,10 @@ class Store(Protocol):
         """The ids of the attempt's transitions."""
         ...
 
+    async def tool_call_ids(self, rollout_id: str, attempt: int) -> frozenset[str]:
+        """The ids of the attempt's tool calls that are kept."""
+        ...
+
     async def append_tool_calls(self, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
         """Returns how many are new. Export them before the result: an ended attempt refuses them."""
         ...

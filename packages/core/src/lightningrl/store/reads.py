@@ -17,7 +17,7 @@ from lightningrl.clean import finite
 from lightningrl.store.codec import as_number, decode_advantages, decode_json, decode_output, decode_sampling, decode_text
 from lightningrl.store.errors import UnknownRecord
 from lightningrl.store.protocol import AttemptInfo, AttemptRecord, RolloutFilter, RolloutRecord, Score, StepRecord, StoreCounts, StoredCall
-from lightningrl.store.schema import advantages, attempts, calls, rewards, rollouts, scores, steps, tasks, trained, words
+from lightningrl.store.schema import advantages, attempts, calls, rewards, rollouts, scores, steps, tasks, tool_calls, trained, words
 from lightningrl.store.tokens import build_transition, prompts_and_completions
 from lightningrl.types import Array, Outcome, RolloutMode, RolloutSpec, RolloutState, SamplingSettings, Task
 
@@ -97,6 +97,10 @@ class Reader:
 
     def call_ids(self, db: Connection, rollout_id: str, attempt: int) -> frozenset[str]:
         return frozenset(db.execute(select(calls.c.id).where(calls.c.attempt_pk == self.attempt_pk(db, rollout_id, attempt))).scalars())
+
+    def tool_call_ids(self, db: Connection, rollout_id: str, attempt: int) -> frozenset[str]:
+        attempt_pk = self.attempt_pk(db, rollout_id, attempt)
+        return frozenset(db.execute(select(tool_calls.c.id).where(tool_calls.c.attempt_pk == attempt_pk)).scalars())
 
     def leased(self, db: Connection, rollout_id: str) -> Any:
         """What a lease hands out."""

@@ -282,6 +282,9 @@ class SqlStore:
     async def call_ids(self, rollout_id: str, attempt: int) -> frozenset[str]:
         return await self._read(lambda db: self._reader.call_ids(db, rollout_id, attempt))
 
+    async def tool_call_ids(self, rollout_id: str, attempt: int) -> frozenset[str]:
+        return await self._read(lambda db: self._reader.tool_call_ids(db, rollout_id, attempt))
+
     async def append_tool_calls(self, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
         return await self._write(lambda tx: writes.append_tool_calls(tx, rollout_id, attempt, tool_calls))
 
