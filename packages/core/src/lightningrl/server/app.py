@@ -21,6 +21,7 @@ from lightningrl.server.attempt_routes import AttemptMemory, attempt_routes
 from lightningrl.server.failures import BoundedBodies, add_error_handlers
 from lightningrl.server.forwarding import SpanForwarder
 from lightningrl.server.run_routes import Engines, run_routes
+from lightningrl.server.vitals import Vitals
 from lightningrl.store.protocol import Store
 
 __all__ = ["create_app"]
@@ -35,11 +36,12 @@ def create_app(
     memory: AttemptMemory | None = None,
     forwarder: SpanForwarder | None = None,
     read_asked: ReadAsked | None = None,
+    vitals: Vitals | None = None,
     max_body_bytes: int = 32 * 2**20,
     longest_wait_s: float = 60.0,
 ) -> FastAPI:
     """`routes` are the gateway's and the engine link's; `memory` is the gateway, told of ended attempts; `forwarder` gets all spans;
-    `read_asked` says what an attempt's answers asked its tools for."""
+    `read_asked` says what an attempt's answers asked its tools for; `vitals`, which somebody else keeps watching, are shown."""
     app = FastAPI(
         title="LightningRL", version="1", summary="Order rollouts, work on them, train on what they did.", docs_url=None, redoc_url=None
     )
@@ -49,7 +51,7 @@ def create_app(
     app.include_router(
         attempt_routes(store, access, memory, forwarder, read_asked, max_body_bytes=max_body_bytes, longest_wait_s=longest_wait_s)
     )
-    app.include_router(run_routes(store, access, engines, forwarder, longest_wait_s=longest_wait_s))
+    app.include_router(run_routes(store, access, engines, forwarder, vitals, longest_wait_s=longest_wait_s))
 
     @app.get("/health", tags=["server"], summary="Is it up?")
     async def health() -> dict[str, Any]:

@@ -266,3 +266,7 @@ class StatusAnswer(BaseModel):
     spans_forwarded: int | None = None
     """That the user's collector took; null = none is configured."""
     spans_not_forwarded: int | None = None
+    longest_pause_s: float | None = None
+    """For which the server's event loop stood still, since its start."""
+    memory_bytes: int | None = None
+    """Resident, of the server's process."""

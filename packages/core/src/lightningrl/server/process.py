@@ -113,12 +113,15 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
     from lightningrl.server.asked_calls import read_kept_answers
     from lightningrl.server.bounded_http import BoundedHttp
     from lightningrl.server.forwarding import create_forwarder
+    from lightningrl.server.vitals import Vitals
     from lightningrl.store import SqlStore
 
     upstream, upstream_models = read_upstream(settings.upstream, os.environ)
     forwarder = create_forwarder(settings.telemetry, os.environ)
     store = await SqlStore.open(settings.store_url)
     gateway: Gateway | None = None
+    vitals = Vitals()
+    watching = asyncio.create_task(vitals.watch())
     try:
         engines = EngineRegistry(wait_s=settings.engine_wait_s)
         renderers = {name: PolicyRenderer(policy.model, policy.renderer, name=name) for name, policy in settings.policies.items()}
@@ -145,6 +148,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             memory=gateway,
             forwarder=forwarder,
             read_asked=read_kept_answers(store, renderers),
+            vitals=vitals,
             max_body_bytes=settings.max_body_bytes,
             longest_wait_s=settings.longest_wait_s,
         )
@@ -178,6 +182,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             threading.Thread(target=_watch_parent, args=(loop, stop), name="lightningrl-lifeline", daemon=True).start()
         await server.serve([listener])
     finally:
+        watching.cancel()
         if gateway is not None:
             await gateway.close()
         if forwarder is not None:

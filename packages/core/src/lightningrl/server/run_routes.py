@@ -35,6 +35,7 @@ from lightningrl.server.models import (
     WaitAnswer,
     WaitBody,
 )
+from lightningrl.server.vitals import Vitals, memory_bytes
 from lightningrl.server.wire import encode_trajectories
 from lightningrl.store.errors import Conflict
 from lightningrl.store.protocol import RolloutFilter, RolloutRecord, Score, Store
@@ -50,7 +51,13 @@ class Engines(Protocol):
 
 
 def run_routes(  # noqa: C901  (one short function per route)
-    store: Store, access: Access, engines: Engines, forwarder: SpanForwarder | None = None, *, longest_wait_s: float
+    store: Store,
+    access: Access,
+    engines: Engines,
+    forwarder: SpanForwarder | None = None,
+    vitals: Vitals | None = None,
+    *,
+    longest_wait_s: float,
 ) -> APIRouter:
     router = APIRouter(prefix="/api/v1", tags=["run"], route_class=guarded(access.run))
 
@@ -139,6 +146,8 @@ def run_routes(  # noqa: C901  (one short function per route)
             ],
             spans_forwarded=None if forwarder is None else forwarder.forwarded,
             spans_not_forwarded=None if forwarder is None else forwarder.failed,
+            longest_pause_s=None if vitals is None else round(vitals.longest_pause_s, 3),
+            memory_bytes=memory_bytes(),
         )
 
     return router
