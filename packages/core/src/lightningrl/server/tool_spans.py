@@ -85,7 +85,8 @@ def read_tools(spans: Sequence[SeenSpan]) -> ReadTools:
         if found is None and not tool.is_ours:
             loose.add(tool.span_id)
     ids = taken | {tool.reading.tool_call_id for tool in joined}
-    unrun = {one.call.id: one for one in asked if not one.is_offered and one.call.id not in ids}
+    agents = {span.reading.agent for span in spans if span.reading.kind is Kind.AGENT}  # smolagents: asked as tools, offered as agents
+    unrun = {one.call.id: one for one in asked if not one.is_offered and one.call.id not in ids and one.call.name not in agents}
     records = [_record(tool) for tool in joined] + [_unrun(one) for one in unrun.values()]
     return ReadTools(records=records, loose=frozenset(loose))
 
