@@ -70,7 +70,7 @@ async def test_a_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     db.execute("UPDATE meta SET value = '99'")
     db.commit()
     db.close()
-    with pytest.raises(StoreError, match="schema version 99, newer than 1; update lightningrl"):
+    with pytest.raises(StoreError, match="schema version 99, newer than 2; update lightningrl"):
         await SqlStore.open(url)
 
 
