@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -194,12 +195,16 @@ class WorkerPool:
             self._fail(error)
         except OSError as error:
             self._fail(WorkerPoolError(f"worker {index} cannot be started: {error}"))
+        except Exception as error:  # the boundary: a pool that loses a worker must not wait for it in silence
+            logger.exception("worker %d: its supervision failed", index)
+            self._fail(WorkerPoolError(f"worker {index} cannot be supervised any more: {type(error).__name__}: {error}"))
 
     async def _live(self, index: int) -> None:
         """One life of worker `index`."""
-        settings = replace(self._settings, worker_id=f"{self._name}-{index}")
+        settings = replace(self._settings, worker_id=f"{self._name}-{index}", event_token=secrets.token_hex(16))
         log = None if self._log_folder is None else self._log_folder / f"worker-{index}.log"
-        process = WatchedWorker(await self._launcher.spawn(settings, environment=self._environment, log=log))
+        line = await self._launcher.spawn(settings, environment=self._environment, log=log)
+        process = WatchedWorker(line, settings.event_token)
         self._living[index] = process
         self._spawned += 1
         if self._is_stopping:

@@ -32,6 +32,8 @@ class WorkerSettings:
     """How long the server may be away."""
     parent_pid: int = 0
     """The worker dies with this process; 0 = with nobody."""
+    event_token: str = ""
+    """Every event carries it, so that what the agent writes into the pipe is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +48,8 @@ class WorkerEvent:
     limit_s: float = 0.0
     """With `started`: after this time the worker is to be killed."""
     error: str = ""
+    token: str = ""
+    """`WorkerSettings.event_token`"""
 
 
 def encode_line(message: WorkerSettings | WorkerEvent) -> bytes:
