@@ -93,7 +93,7 @@ def is_alive(pid: int) -> bool:
 async def wait_dead(*pids: int) -> None:
     """A process that was killed takes a moment to die."""
     async with asyncio.timeout(20):
-        while any(map(is_alive, pids)):  # noqa: ASYNC110  another process's state
+        while any(map(is_alive, pids)):
             await asyncio.sleep(0.01)
 
 

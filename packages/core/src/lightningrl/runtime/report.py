@@ -67,9 +67,8 @@ def is_shallow(value: Any) -> bool:
     """Whether lists and dicts lie within each other at most `DEEPEST_OUTPUT` deep."""
     level = [value]
     for _ in range(DEEPEST_OUTPUT + 1):
-        level = [
-            inner for outer in level if isinstance(outer, list | dict) for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+        containers = [outer.values() if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)]
+        level = [inner for container in containers for inner in container]
         if not level:
             return True
     return False
@@ -112,9 +111,8 @@ def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
 def status_of(error: BaseException) -> int | None:
     """HTTP status that an SDK's exception carries."""
     answer = getattr(error, "response", None)
-    said = (
-        getattr(error, "status_code", None) or getattr(answer, "status_code", None) or getattr(error, "status", None)
-    )  # the last: aiohttp
+    said = getattr(error, "status_code", None) or getattr(answer, "status_code", None)
+    said = said or getattr(error, "status", None)  # aiohttp's
     return said if isinstance(said, int) else None
 
 
