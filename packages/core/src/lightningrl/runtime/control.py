@@ -40,7 +40,7 @@ class RefusedError(ServerError):
 class ControlClient:
     """The control API as a worker uses it. Belongs to one thread; `interrupt` may come from another."""
 
-    def __init__(self, server_url: str, run_key: str, *, patience_s: float = 60.0, timeout_s: float = 30.0) -> None:
+    def __init__(self, server_url: str, worker_key: str, *, patience_s: float = 60.0, timeout_s: float = 30.0) -> None:
         parts = urlsplit(server_url.rstrip("/"))
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ServerError(f"server url {server_url!r} is no http(s) url; give something like 'http://127.0.0.1:8000'")
@@ -48,7 +48,7 @@ class ControlClient:
         self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
         self._url = server_url
         self._root = parts.path
-        self._run_key = run_key
+        self._worker_key = worker_key
         self._patience_s = patience_s
         self._timeout_s = timeout_s
         self._interrupted = threading.Event()
@@ -56,7 +56,7 @@ class ControlClient:
     def lease(self, *, worker_id: str, wait_s: float, lease_s: float) -> Lease | None:
         """The next attempt to run; None = there was none for `wait_s`. `worker_id` runs one at a time."""
         body = {"worker_id": worker_id, "wait_s": wait_s, "lease_s": lease_s, "exclusive": True}
-        status, answer = self._post("/leases", body, key=self._run_key, wait_s=wait_s)
+        status, answer = self._post("/leases", body, key=self._worker_key, wait_s=wait_s)
         if status == 204:
             return None
         try:
@@ -66,7 +66,7 @@ class ControlClient:
 
     def heartbeat(self, lease: Lease, *, lease_s: float) -> bool:
         """Keep the attempt; False = it was taken away (cancelled or expired)."""
-        _, answer = self._post(attempt_path(lease, "heartbeat"), {"lease_s": lease_s}, key=self._run_key)
+        _, answer = self._post(attempt_path(lease, "heartbeat"), {"lease_s": lease_s}, key=self._worker_key)
         return bool(json.loads(answer).get("continue", True))
 
     def report(self, lease: Lease, report: AttemptReport) -> None:
@@ -106,7 +106,7 @@ class ControlClient:
 
     def _post_result(self, lease: Lease, report: AttemptReport) -> None:
         body = {"outcome": report.outcome, "output": report.output, "error": report.error, "duration_s": report.duration_s}
-        self._post(attempt_path(lease, "result"), body, key=self._run_key)
+        self._post(attempt_path(lease, "result"), body, key=self._worker_key)
 
     def _post(self, path: str, body: object, *, key: str, wait_s: float = 0.0) -> tuple[int, bytes]:
         return self._send(API + path, json.dumps(body).encode(), JSON, key=key, wait_s=wait_s)

@@ -112,7 +112,8 @@ class WorkerProcess:
         The group's id is the worker's pid. While the worker has not been reaped, no other process can have that id.
         """
         if sys.platform == "linux":
-            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored here, so that the kernel has reaped it
+                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         else:
             self._process.wait()
         with self._lock:

@@ -14,7 +14,8 @@ class WorkerSettings:
     """The first line that a worker reads."""
 
     server_url: str
-    run_key: str
+    worker_key: str
+    """Leases and reports; see `lightningrl.keys`."""
     worker_id: str
     agent: str
     """`"agent.py:answer"` or `"package.module:function"`."""

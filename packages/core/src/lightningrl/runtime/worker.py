@@ -97,7 +97,7 @@ class Worker:
         return agent, telemetry
 
     def _client(self) -> ControlClient:
-        return ControlClient(self._settings.server_url, self._settings.run_key, patience_s=self._settings.patience_s)
+        return ControlClient(self._settings.server_url, self._settings.worker_key, patience_s=self._settings.patience_s)
 
     async def _serve_slots(self) -> None:
         """Serve in as many threads as attempts may run at a time, with this loop for the async agents in them."""

@@ -7,6 +7,7 @@ import hmac
 from starlette.requests import Request
 
 from lightningrl.errors import ServerError
+from lightningrl.keys import worker_key
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.protocol import Store
 
@@ -23,16 +24,22 @@ class Access:
     def __init__(self, store: Store, run_key: str) -> None:
         self._store = store
         self._run_key = run_key.encode()
+        self._worker_key = worker_key(run_key).encode()
 
     async def run(self, request: Request) -> None:
         """Raises Forbidden unless the run key is shown."""
         if not self._is_run_key(_shown(request)):
             raise Forbidden(f"wrong key for {request.url.path!r}; send the run key as 'Authorization: Bearer …'")
 
+    async def worker(self, request: Request) -> None:
+        """Raises Forbidden unless the run key or the worker key is shown."""
+        if not self._is_trusted(_shown(request)):
+            raise Forbidden(f"wrong key for {request.url.path!r}; send the run key as 'Authorization: Bearer …'")
+
     async def attempt(self, request: Request, rollout_id: str, attempt: int) -> None:
-        """Raises Forbidden, UnknownRecord or AttemptOver unless the run key or the attempt's own is shown."""
+        """Raises Forbidden, UnknownRecord or AttemptOver unless the run key, the worker key or the attempt's own is shown."""
         key = _shown(request)
-        if self._is_run_key(key) or await self._store.authorise(rollout_id, attempt, key) is not None:
+        if self._is_trusted(key) or await self._store.authorise(rollout_id, attempt, key) is not None:
             return
         refusal = await self._store.refusal(rollout_id, attempt, key)
         if isinstance(refusal, AttemptOver):
@@ -48,6 +55,9 @@ class Access:
         except AttemptOver:
             return True
         return False
+
+    def _is_trusted(self, key: str) -> bool:
+        return self._is_run_key(key) or hmac.compare_digest(key.encode("latin-1", "replace"), self._worker_key)
 
     def _is_run_key(self, key: str) -> bool:
         return hmac.compare_digest(key.encode("latin-1", "replace"), self._run_key)

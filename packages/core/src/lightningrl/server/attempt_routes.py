@@ -53,12 +53,12 @@ def attempt_routes(
     @router.post(
         "/leases",
         response_model=LeaseAnswer,
-        summary="Lease the next attempt (run key; long poll)",
+        summary="Lease the next attempt (worker key or run key; long poll)",
         responses={204: {"description": "None yet"}},
     )
     async def lease(body: LeaseBody, request: Request) -> Any:
         """The oldest queued rollout's next attempt, with its scoped key; 204 where none comes within `wait_s`."""
-        await access.run(request)
+        await access.worker(request)
         wait_s = min(body.wait_s, longest_wait_s)
         found = await while_connected(request, store.lease(body.worker_id, body.lease_s, wait_s, exclusive=body.exclusive))
         if found is None:
