@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
-from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.runtime.agent_loader import LoadedAgent
 from lightningrl.runtime.attempt import Attempt
 from lightningrl.runtime.control import ControlClient
 from lightningrl.runtime.lease import Lease, LeasedTask
 from lightningrl.runtime.report import DEEPEST_OUTPUT, LONGEST_ERROR, LONGEST_OUTPUT, AttemptReport
-from lightningrl.server.app import create_app
-from lightningrl.store import SqlStore
+from lightningrl.testing.live_control import live_control
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.tracing.scope import ActiveRollout
 from lightningrl.types import Outcome
-
-RUN_KEY = "the-run-key"
 
 
 def run_agent(act: Callable[[Any], Any]) -> AttemptReport:
@@ -117,36 +111,19 @@ def test_a_store_that_keeps_nothing_is_never_the_agents_fault(status: int, url: 
     assert raises(httpx.HTTPStatusError("refused", request=request, response=answer)).outcome is outcome
 
 
-@asynccontextmanager
-async def live_control(folder: Path, *, max_body_bytes: int) -> AsyncIterator[tuple[str, SqlStore]]:
-    """A real control API on a loopback port."""
-    store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
-    app = create_app(store, EngineRegistry(), run_key=RUN_KEY, max_body_bytes=max_body_bytes)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=1))
-    serving = asyncio.create_task(server._serve())
-    while not server.started:
-        await asyncio.sleep(0.005)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", store
-    finally:
-        server.should_exit = True
-        await serving
-        await store.close()
-
-
 async def test_a_result_that_the_server_refuses_ends_its_attempt_with_the_servers_sentence(tmp_path: Path) -> None:
-    async with live_control(tmp_path, max_body_bytes=2000) as (url, store):
-        await store.create_rollouts([make_spec("r")])
+    async with live_control(tmp_path, max_body_bytes=2000) as control:
+        await control.store.create_rollouts([make_spec("r")])
 
         def lease_and_report() -> None:
-            client = ControlClient(url, RUN_KEY)
+            client = ControlClient(control.url, control.run_key)
             lease = client.lease(worker_id="w", wait_s=0, lease_s=30)
             assert lease is not None
             client.report(lease, AttemptReport(outcome=Outcome.SUCCEEDED, output="x" * 3000))
             client.close()
 
         await asyncio.to_thread(lease_and_report)
-        (trajectory,) = await store.trajectories(["r"])
+        (trajectory,) = await control.store.trajectories(["r"])
     assert trajectory.outcome is Outcome.AGENT_ERROR
     assert trajectory.error is not None
     assert trajectory.error.startswith("the server did not take the agent's result: ")

@@ -31,7 +31,7 @@ from lightningrl.runtime.lifeline import die_with_parent, take_standard_streams
 from lightningrl.runtime.report import AttemptReport, clean_text
 from lightningrl.runtime.settings import WorkerEvent, WorkerSettings, decode_settings, encode_line
 from lightningrl.tracing.redirect import Redirection
-from lightningrl.tracing.scope import ActiveRollout, RolloutScope
+from lightningrl.tracing.scope import ActiveRollout, RolloutScope, ThreadWatch
 from lightningrl.types import Outcome
 
 __all__ = ["Worker", "main"]
@@ -144,17 +144,31 @@ class Worker:
         limit_s = lease.timeout_s + (ASYNC_GRACE_S if self._agent.is_async else 0.0)
         self.emit(WorkerEvent(kind="started", rollout_id=lease.rollout_id, attempt=lease.attempt, limit_s=limit_s))
         self._heart.add(attempt)
+        threads = ThreadWatch()
         try:
             with self._scope.entered(rollout), self._surroundings(rollout):
                 report = attempt.run(self._agent, self._run_on_loop)
             if os.getpid() != self._pid:
                 os._exit(1)  # a process that the agent has forked, and whose work ended where the agent's did, is no worker
+            self._warn_of_threads(rollout, threads)
             report = self._hand_in(attempt, client) or report
             if self._telemetry is not None:
                 self._export(attempt, client)
             client.report(lease, report)
         finally:
             self._heart.remove(attempt)
+
+    def _warn_of_threads(self, rollout: ActiveRollout, threads: ThreadWatch) -> None:
+        """Where the process is the rollout's, nothing tells a thread that it left behind from one of the next rollout's."""
+        names = threads.left_behind() if self._scope.exclusive else []
+        if names:
+            logger.warning(
+                "rollout %s: %d threads that it started still run (%s); model calls that they make from now on are taken for those of "
+                "the rollouts that follow; join them before the agent returns",
+                rollout.rollout_id,
+                len(names),
+                ", ".join(names[:10]),
+            )
 
     def _hand_in(self, attempt: Attempt, client: ControlClient) -> AttemptReport | None:
         """What the agent reported; a failure of the agent's where the server refuses it (a call that never was, say)."""
