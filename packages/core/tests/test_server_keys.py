@@ -13,7 +13,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from lightningrl.gateway.engine_socket import engine_route
 from lightningrl.gateway.engines import EngineRegistry
-from lightningrl.server.access import worker_key
+from lightningrl.keys import worker_key
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Lease

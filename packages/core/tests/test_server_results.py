@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from lightningrl.gateway.engines import EngineRegistry
-from lightningrl.server.access import worker_key
+from lightningrl.keys import worker_key
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
 from lightningrl.store.errors import AttemptOver, UnknownRecord

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.keys import worker_key
 from lightningrl.plugins import load_plugins
 from lightningrl.training.parts import Parts
 from lightningrl.training.run_folder import RunFolder
@@ -76,7 +77,7 @@ async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: s
         console.print(f"export OPENAI_BASE_URL={served.server.url}/v1", highlight=False, soft_wrap=True)
         console.print(f"export OPENAI_API_KEY={lease.key}\n", highlight=False, soft_wrap=True)
         console.print(
-            f"workers join with:  LIGHTNINGRL_KEY={settings.run_key} lightningrl work RECIPE --server {served.server.url}",
+            f"workers join with:  LIGHTNINGRL_KEY={worker_key(settings.run_key)} lightningrl work RECIPE --server {served.server.url}",
             highlight=False,
             soft_wrap=True,
         )

@@ -270,7 +270,9 @@ def _unknown_path(scope: Scope) -> Refusal:
 def refuse_unattributed(scope: Scope) -> Refusal:
     """A call outside of any rollout."""
     return Refusal(
-        "this call belongs to no rollout, so it is not answered; send it to the base URL of its rollout's attempt",
+        "this call belongs to no rollout, so it is not answered: the rollout that started it is over, or it comes from a bare thread "
+        "while runtime.concurrency is more than 1; call inside of the agent's function (threads: ThreadPoolExecutor, asyncio.to_thread), "
+        "and from elsewhere send it to the base URL of its rollout's attempt",
         status=403,
         code="no_rollout",
     )

@@ -7,17 +7,17 @@ attempt key  an agent's: its own running attempt
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from typing import Final
 
 from starlette.requests import Request
 
 from lightningrl.errors import ServerError
+from lightningrl.keys import worker_key
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.protocol import Store
 
-__all__ = ["Access", "Forbidden", "worker_key"]
+__all__ = ["Access", "Forbidden"]
 
 _LONGEST_NUMBER: Final = 9
 """Digits of an attempt's number."""
@@ -25,11 +25,6 @@ _LONGEST_NUMBER: Final = 9
 
 class Forbidden(ServerError):
     """A missing or wrong key. HTTP 401."""
-
-
-def worker_key(run_key: str) -> str:
-    """The key that a run's workers get: it leases and reports and opens nothing else, and the run key cannot be computed from it."""
-    return "worker-" + hmac.new(run_key.encode(), b"lightningrl worker key", hashlib.sha256).hexdigest()
 
 
 class Access:

@@ -354,7 +354,8 @@ class SqlStore:
         if not hmac.compare_digest(found[0], _digest(key)):
             return StoreError(f"wrong key for attempt {attempt} of rollout {rollout_id!r}; use the key of its lease")
         self._late += 1
-        return over(rollout_id, attempt, found[1] or "ended", "this request")
+        sentence = str(over(rollout_id, attempt, found[1] or "ended", "this request"))
+        return AttemptOver(f"{sentence}; a process that is kept for later rollouts has the address of the one that started it")
 
 
 def _digest(key: str) -> bytes:
