@@ -48,6 +48,7 @@ WorkersOption = Annotated[
 def train(
     recipe: RecipeArgument = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier run: nothing is lost, nothing is trained twice.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over the run that the folder holds.")] = False,
     run: Annotated[
         Path | None, typer.Option("--run", help="The run folder; by default a new one below --runs.", show_default=False)
     ] = None,
@@ -85,7 +86,7 @@ def train(
         "runtime.server_host": host,
         **_workers(workers),
     }
-    train_command(recipe, resume=resume, run=run, runs=runs, settings=_settings(settings, shortcuts))
+    train_command(recipe, resume=resume, overwrite=overwrite, run=run, runs=runs, settings=_settings(settings, shortcuts))
 
 
 @app.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.plugins import load_plugins
@@ -50,10 +50,7 @@ def serve_command(source: Path | None, *, run: Path | None, host: str, port: int
 async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: str, port: int, console: Console) -> None:
     from lightningrl.training.session import serve_policy, server_settings
 
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    cancel_on_signals()
     parts = Parts.build(recipe, load_plugins())
     settings = server_settings(recipe, parts, f"sqlite:///{scratch / 'store.sqlite'}", host=host, port=port)
     async with serve_policy(settings, parts, scratch, checkpoint, workers=None) as served:
