@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError, LightningError, Stopped
 from lightningrl.loggers.build import check_loggers
-from lightningrl.plugins import PluginManager, load_plugins
+from lightningrl.plugins import PluginManager, hookimpl, load_plugins
 from lightningrl.runtime.launcher import check_launcher
 from lightningrl.training.agent_check import check_agent
 from lightningrl.training.models import check_on_hub
 from lightningrl.training.parts import Parts
 from lightningrl.training.progress import make_progress
 from lightningrl.training.run_folder import RunFolder, default_run, newest_run
+from lightningrl.types import Trajectory
 
 __all__ = ["train_command"]
 
@@ -53,6 +54,17 @@ def train_command(source: Path | None, *, resume: bool, overwrite: bool, run: Pa
         folder.close()
 
 
+class _Watcher:
+    """Shows rollouts to whoever looks on."""
+
+    def __init__(self, show: Callable[[Trajectory], None]) -> None:
+        self._show = show
+
+    @hookimpl
+    def lightningrl_rollout_finished(self, trajectory: Trajectory) -> None:
+        self._show(trajectory)
+
+
 def _check(recipe: Recipe, plugins: PluginManager) -> Parts:
     """The recipe's parts; whatever can be refused is refused, before there is a run folder."""
     check_loggers(recipe.loggers)
@@ -74,7 +86,8 @@ def _train(recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFold
 
     async def main() -> None:
         cancel_on_signals(lambda: console.print("stopping: what runs is ended, which takes some seconds", highlight=False))
-        with make_progress(console, recipe.loop.minutes) as progress:
+        with make_progress(console, recipe.loop.minutes, is_resumed=resume) as progress:
+            plugins.register(_Watcher(progress.rollout), distribution="lightningrl train")
             state = await train_run(recipe, parts, plugins, folder, progress, announce)
         shown = _relative(folder.path)
         console.print(f"\n[bold]done:[/] {state.step} steps in {state.seconds / 60:.1f} minutes", highlight=False)
