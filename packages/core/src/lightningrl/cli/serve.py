@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from lightningrl.cli.scratch import scratch_folder
 from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.plugins import load_plugins
+from lightningrl.training.models import check_on_hub
 from lightningrl.training.parts import Parts
 from lightningrl.training.run_folder import RunFolder
 from lightningrl.types import RolloutMode, RolloutSpec, Task
@@ -39,8 +40,8 @@ def serve_command(source: Path | None, *, run: Path | None, host: str, port: int
         assert source is not None
         recipe, checkpoint, close = load_recipe(source, settings), None, lambda: None
     try:
-        with tempfile.TemporaryDirectory(prefix="lightningrl-serve-") as scratch:
-            asyncio.run(_serve(recipe, checkpoint, Path(scratch), host, port, console))
+        with scratch_folder("lightningrl-serve-") as scratch:
+            asyncio.run(_serve(recipe, checkpoint, scratch, host, port, console))
     except asyncio.CancelledError:
         console.print("stopped")
     finally:
@@ -52,6 +53,7 @@ async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: s
 
     cancel_on_signals()
     parts = Parts.build(recipe, load_plugins())
+    check_on_hub(parts.models)
     settings = server_settings(recipe, parts, f"sqlite:///{scratch / 'store.sqlite'}", host=host, port=port)
     async with serve_policy(settings, parts, scratch, checkpoint, workers=None) as served:
         # a rollout of its own for whoever tries the endpoint by hand; the lease lasts a day

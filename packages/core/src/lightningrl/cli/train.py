@@ -11,14 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
+from lightningrl.cli.checks import build_checked
 from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError, LightningError, Stopped
-from lightningrl.loggers.build import check_loggers
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
-from lightningrl.runtime.launcher import check_launcher
-from lightningrl.training.agent_check import check_agent
-from lightningrl.training.models import check_on_hub
 from lightningrl.training.parts import Parts
 from lightningrl.training.progress import make_progress
 from lightningrl.training.run_folder import RunFolder, default_run, newest_run
@@ -34,14 +31,14 @@ def train_command(source: Path | None, *, resume: bool, overwrite: bool, run: Pa
     if resume:
         folder, recipe, _ = RunFolder.resume(run or newest_run(runs), settings)
         try:
-            _train(recipe, _check(recipe, plugins), plugins, folder, console, resume=True)
+            _train(recipe, build_checked(recipe, plugins), plugins, folder, console, resume=True)
         finally:
             folder.close()
         return
     if source is None:
         raise ConfigError("no recipe given; write `lightningrl train RECIPE`, or `lightningrl train --resume` to go on with the newest run")
     recipe = load_recipe(source, settings)
-    parts = _check(recipe, plugins)
+    parts = build_checked(recipe, plugins)
     path = run or default_run(runs, recipe.name)
     folder = RunFolder.create(path, recipe, str(source.resolve()), settings, models=parts.models, overwrite=overwrite)
     try:
@@ -63,17 +60,6 @@ class _Watcher:
     @hookimpl
     def lightningrl_rollout_finished(self, trajectory: Trajectory) -> None:
         self._show(trajectory)
-
-
-def _check(recipe: Recipe, plugins: PluginManager) -> Parts:
-    """The recipe's parts; whatever can be refused is refused, before there is a run folder."""
-    check_loggers(recipe.loggers)
-    check_launcher(recipe.runtime, plugins)
-    with check_agent(recipe) as checked:
-        parts = Parts.build(recipe, plugins)
-        check_on_hub(parts.models)
-        checked.wait()
-    return parts
 
 
 def _train(recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder, console: Console, *, resume: bool) -> None:
