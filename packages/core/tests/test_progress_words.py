@@ -35,7 +35,7 @@ def test_a_step_is_read_on_80_columns_and_names_loss_and_kl() -> None:
     assert max(len(line) for line in text.splitlines()) <= 80
     for part in (
         "step   12/2000",
-        "loss -0.00213",
+        "loss -0.0021",
         "kl 0.00034",
         "groups without signal 3/8",
         "[60 succeeded, 4 agent_error]",
@@ -97,4 +97,4 @@ def test_a_phase_has_a_clock_of_its_own_and_learning_is_not_called_rollouts() ->
     progress.step(1, 2, METRICS, {"succeeded": 8})
     console = Console(file=said, width=100)
     console.print(progress._render())
-    assert "loss -0.00213" in said.getvalue()
+    assert "loss -0.0021" in said.getvalue()

@@ -52,16 +52,21 @@ WorkersOption = Annotated[
 ]
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"lightningrl {version('lightningrl')}")
+        raise typer.Exit
+
+
 @app.callback()
 def common(
-    version: Annotated[bool, typer.Option("--version", "-V", help="Say which version this is.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", "-V", help="Say which version this is.", callback=_say_version, is_eager=True)
+    ] = False,
 ) -> None:
-    """Options of no command."""
-    if version:
-        from importlib.metadata import version as version_of
-
-        typer.echo(f"lightningrl {version_of('lightningrl')}")
-        raise typer.Exit
+    """Train the language model inside any agent with reinforcement learning; the agent's code does not change."""
 
 
 @app.command()

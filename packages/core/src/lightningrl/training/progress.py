@@ -21,6 +21,8 @@ __all__ = ["LineProgress", "LiveProgress", "make_progress", "sparkline"]
 BLOCKS = "▁▂▃▄▅▆▇█"
 LEARNING = {"loss": "loss", "kl_rollout": "kl"}
 """A learner's numbers that are shown, and how they are called."""
+NOTHING = 1e-6
+"""What is less is rounding."""
 REPLAY_S = 1.0
 """What takes longer was sampled, not read from the store."""
 
@@ -103,10 +105,11 @@ def _speed(metrics: Mapping[str, float], replays: _Replays) -> str:
 def _learning(metrics: Mapping[str, float]) -> list[str]:
     """Loss and KL, of each policy that is trained."""
     shown = []
-    for key, value in metrics.items():
+    for key in sorted(metrics, reverse=True):  # loss before kl
         if key.startswith("learn/") and (name := LEARNING.get(key.rpartition("/")[2])):
             policy = key.split("/")[1] + " " if key.count("/") == 2 else ""
-            shown.append(f"{policy}{name} {value:.3g}")
+            value = metrics[key]
+            shown.append(f"{policy}{name} {0 if abs(value) < NOTHING else value:.2g}")
     return shown
 
 

@@ -187,6 +187,7 @@ def _checkpoints(path: Path) -> list[Path]:
 
 
 def _take_lock(path: Path) -> IO[str]:
+    (path / ".lock").touch(mode=0o600)
     lock = (path / ".lock").open("a+", encoding="utf-8")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
