@@ -46,7 +46,9 @@ def test_a_folder_in_use_is_refused_naming_the_process(source: Path, tmp_path: P
 
 
 def test_a_second_run_in_the_same_folder_is_refused(source: Path, tmp_path: Path) -> None:
-    start(source, tmp_path / "run").close()
+    folder = start(source, tmp_path / "run")
+    folder.commit_checkpoint(folder.new_checkpoint(0), LoopState(step=0, seconds=0.0, rollouts=0), keep=1)
+    folder.close()
     with pytest.raises(RunFolderError, match="already holds a run"):
         start(source, tmp_path / "run")
 

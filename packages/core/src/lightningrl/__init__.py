@@ -11,30 +11,76 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightningrl.client import report_reward, tool
-    from lightningrl.config import CreditConfig, LoopConfig, PolicyConfig, Recipe, RewardConfig, TasksConfig
-    from lightningrl.errors import LightningError
+    from lightningrl.config import (
+        CreditConfig,
+        LoopConfig,
+        PolicyConfig,
+        Recipe,
+        RewardConfig,
+        RuntimeConfig,
+        SamplingConfig,
+        TasksConfig,
+        ValidationConfig,
+    )
+    from lightningrl.errors import BackendError, ConfigError, ContextOverflow, LightningError
     from lightningrl.plugins import Plugin, hookimpl
+    from lightningrl.protocols import Backend, Capabilities, CreditAssigner, Engine, IntermediateReward, LearnReport, Reward, StepReport
     from lightningrl.runtime.command import command_agent
     from lightningrl.tracing.role import role
-    from lightningrl.types import Advantages, Outcome, Task, ToolCall, ToolStatus, Trajectory, TrajectoryGroup, Transition
+    from lightningrl.types import (
+        Advantages,
+        EngineInfo,
+        FinishReason,
+        GenerateRequest,
+        Outcome,
+        Sample,
+        SamplingSettings,
+        Task,
+        TokenChunk,
+        ToolCall,
+        ToolStatus,
+        Trajectory,
+        TrajectoryGroup,
+        Transition,
+    )
 
 __all__ = [
     "Advantages",
+    "Backend",
+    "BackendError",
+    "Capabilities",
+    "ConfigError",
+    "ContextOverflow",
+    "CreditAssigner",
     "CreditConfig",
+    "Engine",
+    "EngineInfo",
+    "FinishReason",
+    "GenerateRequest",
+    "IntermediateReward",
+    "LearnReport",
     "LightningError",
     "LoopConfig",
     "Outcome",
     "Plugin",
     "PolicyConfig",
     "Recipe",
+    "Reward",
     "RewardConfig",
+    "RuntimeConfig",
+    "Sample",
+    "SamplingConfig",
+    "SamplingSettings",
+    "StepReport",
     "Task",
     "TasksConfig",
+    "TokenChunk",
     "ToolCall",
     "ToolStatus",
     "Trajectory",
     "TrajectoryGroup",
     "Transition",
+    "ValidationConfig",
     "command_agent",
     "hookimpl",
     "report_reward",
@@ -44,12 +90,47 @@ __all__ = [
 
 _HOMES = {
     "client": ("report_reward", "tool"),
-    "config": ("CreditConfig", "LoopConfig", "PolicyConfig", "Recipe", "RewardConfig", "TasksConfig"),
-    "errors": ("LightningError",),
+    "config": (
+        "CreditConfig",
+        "LoopConfig",
+        "PolicyConfig",
+        "Recipe",
+        "RewardConfig",
+        "RuntimeConfig",
+        "SamplingConfig",
+        "TasksConfig",
+        "ValidationConfig",
+    ),
+    "errors": ("BackendError", "ConfigError", "ContextOverflow", "LightningError"),
     "plugins": ("Plugin", "hookimpl"),
-    "runtime.command": ("command_agent",),
-    "tracing.role": ("role",),
-    "types": ("Advantages", "Outcome", "Task", "ToolCall", "ToolStatus", "Trajectory", "TrajectoryGroup", "Transition"),
+    "protocols": (
+        "Backend",
+        "Capabilities",
+        "CreditAssigner",
+        "Engine",
+        "IntermediateReward",
+        "LearnReport",
+        "Reward",
+        "StepReport",
+    ),
+    "runtime.command": ("command_agent"),
+    "tracing.role": ("role"),
+    "types": (
+        "Advantages",
+        "EngineInfo",
+        "FinishReason",
+        "GenerateRequest",
+        "Outcome",
+        "Sample",
+        "SamplingSettings",
+        "Task",
+        "TokenChunk",
+        "ToolCall",
+        "ToolStatus",
+        "Trajectory",
+        "TrajectoryGroup",
+        "Transition",
+    ),
 }
 
 

@@ -7,13 +7,12 @@ Unknown keys are errors here; keys that the chosen part does not consume are err
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
-import runpy
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -21,6 +20,7 @@ import pydantic
 from pydantic import Field
 
 from lightningrl.errors import ConfigError
+from lightningrl.hints import key_hint
 from lightningrl.types import Outcome, SamplingSettings
 
 __all__ = [
@@ -49,6 +49,15 @@ __all__ = [
 
 POLICY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Policies are addressed by it, and it names their folder in a checkpoint."""
+MISSING = {
+    "agent": 'name the function that is called with a task\'s input: agent = "agent.py:answer"',
+    "policy": 'say which model is trained: [policy] model = "Qwen/Qwen2.5-0.5B-Instruct"',
+    "policy.model": 'say which model is trained, a hub name or a folder: model = "Qwen/Qwen2.5-0.5B-Instruct"',
+    "rewards": 'say what is good: [rewards.right] use = "reward.py:right", a function of (task, output, trajectory)',
+    "tasks": 'say where tasks come from: [tasks] train = "data.py:train_tasks"',
+    "tasks.train": 'name the function that returns tasks: train = "data.py:train_tasks"',
+}
+"""What to write, by key."""
 
 
 class _Frozen(pydantic.BaseModel):
@@ -385,20 +394,13 @@ def check_options(factory: Callable[..., Any], options: Mapping[str, Any], *, wh
     ]
     for name in options:
         if name not in known:
-            raise ConfigError(f"{what} has no setting {name!r}; {_hint(name, known)}")
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    guess = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {guess[0]!r}?" if guess else f"it takes: {', '.join(sorted(known)) or 'none'}"
+            raise ConfigError(f"{what} has no setting {name!r}; {key_hint(name, known, _all_keys())}")
 
 
 def _run_python(path: Path) -> Recipe:
-    try:
-        namespace = runpy.run_path(str(path), run_name="recipe")
-    except Exception as error:
-        raise ConfigError(f"recipe {str(path)!r} raised {type(error).__name__}: {error}") from error
-    recipe = namespace.get("recipe")
+    from lightningrl.loading import run_recipe_file
+
+    recipe = getattr(run_recipe_file(path), "recipe", None)
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"recipe {str(path)!r} defines no `recipe = Recipe(...)`")
     return recipe
@@ -432,11 +434,29 @@ def _validate(data: Mapping[str, Any], source: str) -> Recipe:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise ConfigError(f"{source}: unknown key {key!r}; {_hint(str(first['loc'][-1]), _known_keys(first['loc'][:-1]))}") from None
+            hint = key_hint(str(first["loc"][-1]), _known_keys(first["loc"][:-1]), _all_keys())
+            raise ConfigError(f"{source}: unknown key {key!r}; {hint}") from None
         if first["type"] == "value_error":
             where = f"{source}: {key}" if key else source
             raise ConfigError(f"{where}: {first['ctx']['error']}") from None
-        raise ConfigError(f"{source}: {key!r}: {first['msg']}, got {first['input']!r}"[:400]) from None
+        if first["type"] in {"missing", "too_short"}:
+            raise ConfigError(f"{source}: {key!r} is missing; {MISSING.get(key, 'add it')}") from None
+        got = "" if isinstance(first["input"], dict | list) else f", got {first['input']!r}"
+        raise ConfigError(f"{source}: {key!r}: {first['msg']}{got}"[:400]) from None
+
+
+@cache
+def _all_keys() -> tuple[str, ...]:
+    """Every key that has its place in a recipe, with its tables."""
+    return tuple(_keys_of(Recipe, ""))
+
+
+def _keys_of(model: type[pydantic.BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if inspect.isclass(field.annotation) and issubclass(field.annotation, pydantic.BaseModel):
+            yield from _keys_of(field.annotation, f"{prefix}{name}.")
+        elif name != "folder":
+            yield f"{prefix}{name}"
 
 
 def _known_keys(location: Sequence[int | str]) -> list[str]:

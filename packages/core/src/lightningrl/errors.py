@@ -12,6 +12,7 @@ __all__ = [
     "RewardError",
     "RunFolderError",
     "ServerError",
+    "Stopped",
     "StoreError",
 ]
 
@@ -20,6 +21,12 @@ class LightningError(Exception):
     """Base of everything we raise on purpose. The command line prints its text alone and exits with `exit_code`."""
 
     exit_code: int = 1
+
+
+class Stopped(LightningError):
+    """A person stopped the run; nothing went wrong."""
+
+    exit_code = 130
 
 
 class ConfigError(LightningError):

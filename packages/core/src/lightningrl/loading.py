@@ -18,7 +18,7 @@ from typing import Any
 
 from lightningrl.errors import ConfigError
 
-__all__ = ["is_reference", "load_callable"]
+__all__ = ["is_reference", "load_callable", "run_recipe_file"]
 
 
 def is_reference(text: str) -> bool:
@@ -45,6 +45,14 @@ def load_callable(reference: str, base_dir: Path | str = ".") -> Callable[..., A
     if not callable(found):
         raise ConfigError(f"{reference!r} is a {type(found).__name__}, not callable; name a function or a class")
     return found  # type: ignore[no-any-return]
+
+
+def run_recipe_file(path: Path) -> ModuleType:
+    """The module of a Python recipe, run anew: it can import its neighbours, and what it defines is found by other processes. Raises
+    ConfigError."""
+    path = path.resolve()
+    sys.modules.pop(_module_name(path), None)
+    return _run_file(path, f"recipe {path.name}")
 
 
 def _load_module(source: str, base_dir: Path, reference: str) -> ModuleType:

@@ -110,6 +110,15 @@ YIELDING = {
     "lightningrl_credit_assigners": "credit assigner",
     "lightningrl_worker_launchers": "worker launcher",
 }
+EXTRAS = {
+    ("trainer backend", "torch"): "torch",
+    ("trainer backend", "verl"): "verl",
+    ("worker launcher", "ray"): "verl",
+    ("adapter", "autogen"): "autogen",
+    ("adapter", "langchain"): "langchain",
+    ("adapter", "openai-agents"): "openai-agents",
+}
+"""Parts of ours that are distributions of their own, and the extra that installs each."""
 
 
 class PluginManager:
@@ -207,6 +216,8 @@ class PluginManager:
             return records[name]
         guess = difflib.get_close_matches(name, records, n=1)
         hint = f"; did you mean {guess[0]!r}?" if guess else ""
+        if extra := EXTRAS.get((YIELDING[hook], name)):
+            hint = f"; it comes with: pip install 'lightningrl[{extra}]'"
         raise PluginError(f"no {YIELDING[hook]} named {name!r}; installed: {', '.join(sorted(records)) or 'none'}{hint}")
 
     def _collect(self, hook: str) -> Mapping[str, Plugin]:

@@ -1,4 +1,4 @@
-"""Starts a new adapter: copies the tested template that `lightningrl new adapter NAME` hands out."""
+"""Starts a package of one's own: copies the tested templates that `lightningrl new` and `lightningrl init` hand out."""
 
 from __future__ import annotations
 
@@ -9,30 +9,47 @@ from typing import Final
 
 from lightningrl.errors import ConfigError
 
-__all__ = ["new_adapter"]
+__all__ = ["new_adapter", "new_agent", "new_package"]
 
-TEMPLATE: Final = Path(__file__).parent / "templates" / "adapter"
+TEMPLATES: Final = Path(__file__).parent / "templates"
+CLASS_ENDINGS: Final = {"adapter": "Adapter", "backend": "Backend", "credit": "Credit", "reward": "Reward"}
 
 
-def new_adapter(name: str, folder: Path | str | None = None) -> Path:
-    """Write an adapter package called `lightningrl-NAME` and return its folder (default: `lightningrl-NAME` below the current one).
+def new_package(kind: str, name: str, folder: Path | str | None = None) -> Path:
+    """Write a plugin package called `lightningrl-NAME` and return its folder (default: `lightningrl-NAME` below the current one).
 
-    It installs, runs, and passes the conformance suite as it is, on a toy framework. Raises ConfigError: bad name, folder in use.
+    `kind`: `adapter`, `backend`, `credit` or `reward`. It installs, runs, and passes its conformance suite as it is. Raises
+    ConfigError: bad name, folder in use.
     """
     module = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", module) or keyword.iskeyword(module):
-        raise ConfigError(f"{name!r} cannot be an adapter's name; use lower-case letters, digits and dashes, like 'my-framework'")
+        article = "an" if kind == "adapter" else "a"
+        raise ConfigError(f"{name!r} cannot be {article} {kind}'s name; use lower-case letters, digits and dashes, like 'my-own'")
     distribution = module.replace("_", "-")
-    target = Path(folder) if folder is not None else Path(f"lightningrl-{distribution}")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"folder {str(target)!r} is in use; name another one")
     words = {
         "NAME_MODULE": module,
         "NAME_DIST": distribution,
-        "NAME_CLASS": "".join(part.title() for part in module.split("_")) + "Adapter",
+        "NAME_CLASS": "".join(part.title() for part in module.split("_")) + CLASS_ENDINGS[kind],
     }
-    for source in sorted(TEMPLATE.rglob("*.template")):
-        file = target / fill(str(source.relative_to(TEMPLATE)).removesuffix(".template"), words)
+    target = Path(folder) if folder is not None else Path(f"lightningrl-{distribution}")
+    return _copy(TEMPLATES / kind, target, words)
+
+
+def new_adapter(name: str, folder: Path | str | None = None) -> Path:
+    """`new_package` for an agent framework; it runs on a toy framework."""
+    return new_package("adapter", name, folder)
+
+
+def new_agent(folder: Path | str) -> Path:
+    """Write an agent with its tasks, reward, recipe, and the script that makes its starting policy. Raises ConfigError: folder in use."""
+    return _copy(TEMPLATES / "agent", Path(folder), {})
+
+
+def _copy(template: Path, target: Path, words: dict[str, str]) -> Path:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"folder {str(target)!r} is in use; name another one")
+    for source in sorted(template.rglob("*.template")):
+        file = target / fill(str(source.relative_to(template)).removesuffix(".template"), words)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(fill(source.read_text(encoding="utf-8"), words), encoding="utf-8")
     return target

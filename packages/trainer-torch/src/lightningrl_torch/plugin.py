@@ -29,9 +29,13 @@ create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raises ConfigError for a policy's settings that cannot be."""
+    """Raises ConfigError for a policy's settings that cannot be. Imports torch where a GPU is asked for."""
     for name, policy in recipe.all_policies.items():
-        Settings(policy=policy.model, name=name, **recipe.options_of(policy))
+        settings = Settings(policy=policy.model, name=name, **recipe.options_of(policy))
+        if settings.device == "cuda":
+            from lightningrl_torch.policy import pick_device
+
+            pick_device("cuda")
 
 
 @hookimpl

@@ -35,7 +35,7 @@ class LoadedPolicy:
 
 def load_policy(settings: Settings) -> LoadedPolicy:
     """Load what `settings` name. Raises ConfigError with what is missing where."""
-    device = _device(settings.device)
+    device = pick_device(settings.device)
     _check_folder(settings.policy)
     config = _load("configuration", AutoConfig.from_pretrained, settings.policy)
     tokenizer = _load("tokenizer", AutoTokenizer.from_pretrained, settings.policy)
@@ -63,7 +63,8 @@ def load_policy(settings: Settings) -> LoadedPolicy:
     )
 
 
-def _device(name: str) -> torch.device:
+def pick_device(name: str) -> torch.device:
+    """Raises ConfigError where it is not there."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda', but torch sees no GPU; use 'auto' or 'cpu', or install a CUDA build of torch")
     if name == "cpu" or not torch.cuda.is_available():

@@ -13,14 +13,15 @@ def main() -> None:
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from lightningrl.cli.app import app
-    from lightningrl.errors import LightningError
+    from lightningrl.errors import LightningError, Stopped
 
     try:
         app(standalone_mode=True)
     except LightningError as error:
         from rich.console import Console
 
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        said = "" if isinstance(error, Stopped) else "[bold red]error:[/] "
+        Console(stderr=True).print(f"{said}{escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
 
 

@@ -9,17 +9,24 @@ import typer
 
 __all__ = ["app"]
 
+HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     name="lightningrl",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings=HELP,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Train the language model inside any agent with reinforcement learning; the agent's code does not change.",
 )
-rollouts = typer.Typer(no_args_is_help=True, help="Look at the rollouts of a run: what was asked, called, answered, earned.")
-new = typer.Typer(no_args_is_help=True, help="Start something of your own from a tested template.")
+rollouts = typer.Typer(
+    no_args_is_help=True, context_settings=HELP, help="Look at the rollouts of a run: what was asked, called, answered, earned."
+)
+recipes = typer.Typer(no_args_is_help=True, context_settings=HELP, help="Look at a recipe.")
+new = typer.Typer(
+    no_args_is_help=True, context_settings=HELP, help="Start a plugin of your own, from a template that passes its conformance suite."
+)
 app.add_typer(rollouts, name="rollouts")
+app.add_typer(recipes, name="recipe")
 app.add_typer(new, name="new")
 
 RecipeArgument = Annotated[
@@ -31,6 +38,7 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override one key of the recipe, e.g. --set loop.steps=20. May be repeated.", metavar="KEY=VALUE"),
 ]
+FolderOption = Annotated[Path | None, typer.Option(help="Where to put the package; by default a folder named like it.", show_default=False)]
 
 
 WorkersOption = Annotated[
@@ -44,10 +52,51 @@ WorkersOption = Annotated[
 ]
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"lightningrl {version('lightningrl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", help="Say which version this is.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train the language model inside any agent with reinforcement learning; the agent's code does not change."""
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to put it.", metavar="FOLDER")] = Path("my-agent"),
+) -> None:
+    """Write a small agent of your own, its reward, a recipe and a tiny policy made on this machine: it learns in about a minute."""
+    from lightningrl.cli.new import init_command
+
+    init_command(folder)
+
+
+@app.command("try")
+def try_recipe(
+    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml or .py), or a folder with a recipe.toml.", metavar="RECIPE")],
+    task: Annotated[str | None, typer.Option(help="Id of the task; by default the first one.", show_default=False)] = None,
+    full: Annotated[bool, typer.Option("--full", help="Whole prompts, special tokens included.")] = False,
+    settings: SetOption = None,
+) -> None:
+    """Run the agent once, on one task, and show every call and the reward. Nothing is trained, nothing is left behind."""
+    from lightningrl.cli.try_one import try_command
+
+    try_command(recipe, task=task, full=full, settings=_settings(settings, {}))
+
+
 @app.command()
 def train(
     recipe: RecipeArgument = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier run: nothing is lost, nothing is trained twice.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over the run that the folder holds.")] = False,
     run: Annotated[
         Path | None, typer.Option("--run", help="The run folder; by default a new one below --runs.", show_default=False)
     ] = None,
@@ -85,7 +134,7 @@ def train(
         "runtime.server_host": host,
         **_workers(workers),
     }
-    train_command(recipe, resume=resume, run=run, runs=runs, settings=_settings(settings, shortcuts))
+    train_command(recipe, resume=resume, overwrite=overwrite, run=run, runs=runs, settings=_settings(settings, shortcuts))
 
 
 @app.command()
@@ -144,15 +193,20 @@ def export(
 def list_rollouts(
     run: RunOption = None,
     runs: RunsOption = Path("runs"),
-    step: Annotated[int | None, typer.Option(help="Only of this step.", show_default=False)] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Only of this step, counted from 1; validation: after this step.", show_default=False)
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Only of the task with this id.", show_default=False)] = None,
     mode: Annotated[str | None, typer.Option(help="train or validation.", show_default=False)] = None,
     outcome: Annotated[str | None, typer.Option(help="Only with this outcome, e.g. agent_error.", show_default=False)] = None,
-    limit: Annotated[int, typer.Option(help="Show at most so many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(help="Show at most so many.")] = 20,
+    sort: Annotated[str, typer.Option(help="newest first, or by reward, worst first.", metavar="newest|reward")] = "newest",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:
-    """List rollouts with their outcome, reward and calls, newest first."""
+    """List rollouts with their outcome, reward and calls."""
     from lightningrl.cli.rollouts import list_command
 
-    list_command(run=run, runs=runs, step=step, mode=mode, outcome=outcome, limit=limit)
+    list_command(run=run, runs=runs, step=step, task=task, mode=mode, outcome=outcome, limit=limit, sort=sort, as_json=as_json)
 
 
 @rollouts.command("show")
@@ -168,15 +222,45 @@ def show_rollout(
     show_command(rollout_id, run=run, runs=runs, full=full)
 
 
-@new.command("adapter")
-def new_adapter(
-    name: Annotated[str, typer.Argument(help="Name of the framework, e.g. haystack.")],
-    folder: Annotated[Path, typer.Option(help="Where to put the package.")] = Path(),
+@recipes.command("show")
+def show_recipe(
+    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml or .py), or a folder with a recipe.toml.", metavar="RECIPE")],
+    settings: SetOption = None,
 ) -> None:
-    """Copy the adapter template: a package that passes the conformance suite once its hooks are filled in."""
-    from lightningrl.cli.new import new_adapter_command
+    """Show every value that a run of RECIPE would have, and where it is from: the file, --set, or a default."""
+    from lightningrl.cli.recipe import show_command
 
-    new_adapter_command(name, folder)
+    show_command(recipe, settings=_settings(settings, {}))
+
+
+@new.command("adapter")
+def new_adapter(name: Annotated[str, typer.Argument(help="Name of the framework, e.g. haystack.")], folder: FolderOption = None) -> None:
+    """An adapter for an agent framework, here a toy one: roles, spans and tools."""
+    _new("adapter", name, folder)
+
+
+@new.command("backend")
+def new_backend(name: Annotated[str, typer.Argument(help="Its name in recipes, e.g. mlx.")], folder: FolderOption = None) -> None:
+    """A trainer backend, here a policy of one table in numpy: engine, learner, checkpoints, export."""
+    _new("backend", name, folder)
+
+
+@new.command("credit")
+def new_credit(name: Annotated[str, typer.Argument(help="Its name in recipes, e.g. last_call.")], folder: FolderOption = None) -> None:
+    """A credit assigner: how a rollout's return is spread over its calls."""
+    _new("credit", name, folder)
+
+
+@new.command("reward")
+def new_reward(name: Annotated[str, typer.Argument(help="Its name in recipes, e.g. brevity.")], folder: FolderOption = None) -> None:
+    """A terminal reward: a number for what a rollout came to."""
+    _new("reward", name, folder)
+
+
+def _new(kind: str, name: str, folder: Path | None) -> None:
+    from lightningrl.cli.new import new_command
+
+    new_command(kind, name, folder)
 
 
 def _settings(given: list[str] | None, shortcuts: dict[str, Any]) -> dict[str, Any]:

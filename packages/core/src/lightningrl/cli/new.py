@@ -1,16 +1,40 @@
-"""`lightningrl new`: copies of tested templates."""
+"""`lightningrl new` and `lightningrl init`: copies of tested templates."""
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 from rich.console import Console
 
-from lightningrl.scaffold import new_adapter
+from lightningrl.errors import LightningError
+from lightningrl.scaffold import new_agent, new_package
 
-__all__ = ["new_adapter_command"]
+__all__ = ["init_command", "new_command"]
 
 
-def new_adapter_command(name: str, folder: Path) -> None:
-    made = new_adapter(name, folder)
-    Console().print(f"made {made}\nnext: fill in the hooks, then run its tests:  pip install -e {made} && pytest {made}", highlight=False)
+def new_command(kind: str, name: str, folder: Path | None) -> None:
+    made = new_package(kind, name, folder)
+    here = "" if made.is_absolute() else "./"
+    install = shlex.quote(f"{here}{made}[test]")
+    next_ = f"next: make it your own, then run its tests:  pip install -e {install} && pytest {shlex.quote(str(made))}"
+    Console().print(f"made {made}\n{next_}", highlight=False, markup=False, soft_wrap=True)
+
+
+def init_command(folder: Path) -> None:
+    made = new_agent(folder)
+    console = Console()
+    console.print(f"made {made}: agent.py, reward.py, recipe.toml, starter.py", highlight=False, soft_wrap=True)
+    train = f"lightningrl try {shlex.quote(str(made))} && lightningrl train {shlex.quote(str(made))}"
+    if importlib.util.find_spec("lightningrl_torch") is None:
+        make = f"pip install 'lightningrl[torch]' && python {shlex.quote(str(made / 'starter.py'))}"
+        console.print(f"the starting policy needs torch:  {make} && {train}", highlight=False, markup=False, soft_wrap=True)
+        return
+    console.print("making its starting policy, a tiny transformer: some ten seconds", highlight=False)
+    status = subprocess.run([sys.executable, str(made / "starter.py")], check=False).returncode
+    if status:
+        raise LightningError(f"the starting policy was not made (status {status}); try again: python {made / 'starter.py'}")
+    console.print(f"next:  {train}", highlight=False, markup=False, soft_wrap=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from lightningrl.plugins import Plugin, load_plugins
 
@@ -12,7 +13,16 @@ __all__ = ["plugins_command"]
 
 def plugins_command() -> None:
     manager = load_plugins()
-    table = Table("kind", "name", "summary", "from", title="Installed plugins", title_justify="left")
+    table = Table(
+        Column("kind", no_wrap=True),
+        Column("name", no_wrap=True),
+        Column("what it is", ratio=1),
+        title="Installed plugins",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+        expand=True,
+    )
     kinds = {
         "adapter": manager.adapters,
         "trainer backend": manager.trainers,
@@ -23,7 +33,7 @@ def plugins_command() -> None:
     }
     for kind, records in kinds.items():
         for record in records.values():
-            table.add_row(kind, record.name, _summary(record), record.distribution)
+            table.add_row(kind, record.name, Text.assemble(_summary(record), (f"  from {record.distribution}", "dim")))
     Console().print(table)
 
 

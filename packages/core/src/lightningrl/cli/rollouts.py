@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,18 +27,39 @@ from lightningrl.types import Outcome, RolloutMode, Trajectory, Transition
 __all__ = ["list_command", "show_command"]
 
 Answer = TypeVar("Answer")
+ALL = 1_000_000
 Decode = Callable[[Sequence[int]], str]
 
 
-def list_command(*, run: Path | None, runs: Path, step: int | None, mode: str | None, outcome: str | None, limit: int) -> None:
+def list_command(
+    *,
+    run: Path | None,
+    runs: Path,
+    step: int | None = None,
+    task: str | None = None,
+    mode: str | None = None,
+    outcome: str | None = None,
+    limit: int = 20,
+    sort: str = "newest",
+    as_json: bool = False,
+) -> None:
     folder = run or newest_run(runs)
+    if sort not in {"newest", "reward"}:
+        raise ConfigError(f"rollouts cannot be sorted by {sort!r}; choose of: newest, reward")
     where = RolloutFilter(
-        step=step,
         mode=_choice("mode", mode, RolloutMode),
         outcome=_choice("outcome", outcome, Outcome),
-        limit=limit,
+        task_id=task,
+        limit=limit if sort == "newest" else ALL,
     )
-    records = _ask(folder, lambda store: store.list_rollouts(where))
+    records = _ask(folder, lambda store: _of_step(store, where, step))
+    if sort == "reward":
+        records = sorted((record for record in records if record.reward is not None), key=lambda record: record.reward or 0.0)
+    records = records[:limit]
+    if as_json:
+        for record in records:
+            sys.stdout.write(json.dumps(_json(record), ensure_ascii=False) + "\n")
+        return
     whole = (Column(name, no_wrap=True) for name in ("rollout", "task", "mode", "outcome"))
     numbers = (Column(name, justify="right") for name in ("reward", "calls", "attempts", "trained"))
     table = Table(*whole, *numbers, title=f"Rollouts of {folder}", title_justify="left", box=None, padding=(0, 1, 0, 0))
@@ -63,6 +86,18 @@ def show_command(rollout_id: str, *, run: Path | None, runs: Path, full: bool) -
         if tool.transition_id is None:
             console.print(Text(f"tool {tool.name}({tool.arguments}) → [{tool.status.value}] {tool.result}"[:400], style="magenta"))
     console.print(_ending(trajectory, score))
+
+
+async def _of_step(store: SqlStore, where: RolloutFilter, step: int | None) -> Sequence[RolloutRecord]:
+    """Newest first. Steps are counted from 1, as everywhere on screen: step 1 trains the rollouts that were planned at 0; the
+    validation after it has its own number."""
+    if step is None:
+        return await store.list_rollouts(where)
+    found: list[RolloutRecord] = []
+    for mode, planned in ((RolloutMode.VALIDATION, step), (RolloutMode.TRAIN, step - 1)):
+        if where.mode in {None, mode}:
+            found += await store.list_rollouts(replace(where, mode=mode, step=planned))
+    return found
 
 
 async def _load(store: SqlStore, rollout_id: str) -> tuple[RolloutRecord, Trajectory, Score | None]:
@@ -98,6 +133,20 @@ def _choice(what: str, text: str | None, kind: Any) -> Any:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _json(record: RolloutRecord) -> dict[str, Any]:
+    return {
+        "rollout": record.spec.id,
+        "task": record.spec.task.id,
+        "mode": record.spec.mode.value,
+        "state": record.state.value,
+        "outcome": record.outcome.value if record.outcome else None,
+        "reward": record.reward,
+        "calls": record.attempts[-1].calls if record.attempts else 0,
+        "attempts": len(record.attempts),
+        "trained_step": record.trained_step,
+    }
 
 
 def _row(record: RolloutRecord) -> tuple[str, ...]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import signal
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from lightningrl.cli.scratch import scratch_folder
+from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.keys import worker_key
 from lightningrl.plugins import load_plugins
+from lightningrl.training.models import check_on_hub
 from lightningrl.training.parts import Parts
 from lightningrl.training.run_folder import RunFolder
 from lightningrl.types import RolloutMode, RolloutSpec, Task
@@ -42,27 +42,21 @@ def serve_command(source: Path | None, *, run: Path | None, host: str, port: int
     else:
         assert source is not None
         recipe, checkpoint, close = load_recipe(source, settings), None, lambda: None
-    scratch = Path(tempfile.mkdtemp(prefix="lightningrl-serve-"))
-    has_stopped = False
     try:
-        asyncio.run(_serve(recipe, checkpoint, scratch, host, port, console))
+        with scratch_folder("lightningrl-serve-") as scratch:
+            asyncio.run(_serve(recipe, checkpoint, scratch, host, port, console))
     except asyncio.CancelledError:
         console.print("stopped")
-        has_stopped = True
     finally:
-        if has_stopped or not any(scratch.glob("*.log")):  # after an error the log stays: the message names it
-            shutil.rmtree(scratch, ignore_errors=True)
         close()
 
 
 async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: str, port: int, console: Console) -> None:
     from lightningrl.training.session import serve_policy, server_settings
 
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    cancel_on_signals()
     parts = Parts.build(recipe, load_plugins())
+    check_on_hub(parts.models)
     settings = server_settings(recipe, parts, f"sqlite:///{scratch / 'store.sqlite'}", host=host, port=port)
     settings = settings.model_copy(update={"plain_rollout": BY_HAND})
     async with serve_policy(settings, parts, scratch, checkpoint, workers=None) as served:

@@ -4,51 +4,65 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
 
+from lightningrl.cli.checks import build_checked
+from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.config import Recipe, load_recipe
-from lightningrl.errors import ConfigError, LightningError
-from lightningrl.loggers.build import check_loggers
-from lightningrl.plugins import PluginManager, load_plugins
-from lightningrl.runtime.launcher import check_launcher
+from lightningrl.errors import ConfigError, LightningError, Stopped
+from lightningrl.plugins import PluginManager, hookimpl, load_plugins
 from lightningrl.training.parts import Parts
 from lightningrl.training.progress import make_progress
 from lightningrl.training.run_folder import RunFolder, default_run, newest_run
+from lightningrl.types import Trajectory
 
 __all__ = ["train_command"]
 
 
-def train_command(source: Path | None, *, resume: bool, run: Path | None, runs: Path, settings: Mapping[str, Any]) -> None:
+def train_command(source: Path | None, *, resume: bool, overwrite: bool, run: Path | None, runs: Path, settings: Mapping[str, Any]) -> None:
     console = Console()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)])
     plugins = load_plugins()
     if resume:
         folder, recipe, _ = RunFolder.resume(run or newest_run(runs), settings)
-    elif source is None:
+        try:
+            _train(recipe, build_checked(recipe, plugins), plugins, folder, console, resume=True)
+        finally:
+            folder.close()
+        return
+    if source is None:
         raise ConfigError("no recipe given; write `lightningrl train RECIPE`, or `lightningrl train --resume` to go on with the newest run")
-    else:
-        recipe = load_recipe(source, settings)
-        folder = None
-    check_loggers(recipe.loggers)
-    check_launcher(recipe.runtime, plugins)
-    parts = Parts.build(recipe, plugins)
-    if folder is None:
-        assert source is not None
-        folder = RunFolder.create(run or default_run(runs, recipe.name), recipe, str(source.resolve()), settings, models=parts.models)
-    _describe(console, recipe, parts, folder, resume=resume)
+    recipe = load_recipe(source, settings)
+    parts = build_checked(recipe, plugins)
+    path = run or default_run(runs, recipe.name)
+    folder = RunFolder.create(path, recipe, str(source.resolve()), settings, models=parts.models, overwrite=overwrite)
     try:
-        _run(recipe, parts, plugins, folder, console)
+        _train(recipe, parts, plugins, folder, console, resume=False)
+    except LightningError as error:
+        if not isinstance(error, Stopped) and folder.latest() is None and str(folder.logs) not in str(error):
+            folder.discard()  # it never began, and the sentence names no log in it
+        raise
     finally:
         folder.close()
 
 
-def _run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder, console: Console) -> None:
+class _Watcher:
+    """Shows rollouts to whoever looks on."""
+
+    def __init__(self, show: Callable[[Trajectory], None]) -> None:
+        self._show = show
+
+    @hookimpl
+    def lightningrl_rollout_finished(self, trajectory: Trajectory) -> None:
+        self._show(trajectory)
+
+
+def _train(recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder, console: Console, *, resume: bool) -> None:
     from lightningrl.training.session import train_run
 
     def announce(url: str, run_key: str) -> None:
@@ -57,11 +71,9 @@ def _run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder
             console.print(f"no workers here; they join with:  {join}", highlight=False, soft_wrap=True)
 
     async def main() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        with make_progress(console, recipe.loop.minutes) as progress:
+        cancel_on_signals(lambda: console.print("stopping: what runs is ended, which takes some seconds", highlight=False))
+        with make_progress(console, recipe.loop.minutes, is_resumed=resume) as progress:
+            plugins.register(_Watcher(progress.rollout), distribution="lightningrl train")
             state = await train_run(recipe, parts, plugins, folder, progress, announce)
         shown = _relative(folder.path)
         console.print(f"\n[bold]done:[/] {state.step} steps in {state.seconds / 60:.1f} minutes", highlight=False)
@@ -72,10 +84,11 @@ def _run(recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFolder
                 which = f" --policy {name}" if recipe.policies else ""
                 console.print(f"  weights  lightningrl export FOLDER --run {shown}{which}", highlight=False)
 
+    _describe(console, recipe, parts, folder, resume=resume)
     try:
         asyncio.run(main())
     except asyncio.CancelledError:
-        raise LightningError(f"stopped; nothing is lost: go on with `lightningrl train --resume --run {_relative(folder.path)}`") from None
+        raise Stopped(f"stopped; nothing is lost: go on with `lightningrl train --resume --run {_relative(folder.path)}`") from None
 
 
 def _describe(console: Console, recipe: Recipe, parts: Parts, folder: RunFolder, *, resume: bool) -> None:

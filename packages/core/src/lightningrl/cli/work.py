@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
@@ -43,10 +43,7 @@ def work_command(source: Path, *, server: str, key: str, settings: Mapping[str, 
     async def main() -> None:
         from lightningrl.training.session import start_pool
 
-        task = asyncio.current_task()
-        assert task is not None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        cancel_on_signals()
         pool = start_pool(recipe, server, key, None, launcher)
         assert pool is not None
         try:

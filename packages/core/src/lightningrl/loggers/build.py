@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,14 @@ NAMES = ("tensorboard", "trackio", "wandb")
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Raise ConfigError naming a logger that does not exist."""
+    """Raise ConfigError naming a logger that does not exist or is not installed."""
     for name in names:
         if name not in NAMES:
             guess = difflib.get_close_matches(name, NAMES, n=1)
             hint = f"did you mean {guess[0]!r}?" if guess else f"there are: {', '.join(NAMES)}"
             raise ConfigError(f"no logger named {name!r}; {hint}")
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
+            raise ConfigError(f"logger {name!r} is not installed; install it with `pip install 'lightningrl[{name}]'`, or remove it")
 
 
 def build_loggers(names: Sequence[str], *, folder: Path, run: str, config: Mapping[str, Any]) -> list[MetricLogger]:

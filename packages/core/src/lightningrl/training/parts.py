@@ -5,19 +5,20 @@ Recipe + PluginManager  ─►  Parts(tasks, scorer, a backend factory for each 
 
 from __future__ import annotations
 
-import json
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightningrl.config import OtherPolicyConfig, PolicyConfig, Recipe, check_options
+from lightningrl.config import Recipe, check_options
 from lightningrl.errors import ConfigError
 from lightningrl.loading import is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, CreditAssigner, IntermediateReward
 from lightningrl.rewards import NamedReward, RewardSet
+from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.scoring import Scorer, TrainedCalls
 from lightningrl.training.tasks import TaskSets
 
@@ -42,7 +43,8 @@ class Parts:
     def build(cls, recipe: Recipe, plugins: PluginManager, *, will_run: bool = True) -> Parts:
         """Raises ConfigError or PluginError, one sentence, for whatever cannot be run. With `will_run` False the backend is not asked
         whether this machine can run it: weights are only read."""
-        models = {name: _resolve_model(name, policy, recipe.folder) for name, policy in recipe.all_policies.items()}
+        models = {name: resolve_model(name, policy, recipe.folder) for name, policy in recipe.all_policies.items()}
+        check_lengths(recipe, models)
         for adapter in recipe.adapters:
             plugins.find("lightningrl_adapters", adapter)
         if isinstance(recipe.agent, str):
@@ -82,16 +84,6 @@ def resolve(reference: Any, folder: Path) -> Callable[..., Any]:
     return reference  # type: ignore[no-any-return]
 
 
-def _resolve_model(name: str, policy: PolicyConfig | OtherPolicyConfig, folder: Path) -> str:
-    """The policy as a hub name, or the absolute path where a folder of that name lies beside the recipe or here."""
-    for base in (folder, Path.cwd()):
-        if (base / policy.model).is_dir():
-            return str(_checked_folder((base / policy.model).resolve(), policy.renderer))
-    if policy.model.startswith((".", "/")) or policy.model.count("/") > 1:
-        raise ConfigError(f"policy {name!r}: no folder {policy.model!r}; give a transformers folder or a hub name like 'Qwen/Qwen2.5-0.5B'")
-    return policy.model
-
-
 def _trained_calls(recipe: Recipe) -> dict[str, TrainedCalls]:
     trained = {
         name: TrainedCalls(agents=None if policy.trained_agents is None else frozenset(policy.trained_agents))
@@ -101,20 +93,6 @@ def _trained_calls(recipe: Recipe) -> dict[str, TrainedCalls]:
     if not trained:
         raise ConfigError("every policy has trainable = false, so there is nothing to train; set it to true for one of them")
     return trained
-
-
-def _checked_folder(folder: Path, renderer: str) -> Path:
-    """A local model folder that can be served: weights' config, a fast tokenizer, and a chat template or a named renderer."""
-    for needed in ("config.json", "tokenizer.json"):
-        if not (folder / needed).is_file():
-            raise ConfigError(f"model folder {str(folder)!r} has no {needed}; save model and tokenizer there with save_pretrained")
-    settings = folder / "tokenizer_config.json"
-    has_template = (folder / "chat_template.jinja").is_file() or (
-        settings.is_file() and "chat_template" in json.loads(settings.read_text(encoding="utf-8"))
-    )
-    if renderer == "auto" and not has_template:
-        raise ConfigError(f"model folder {str(folder)!r} has no chat template; add chat_template.jinja, or name the policy's renderer")
-    return folder
 
 
 def check_agent_file(recipe: Recipe) -> None:
@@ -145,8 +123,23 @@ def _part(plugins: PluginManager, hook: str, use: Any, options: Mapping[str, Any
 def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
     config = recipe.rewards[name]
     reward = _part(plugins, "lightningrl_reward_functions", config.use, config.options, recipe.folder)
+    _check_reward(name, config.use, reward)
     agents = None if config.agents is None else frozenset(config.agents)
     return NamedReward(name=name, function=reward, weight=config.weight, agents=agents, timeout_s=config.timeout_s)
+
+
+def _check_reward(name: str, use: Any, reward: Any) -> None:
+    try:
+        signature = inspect.signature(reward)
+        signature.bind("task", "output", "trajectory")
+    except ValueError:  # a builtin says nothing of what it takes
+        return
+    except TypeError:
+        if not callable(reward):
+            return  # said by NamedReward
+        raise ConfigError(
+            f"reward {name!r} ({use!r}) takes ({', '.join(signature.parameters)}); a reward is called with (task, output, trajectory)"
+        ) from None
 
 
 def _credit(recipe: Recipe, plugins: PluginManager, intermediate: Mapping[str, IntermediateReward], rewards: RewardSet) -> CreditAssigner:
@@ -163,7 +156,7 @@ def _credit(recipe: Recipe, plugins: PluginManager, intermediate: Mapping[str, I
     provided |= {"turn_rewards"} if intermediate else set()
     provided |= {"agents"} if recipe.adapters or recipe.roles else set()
     remedies = {
-        "group": "set loop.group_size above 1",
+        "group": "set loop.group_size above 1, or take one that compares nothing: credit.use = 'reinforce'",
         "turn_rewards": "add an [intermediate_rewards.NAME] table",
         "agents": "name an adapter in `adapters`, or the agent's roles in [roles.NAME] tables",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -13,9 +14,17 @@ from rich.progress import Progress as RichBars
 from rich.table import Table
 from rich.text import Text
 
+from lightningrl.types import Outcome, Trajectory
+
 __all__ = ["LineProgress", "LiveProgress", "make_progress", "sparkline"]
 
 BLOCKS = "▁▂▃▄▅▆▇█"
+LEARNING = {"loss": "loss", "kl_rollout": "kl"}
+"""A learner's numbers that are shown, and how they are called."""
+NOTHING = 1e-6
+"""What is less is rounding."""
+REPLAY_S = 1.0
+"""What takes longer was sampled, not read from the store."""
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
@@ -53,12 +62,65 @@ class _Clock:
         return left if self._minutes is None else max(0.0, min(left, (self._minutes - metrics["minutes"]) * 60))
 
 
-class LineProgress:
-    """One line per step: for logs, pipes and CI."""
+class _Sample:
+    """What one rollout came to, for a person to see what the policy does now."""
 
-    def __init__(self, console: Console, minutes: float | None = None) -> None:
+    def __init__(self) -> None:
+        self._latest: Trajectory | None = None
+
+    def take(self, trajectory: Trajectory) -> None:
+        if trajectory.outcome is Outcome.SUCCEEDED:
+            self._latest = trajectory
+
+    def text(self, width: int) -> str | None:
+        if self._latest is None:
+            return None
+        reward = "-" if self._latest.reward is None else f"{self._latest.reward:.3f}"
+        output = self._latest.output
+        said = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False, default=str)
+        line = f"{self._latest.task.id} \u2192 {' '.join(said.split())}"
+        room = max(8, width - len(reward) - 10)
+        return f"{line if len(line) <= room else line[: room - 2] + ' …'}  reward {reward}"
+
+
+class _Replays:
+    """Tells rollouts that a resumed run finds in its store from those that were just made: all are there at once, in the first steps."""
+
+    def __init__(self, *, is_resumed: bool) -> None:
+        self._may_replay = is_resumed
+        self._asked = 0.0
+        self.is_replay = False
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        if name == "rollouts" and self._may_replay:
+            if done == 0:
+                self._asked = time.monotonic()
+            self.is_replay = self._may_replay = done in {0, total} and time.monotonic() - self._asked < REPLAY_S
+
+
+def _speed(metrics: Mapping[str, float], replays: _Replays) -> str:
+    return "replayed" if replays.is_replay else f"{metrics['tokens_per_second']:.0f} tok/s"
+
+
+def _learning(metrics: Mapping[str, float]) -> list[str]:
+    """Loss and KL, of each policy that is trained."""
+    shown = []
+    for key in sorted(metrics, reverse=True):  # loss before kl
+        if key.startswith("learn/") and (name := LEARNING.get(key.rpartition("/")[2])):
+            policy = key.split("/")[1] + " " if key.count("/") == 2 else ""
+            value = metrics[key]
+            shown.append(f"{policy}{name} {0 if abs(value) < NOTHING else value:.2g}")
+    return shown
+
+
+class LineProgress:
+    """A line per step, broken between its fields where it is longer than the page: for logs, pipes and CI."""
+
+    def __init__(self, console: Console, minutes: float | None = None, *, is_resumed: bool = False) -> None:
         self._console = console
         self._clock = _Clock(minutes)
+        self._sample = _Sample()
+        self._replays = _Replays(is_resumed=is_resumed)
 
     def __enter__(self) -> LineProgress:
         return self
@@ -67,43 +129,69 @@ class LineProgress:
         return None
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Quiet: a line per step is enough here."""
+        """Quiet where there is something to count, since a line per step is enough; says what is waited for where there is not."""
+        self._replays.phase(name, done, total)
+        if not total:
+            self._say([f"{name} …"])
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
         left = _duration(self._clock.left(step, steps, metrics))
-        self._console.print(
-            f"step {step:>4}/{steps}  reward {metrics.get('reward', float('nan')):.3f}  "
-            f"calls/rollout {metrics['calls_per_rollout']:.2f}  "
-            f"groups without signal {metrics['groups_without_signal']:.0f}/{metrics['groups']:.0f}  "
-            f"{metrics['tokens_per_second']:.0f} tok/s  {metrics['seconds']:.1f} s  [{_outcome_text(outcomes)}]  left {left}",
-            highlight=False,
-            soft_wrap=True,
+        silent = f"groups without signal {metrics['groups_without_signal']:.0f}/{metrics['groups']:.0f}"
+        self._say(
+            [
+                f"step {step:>{len(str(steps))}}/{steps}",
+                f"reward {metrics.get('reward', float('nan')):.3f}",
+                *_learning(metrics),
+                f"calls {metrics['calls_per_rollout']:.2f}",
+                *([silent] if metrics["groups_without_signal"] else []),
+                _speed(metrics, self._replays),
+                f"{metrics['seconds']:.1f} s",
+                *([f"[{_outcome_text(outcomes)}]"] if set(outcomes) != {Outcome.SUCCEEDED.value} else []),
+                f"left {left}",
+            ]
         )
 
     def validated(self, step: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
         score = f"score {metrics['reward']:.3f}" if "reward" in metrics else "no score"
-        self._console.print(
-            f"validation after step {step}: {score}  [{_outcome_text(outcomes)}]",
-            highlight=False,
-            soft_wrap=True,
-        )
+        self._say([f"validation after step {step}: {score}", f"[{_outcome_text(outcomes)}]"])
+        if sample := self._sample.text(self._console.width - 2):
+            self._console.print(f"  {sample}", highlight=False, markup=False, soft_wrap=True)
+
+    def rollout(self, trajectory: Trajectory) -> None:
+        """One that has ended and been rewarded."""
+        self._sample.take(trajectory)
+
+    def _say(self, fields: list[str]) -> None:
+        lines = [""]
+        for field in fields:
+            gap = "  " if lines[-1].strip() else ""
+            if lines[-1].strip() and len(lines[-1]) + len(gap) + len(field) > self._console.width:
+                lines.append(f"    {field}")
+            else:
+                lines[-1] += f"{gap}{field}"
+        for line in lines:
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveProgress:
-    """A live panel: bars, reward sparkline, validation scores, tokens/s, outcomes, time left."""
+    """A live panel: bars, reward sparkline, validation scores, loss, a sample, tokens/s, outcomes, time left."""
 
-    def __init__(self, console: Console, minutes: float | None = None) -> None:
+    def __init__(self, console: Console, minutes: float | None = None, *, is_resumed: bool = False) -> None:
+        self._console = console
         self._clock = _Clock(minutes)
+        self._sample = _Sample()
+        self._replays = _Replays(is_resumed=is_resumed)
         self._bars = RichBars(
             TextColumn("{task.description:>12}"),
-            BarColumn(),
+            BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[note]}"),
             console=console,
         )
-        self._steps: TaskID = self._bars.add_task("steps", total=None, note="starting")
+        self._steps: TaskID = self._bars.add_task("steps", total=None, note="")
         self._phase: TaskID = self._bars.add_task("starting", total=None, note="")
+        self._shown = "starting"
         self._rewards: list[float] = []
         self._scores: list[tuple[int, float]] = []
         self._latest: Mapping[str, float] = {}
@@ -118,7 +206,15 @@ class LiveProgress:
         self._live.__exit__(kind, error, trace)
 
     def phase(self, name: str, done: int, total: int) -> None:
-        self._bars.update(self._phase, description=name, completed=done, total=total)
+        """Each phase has a clock of its own; rollouts that are all there are being learned from."""
+        self._replays.phase(name, done, total)
+        if name == "rollouts" and done == total:
+            name, done, total = "learning", 0, 0
+        if name != self._shown or done == 0:
+            self._bars.remove_task(self._phase)
+            self._phase = self._bars.add_task(name, total=total or None, note="")
+            self._shown = name
+        self._bars.update(self._phase, completed=done)
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
         left = _duration(self._clock.left(step, steps, metrics))
@@ -131,6 +227,10 @@ class LiveProgress:
         if "reward" in metrics:
             self._scores.append((step, metrics["reward"]))
 
+    def rollout(self, trajectory: Trajectory) -> None:
+        """One that has ended and been rewarded."""
+        self._sample.take(trajectory)
+
     def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
         latest = self._latest
@@ -140,15 +240,18 @@ class LiveProgress:
             history = "  ".join(f"{step}: {score:.3f}" for step, score in self._scores[-8:])
             table.add_row("validation", f"{self._scores[-1][1]:.3f}", history)
         if latest:
-            table.add_row("tokens/s", f"{latest['tokens_per_second']:.0f}", f"{latest['calls_per_rollout']:.2f} calls a rollout")
-            table.add_row(
-                "rollouts",
-                f"{latest['rollouts']:.0f}",
-                f"{_outcome_text(self._outcomes)}; {latest['groups_without_signal']:.0f} groups without signal",
-            )
+            if learning := _learning(latest):
+                table.add_row("learner", "", Text("  ".join(learning)))
+            calls = f"{latest['calls_per_rollout']:.2f} calls a rollout"
+            table.add_row("speed", "", f"{_speed(latest, self._replays)}, {calls}")
+            silent = f"{latest['groups_without_signal']:.0f} of {latest['groups']:.0f} groups without signal"
+            table.add_row("last step", "", Text(f"{_outcome_text(self._outcomes)}; {silent}"))
+        if sample := self._sample.text(self._console.width - 24):
+            table.add_row("sample", "", Text(sample, style="dim", no_wrap=True, overflow="ellipsis"))
         return Group(self._bars, table)
 
 
-def make_progress(console: Console, minutes: float | None = None) -> LineProgress | LiveProgress:
+def make_progress(console: Console, minutes: float | None = None, *, is_resumed: bool = False) -> LineProgress | LiveProgress:
     """The live panel on a terminal, lines elsewhere."""
-    return LiveProgress(console, minutes) if console.is_terminal else LineProgress(console, minutes)
+    kind = LiveProgress if console.is_terminal else LineProgress
+    return kind(console, minutes, is_resumed=is_resumed)

@@ -29,6 +29,9 @@ FREE_ON_RESUME = ("loop.steps", "loop.minutes", "loop.checkpoint_every", "loop.k
 """Settings that may change when a run goes on; all others make it another run."""
 
 
+RUN_FILES = ("run.json", "store.sqlite*", "metrics.jsonl", "curve.png", "checkpoints", "logs", "tensorboard", "wandb", ".*.new")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopState:
     """Where the loop stands after a step; kept in each checkpoint."""
@@ -51,14 +54,33 @@ class RunFolder:
         self._lock = lock
 
     @classmethod
-    def create(cls, path: Path, recipe: Recipe, source: str, settings: Mapping[str, Any], *, models: Mapping[str, str]) -> RunFolder:
-        """A new run. Raises RunFolderError where one exists already."""
-        if (path / "recipe.json").exists():
-            raise RunFolderError(f"run folder {str(path)!r} already holds a run; go on with it by --resume, or give another --run")
+    def create(
+        cls,
+        path: Path,
+        recipe: Recipe,
+        source: str,
+        settings: Mapping[str, Any],
+        *,
+        models: Mapping[str, str],
+        overwrite: bool = False,
+    ) -> RunFolder:
+        """A new run, readable by its owner alone. Raises RunFolderError where one exists already that has a checkpoint, unless it is to be
+        overwritten; a run without one never began, and makes room."""
+        if (path / "recipe.json").exists() and not overwrite and _checkpoints(path):
+            raise RunFolderError(
+                f"run folder {str(path)!r} already holds a run; go on with it by --resume, write over it with --overwrite, "
+                "or give another --run"
+            )
         try:
-            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            (path / "logs").mkdir(exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
+            path.chmod(0o700)
             folder = cls(path, _take_lock(path))
+            if (path / "recipe.json").exists():
+                folder._empty()
+            for name in ("checkpoints", "logs"):
+                (path / name).mkdir(mode=0o700, exist_ok=True)
+            for file in (folder.metrics, path / "store.sqlite"):
+                file.touch(mode=0o600)
             _write_durably(
                 path / "run.json",
                 json.dumps({"source": source, "settings": dict(settings), "models": dict(models)}, indent=2, default=str) + "\n",
@@ -104,7 +126,7 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(found.parent for found in (self.path / "checkpoints").glob("step-*/loop.json"))
+        return _checkpoints(self.path)
 
     def latest(self) -> tuple[Path, LoopState] | None:
         """The newest complete checkpoint's folder of policies and the loop's state in it."""
@@ -131,16 +153,31 @@ class RunFolder:
         for old in self.checkpoints()[:-keep]:
             shutil.rmtree(old)
 
+    def discard(self) -> None:
+        """Remove a run that never began, with its folder."""
+        self._empty()
+        (self.path / ".lock").unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
     def close(self) -> None:
         self._lock.close()
 
+    def _empty(self) -> None:
+        """Remove what a run writes; whatever else lies here stays. `recipe.json` goes first: what is left is no run."""
+        (self.path / "recipe.json").unlink(missing_ok=True)
+        for name in RUN_FILES:
+            for found in self.path.glob(name):
+                shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
+
 
 def newest_run(root: Path, name: str | None = None) -> Path:
-    """The run folder last written to below `root`. Raises RunFolderError where there is none."""
+    """The run folder last written to below `root`; one that has a checkpoint before those that never began. Raises RunFolderError where
+    there is none."""
     runs = [found.parent for found in root.glob("*/run.json") if name is None or found.parent.name.startswith(f"{name}-")]
     if not runs:
         raise RunFolderError(f"no run below {str(root)!r}; give one with --run, or start one with `lightningrl train RECIPE`")
-    return max(runs, key=lambda run: (run / "run.json").stat().st_mtime)
+    return max(runs, key=lambda run: (bool(_checkpoints(run)), (run / "run.json").stat().st_mtime))
 
 
 def default_run(root: Path, name: str) -> Path:
@@ -148,7 +185,12 @@ def default_run(root: Path, name: str) -> Path:
     return root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+def _checkpoints(path: Path) -> list[Path]:
+    return sorted(found.parent for found in (path / "checkpoints").glob("step-*/loop.json"))
+
+
 def _take_lock(path: Path) -> IO[str]:
+    (path / ".lock").touch(mode=0o600)
     lock = (path / ".lock").open("a+", encoding="utf-8")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,14 +226,15 @@ def _check_same(old: Recipe, new: Recipe, path: Path) -> None:
     ]
     if changed:
         key = changed[0]
+        was, now = (repr(values[key]) if key in values else "not set" for values in (before, after))
         raise RunFolderError(
-            f"recipe of run {str(path)!r} has changed since it started: {key!r} was {before.get(key)!r}, is {after.get(key)!r}; "
-            "restore it, or start a new run"
+            f"recipe of run {str(path)!r} has changed since it started: {key!r} was {was}, is {now}; restore it, or start a new run"
         )
 
 
 def _flatten(data: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(data, dict) or not data:
+    """Values by dotted key; an empty table is as none."""
+    if not isinstance(data, dict):
         return {prefix: data}
     flat: dict[str, Any] = {}
     for key, value in data.items():
@@ -202,6 +245,7 @@ def _flatten(data: Any, prefix: str = "") -> dict[str, Any]:
 def _write_durably(path: Path, text: str) -> None:
     scratch = path.with_name(f".{path.name}.new")
     with scratch.open("w", encoding="utf-8") as file:
+        scratch.chmod(0o600)
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.config import OtherPolicyConfig, Recipe
-from lightningrl.errors import ServerError
+from lightningrl.errors import LightningError, ServerError
 from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.keys import worker_key
 from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve
@@ -70,12 +70,24 @@ async def train_run(
     def log(step: int, metrics: Mapping[str, float]) -> None:
         for one in loggers:
             one.log(step, metrics)
+        if any(name.startswith("validation/") for name in metrics):
+            curve.draw_soon()
 
+    curve = _Curve(folder, title=recipe.name)
     try:
         runtime = recipe.runtime
         settings = server_settings(recipe, parts, folder.store_url, host=runtime.server_host, port=runtime.server_port)
         launcher = build_launcher(runtime, plugins)
-        async with serve_policy(settings, parts, folder.logs, saved[0] if saved else None, workers=recipe, launcher=launcher) as served:
+        checkpoint = saved[0] if saved else None
+        async with serve_policy(
+            settings,
+            parts,
+            folder.logs,
+            checkpoint,
+            workers=recipe,
+            launcher=launcher,
+            starting=lambda what: progress.phase(what, 0, 0),
+        ) as served:
             announce(reachable_url(served.server.url), worker_key(settings.run_key))
             trainer = Trainer(
                 recipe=recipe,
@@ -94,8 +106,7 @@ async def train_run(
     finally:
         for one in loggers:
             one.close()
-        if folder.metrics.is_file():
-            draw_curve(folder.metrics, folder.curve, title=recipe.name)
+        await curve.draw_last()
 
 
 @asynccontextmanager
@@ -107,12 +118,15 @@ async def serve_policy(
     *,
     workers: Recipe | None,
     launcher: WorkerLauncher | None = None,
+    starting: Callable[[str], None] = lambda what: None,
 ) -> AsyncIterator[Served]:
     """Server, workers and engine, up and watched; the body is cancelled with the sentence of whatever fails for good.
 
+    `starting` is told what is being waited for.
     With a checkpoint the body starts the workers: what a killed run left queued belongs to newer weights, which it makes first.
     """
     async with AsyncExitStack() as stack:
+        starting("starting the server")
         server = ServerProcess(settings, log_path=logs / "server.log")
         await server.start()
         stack.push_async_callback(server.stop)
@@ -128,6 +142,7 @@ async def serve_policy(
             starter.begin()
         running: list[RunningPolicy] = []
         for name in parts.backends:
+            starting(f"loading {parts.models[name]}")
             is_trained = settings.policies[name].trainable
             backend = await asyncio.to_thread(_build_backend, parts, name, checkpoint if is_trained else None)
             stack.callback(backend.close)
@@ -136,8 +151,36 @@ async def serve_policy(
             stack.push_async_callback(link.close)
             running.append(RunningPolicy(name=name, backend=backend, link=link, is_trained=is_trained))
         if checkpoint is None:
+            if pool:
+                starting("starting workers")
             await starter.ready()
         yield Served(server=server, client=client, policies=Policies(running), start_workers=starter.ready)
+
+
+class _Curve:
+    """The learning curve, drawn anew in a thread whenever there is a new point."""
+
+    def __init__(self, folder: RunFolder, *, title: str) -> None:
+        self._folder = folder
+        self._title = title
+        self._drawing: asyncio.Task[None] | None = None
+
+    def draw_soon(self) -> None:
+        """Where one is being drawn already, the next has the point."""
+        if self._drawing is None or self._drawing.done():
+            self._drawing = asyncio.create_task(asyncio.to_thread(self._draw))
+
+    async def draw_last(self) -> None:
+        if self._drawing is not None:
+            await asyncio.wait({self._drawing})
+        await asyncio.to_thread(self._draw)
+
+    def _draw(self) -> None:
+        try:
+            if self._folder.metrics.is_file():
+                draw_curve(self._folder.metrics, self._folder.curve, title=self._title)
+        except LightningError as error:
+            logger.warning("%s", error)
 
 
 class _Starter:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -109,9 +110,21 @@ def _read(which: str, reference: Any, options: Mapping[str, Any], resolve: Calla
 
 
 def _task(which: str, index: int, item: Any) -> Task:
-    if isinstance(item, Task):
-        return item
-    try:
-        return Task(**item)
-    except TypeError as error:
-        raise ConfigError(f"tasks.{which}: task {index} is not a Task: {error}; give id, input, and optionally answer, metadata") from error
+    """A Task of what a source gave: one, a dict with its fields, or a text, its input. A number as id becomes text; without an id
+    it is numbered."""
+    if isinstance(item, str):
+        item = {"input": item}
+    if isinstance(item, Mapping):
+        try:
+            item = Task(**{"id": f"{which}-{index}", **item})
+        except TypeError as error:
+            raise ConfigError(
+                f"tasks.{which}: task {index} is not a Task: {error}; give input, and optionally id, answer, metadata"
+            ) from error
+    if not isinstance(item, Task):
+        raise ConfigError(f"tasks.{which}: task {index} is a {type(item).__name__}; give a Task, a dict with its fields, or a text")
+    if isinstance(item.id, numbers.Integral):
+        return replace(item, id=str(item.id))
+    if not isinstance(item.id, str) or not item.id:
+        raise ConfigError(f"tasks.{which}: task {index} has the id {item.id!r}; give a text or a number, or leave it out")
+    return item

@@ -1,0 +1,24 @@
+"""Everything that can be refused of a recipe, refused in seconds and before anything is written."""
+
+from __future__ import annotations
+
+from lightningrl.config import Recipe
+from lightningrl.loggers.build import check_loggers
+from lightningrl.plugins import PluginManager
+from lightningrl.runtime.launcher import check_launcher
+from lightningrl.training.agent_check import check_agent
+from lightningrl.training.models import check_on_hub
+from lightningrl.training.parts import Parts
+
+__all__ = ["build_checked"]
+
+
+def build_checked(recipe: Recipe, plugins: PluginManager) -> Parts:
+    """The recipe's parts. Raises ConfigError or PluginError, one sentence."""
+    check_loggers(recipe.loggers)
+    check_launcher(recipe.runtime, plugins)
+    with check_agent(recipe) as checked:
+        parts = Parts.build(recipe, plugins)
+        check_on_hub(parts.models)
+        checked.wait()
+    return parts

@@ -1,0 +1,85 @@
+"""`lightningrl try`: one rollout of one task, shown and not trained; most mistakes of an agent or a reward are seen here in seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from lightningrl.cli.checks import build_checked
+from lightningrl.cli.rollouts import show_command
+from lightningrl.cli.scratch import scratch_folder
+from lightningrl.cli.stopping import cancel_on_signals
+from lightningrl.config import Recipe, load_recipe
+from lightningrl.errors import ConfigError, Stopped
+from lightningrl.plugins import load_plugins
+from lightningrl.runtime.launcher import build_launcher
+from lightningrl.store.protocol import Score
+from lightningrl.training.parts import Parts
+from lightningrl.types import RolloutMode, RolloutSpec, Task
+
+__all__ = ["try_command"]
+
+ROLLOUT = "try"
+POLL_S = 10.0
+
+
+def try_command(source: Path, *, task: str | None, full: bool, settings: Mapping[str, Any]) -> None:
+    recipe = load_recipe(source, {"runtime.workers": 1, "runtime.concurrency": 1, **settings})
+    parts = build_checked(recipe, load_plugins())
+    chosen = _task(parts, task)
+    console = Console()
+    with scratch_folder("lightningrl-try-") as scratch:
+        try:
+            asyncio.run(_attempt(recipe, parts, chosen, scratch, console))
+        except asyncio.CancelledError:
+            raise Stopped("stopped") from None
+        (scratch / "run.json").write_text(json.dumps({"models": dict(parts.models)}), encoding="utf-8")
+        show_command(ROLLOUT, run=scratch, runs=scratch, full=full)
+
+
+async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, console: Console) -> None:
+    """One rollout, rewarded, in the scratch folder's store."""
+    from lightningrl.training.session import serve_policy, server_settings
+
+    cancel_on_signals()
+    spec = RolloutSpec(
+        id=ROLLOUT,
+        task=task,
+        group_id=ROLLOUT,
+        mode=RolloutMode.VALIDATION,
+        sampling=recipe.sampling.settings(),
+        timeout_s=recipe.runtime.timeout_s,
+    )
+    with console.status("starting") as status:
+        served = serve_policy(
+            server_settings(recipe, parts, f"sqlite:///{scratch / 'store.sqlite'}"),
+            parts,
+            scratch / "logs",
+            None,
+            workers=recipe,
+            launcher=build_launcher(recipe.runtime, load_plugins()),
+            starting=status.update,
+        )
+        async with served as running:
+            status.update(f"running the agent on task {task.id!r}")
+            await running.client.create_rollouts([spec])
+            while not await running.client.wait([ROLLOUT], POLL_S):
+                pass
+            (trajectory,) = await parts.scorer.reward(await running.client.trajectories([ROLLOUT]))
+            score = Score(rollout_id=ROLLOUT, attempt=trajectory.attempt, rewards=trajectory.rewards, reward=trajectory.reward)
+            await running.client.set_scores([score])
+            status.update("stopping")
+
+
+def _task(parts: Parts, wanted: str | None) -> Task:
+    tasks = {task.id: task for task in (*parts.tasks.train, *parts.tasks.validation)}
+    if wanted is None:
+        return parts.tasks.train[0]
+    if wanted not in tasks:
+        raise ConfigError(f"no task has the id {wanted!r}; ids are: {', '.join(list(tasks)[:8])}{' …' if len(tasks) > 8 else ''}")
+    return tasks[wanted]

@@ -1,0 +1,129 @@
+"""Imports the recipe's agent once, in a process of its own, before anything heavy starts: what a worker would say in a minute is said now.
+
+    check_agent(recipe) ─► python -m lightningrl.training.agent_check FILE:NAME FOLDER ─► its sentence, as ConfigError
+
+The process has a worker's environment, so that a client made at import finds its key; nothing that it imports reaches ours.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Final, Protocol
+
+from lightningrl.config import Recipe
+from lightningrl.errors import ConfigError
+from lightningrl.runtime.agent_loader import agent_reference, load_agent
+
+__all__ = ["check_agent"]
+
+REFUSED: Final = 3
+"""Exit status with which the sentence is the last line of stderr."""
+IMPORT_S: Final = 30.0
+NOWHERE: Final = "http://127.0.0.1:9"
+"""Where model calls go that are made at import: nobody listens there."""
+
+
+class Check(Protocol):
+    """A check that runs."""
+
+    def wait(self) -> None:
+        """Raise ConfigError with what is wrong."""
+        ...
+
+
+def check_agent(recipe: Recipe) -> AbstractContextManager[Check]:
+    """A check of the recipe's agent: entering starts it, `wait` says what it found, leaving ends it. Where all workers are
+    elsewhere there is nothing to check. Raises ConfigError for an agent that no other process can find."""
+    agent = agent_reference(recipe.agent)
+    is_here = recipe.runtime.workers > 0 and recipe.runtime.launcher == "local"
+    return AgentProcess(agent, str(recipe.folder)) if is_here else nullcontext(NoCheck())
+
+
+class NoCheck:
+    def wait(self) -> None:
+        """Nothing to say."""
+
+
+class AgentProcess:
+    """The process that imports it."""
+
+    def __init__(self, agent: str, folder: str) -> None:
+        self._agent = agent
+        self._folder = folder
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> AgentProcess:
+        from lightningrl.runtime.environment import worker_environment
+
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "lightningrl.training.agent_check", self._agent, self._folder],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=worker_environment(NOWHERE, os.environ),
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def wait(self) -> None:
+        """Raise ConfigError with what is wrong. An import that takes longer than `IMPORT_S` is left to the workers."""
+        assert self._process is not None
+        try:
+            _, said = self._process.communicate(timeout=IMPORT_S)
+        except subprocess.TimeoutExpired:
+            return
+        status = self._process.returncode
+        last = said.strip().rpartition("\n")[2][:600]
+        if status == REFUSED:
+            raise ConfigError(last)
+        if status:
+            how = f"signal {-status}" if status < 0 else f"status {status}"
+            raise ConfigError(
+                f"agent {self._agent!r}: importing it ended its process with {how}: {last or 'it said nothing'}; fix it, then run again"
+            )
+
+
+def import_agent(agent: str, folder: str) -> None:
+    """Import the agent here and see that it can be called with a task's input. Raises ConfigError."""
+    function = load_agent(agent, folder).function
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin says nothing of what it takes
+        return
+    try:
+        signature.bind("input")
+    except TypeError:
+        raise ConfigError(
+            f"agent {agent!r} takes {_shown(signature)}; an agent is called with one argument, the task's input: give the others defaults"
+        ) from None
+
+
+def _shown(signature: inspect.Signature) -> str:
+    return f"({', '.join(signature.parameters)})" if signature.parameters else "no argument"
+
+
+def main() -> int:
+    try:
+        import_agent(*sys.argv[1:3])
+    except ConfigError as error:
+        sys.stderr.write("\n" + " ".join(str(error).split()) + "\n")
+        return REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)  # threads that the agent left behind must not keep the process

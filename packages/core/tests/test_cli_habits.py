@@ -1,0 +1,128 @@
+"""What anybody types first: --version, -h, Ctrl-C, a look at the recipe and at one step's rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lightningrl import errors
+from lightningrl.cli.app import app
+from lightningrl.cli.scratch import scratch_folder
+from lightningrl.cli.stopping import cancel_on_signals
+from lightningrl.store import SqlStore
+from lightningrl.testing.store_conformance import make_spec
+from lightningrl.types import RolloutMode
+
+RECIPE = """
+agent = "agent.py:answer"
+[tasks]
+train = "data.py:train"
+[policy]
+model = "starter"
+[rewards.exact]
+use = "reward.py:exact"
+[learner]
+learning_rate = 1e-4
+"""
+
+
+def ask(*words: str) -> str:
+    answer = CliRunner().invoke(app, list(words))
+    assert answer.exit_code == 0, answer.output
+    return answer.output
+
+
+def test_it_says_its_version() -> None:
+    assert ask("--version").startswith("lightningrl 0.")
+    assert ask("-V") == ask("--version")
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["rollouts", "list"], ["new", "backend"], ["recipe", "show"], ["init"], ["try"]])
+def test_every_command_has_a_short_help(command: list[str]) -> None:
+    assert "Usage:" in ask(*command, "-h")
+
+
+def test_completion_can_be_installed() -> None:
+    assert "--install-completion" in ask("--help")
+
+
+def test_a_recipe_is_shown_with_where_each_value_is_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    lines = [line.split() for line in ask("recipe", "show", str(tmp_path / "recipe.toml"), "--set", "loop.steps=3").splitlines()]
+    assert ["loop.steps", "3", "--set"] in lines
+    assert ["policy.model", '"starter"', "recipe.toml"] in lines
+    assert ["loop.group_size", "8", "default"] in lines
+    assert ["learner.learning_rate", "0.0001", "recipe.toml"] in lines
+    assert ["learner.clip_low", "0.2", "default"] in lines, "the trainer backend's own defaults too"
+
+
+def test_plugins_name_their_distribution_on_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "from lightningrl 0." in " ".join(ask("plugins").split())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    async def fill() -> None:
+        store = await SqlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}")
+        await store.create_rollouts([make_spec("s000000-0000-000", step=0), make_spec("s000001-0000-000", step=1)])
+        await store.create_rollouts([make_spec("v000001-0000", step=1, mode=RolloutMode.VALIDATION)])
+        await store.close()
+
+    asyncio.run(fill())
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    return tmp_path
+
+
+def ids(run: Path, *words: str) -> list[str]:
+    return [json.loads(line)["rollout"] for line in ask("rollouts", "list", "--run", str(run), "--json", *words).splitlines()]
+
+
+def test_steps_are_counted_from_1_as_on_screen_and_validation_belongs_to_the_step_before_it(run: Path) -> None:
+    assert ids(run, "--step", "1") == ["v000001-0000", "s000000-0000-000"]
+    assert ids(run, "--step", "2") == ["s000001-0000-000"]
+    assert ids(run, "--step", "1", "--mode", "train") == ["s000000-0000-000"]
+
+
+def test_rollouts_are_found_by_task_and_sorted_by_reward(run: Path) -> None:
+    assert len(ids(run, "--task", "t")) == 3
+    assert ids(run, "--task", "no such task") == []
+    assert ids(run, "--sort", "reward") == [], "none is rewarded yet"
+    assert isinstance(CliRunner().invoke(app, ["rollouts", "list", "--run", str(run), "--sort", "size"]).exception, errors.ConfigError)
+
+
+def test_ctrl_c_is_answered_at_once_and_once() -> None:
+    said: list[str] = []
+
+    async def work() -> None:
+        cancel_on_signals(lambda: said.append("stopping"))
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(work())
+    assert said == ["stopping"]
+    assert errors.Stopped.exit_code == 130
+
+
+def test_a_scratch_folder_stays_where_the_error_names_a_log_in_it() -> None:
+    folders: list[Path] = []
+
+    def fail(text: str) -> None:
+        with scratch_folder("lightningrl-test-") as folder:
+            folders.append(folder)
+            raise errors.ServerError(text.format(folder))
+
+    for text in ("no log", "see {}/server.log"):
+        with pytest.raises(errors.ServerError):
+            fail(text)
+    assert [folder.exists() for folder in folders] == [False, True]
+    folders[1].rmdir()

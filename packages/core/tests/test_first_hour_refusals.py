@@ -1,0 +1,236 @@
+"""A newcomer's mistakes: each is answered before there is a run folder, by a sentence whose remedy works when it is typed in."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningrl.cli.train import train_command
+from lightningrl.config import load_recipe
+from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError
+from lightningrl.plugins import PluginManager, load_plugins
+from lightningrl.runtime.agent_loader import agent_reference
+from lightningrl.testing.tokenizers import tiny_tokenizer
+from lightningrl.training.agent_check import check_agent
+from lightningrl.training.models import check_on_hub
+from lightningrl.training.parts import Parts
+from lightningrl.training.run_folder import LoopState, RunFolder, newest_run
+
+DATA = """
+def tasks(): return [{"input": "a"}, {"id": 7, "input": "b"}, "c"]
+def lists(): return [["a"]]
+def prompts(): return [{"prompt": "a"}]
+def right(task, output, trajectory): return 1.0
+def two(task, output): return 1.0
+"""
+RECIPE = """
+agent = "hour_agent.py:answer"
+[tasks]
+train = "hour_data.py:tasks"
+[policy]
+model = "model"
+[rewards.right]
+use = "hour_data.py:right"
+[sampling]
+max_tokens = 16
+[validation.sampling]
+max_tokens = 16
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with all that a run needs but weights; nothing that it imports is left behind."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    modules = set(sys.modules)
+    (tmp_path / "hour_agent.py").write_text("def answer(task): return task\n")
+    (tmp_path / "hour_data.py").write_text(DATA)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+    yield tmp_path
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def refused(here: Path, **settings: Any) -> str:
+    """What `lightningrl train` says, which leaves no run folder."""
+    run = here / "run"
+    with pytest.raises(LightningError) as error:
+        train_command(here / "recipe.toml", resume=False, overwrite=False, run=run, runs=here, settings=settings)
+    assert not run.exists()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_model_that_is_no_folder_and_no_hub_name_is_refused_at_once(here: Path) -> None:
+    said = refused(here, **{"policy.model": "starter"})
+    assert "'starter' is no folder" in said
+    assert "lightningrl init" in said
+
+
+def test_a_hub_name_that_cannot_be_fetched_is_refused_before_a_run_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "'nobody/no-such-model' is not in this machine's Hugging Face cache" in refused(here, **{"policy.model": "nobody/no-such-model"})
+    check_on_hub({"policy": str(here / "model")})
+
+
+def test_an_answer_as_long_as_the_context_is_refused_with_a_length_that_fits(here: Path) -> None:
+    assert refused(here, **{"sampling.max_tokens": 100_000}).endswith("for example --set sampling.max_tokens=16")
+    assert "validation.sampling.max_tokens is 64" in refused(here, **{"validation.sampling.max_tokens": 64})
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def run(task): return task", "has no 'answer'; it has: run"),
+        ("import not_there", "ModuleNotFoundError: No module named 'not_there'"),
+        ("def answer(task:", "SyntaxError"),
+        ("def answer(task, db): return task", "takes (task, db); an agent is called with one argument, the task's input"),
+        ("def answer(): return 1", "takes no argument"),
+        ("import os; os._exit(7)", "ended its process with status 7"),
+    ],
+)
+def test_an_agent_that_cannot_work_is_refused_before_anything_heavy(here: Path, source: str, says: str) -> None:
+    (here / "hour_agent.py").write_text(source)
+    with pytest.raises(ConfigError) as error, check_agent(load_recipe(here / "recipe.toml")) as checked:
+        checked.wait()
+    assert says in str(error.value)
+
+
+def test_an_agent_that_makes_its_client_at_import_is_fine_and_stays_in_its_own_process(here: Path) -> None:
+    (here / "hour_agent.py").write_text(
+        "from openai import OpenAI\nclient = OpenAI()\nprint('x' * 99999)\ndef answer(task, db=None): ...\n"
+    )
+    with check_agent(load_recipe(here / "recipe.toml")) as checked:
+        checked.wait()
+    assert "hour_agent" not in sys.modules
+
+
+def test_a_reward_with_other_arguments_is_refused_before_the_first_rollout(here: Path) -> None:
+    said = refused(here, **{"rewards.right.use": "hour_data.py:two"})
+    assert "takes (task, output); a reward is called with (task, output, trajectory)" in said
+
+
+def test_tasks_need_no_id_and_numbers_become_text(here: Path) -> None:
+    parts = Parts.build(load_recipe(here / "recipe.toml"), load_plugins())
+    assert [(task.id, task.input) for task in parts.tasks.train] == [("train-0", "a"), ("7", "b"), ("train-2", "c")]
+
+
+def test_tasks_of_another_shape_are_refused(here: Path) -> None:
+    assert "task 0 is a list; give a Task, a dict with its fields, or a text" in refused(here, **{"tasks.train": "hour_data.py:lists"})
+    assert "unexpected keyword argument 'prompt'" in refused(here, **{"tasks.train": "hour_data.py:prompts"})
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("learner.lr", "did you mean 'learning_rate'?"),
+        ("sampling.learning_rate", "here it is 'learner.learning_rate', which belongs in [learner]"),
+        ("learner.num_generations", "here it is 'loop.group_size', which belongs in [loop]"),
+        ("loop.beta", "here it is 'learner.kl_coef'"),
+        ("loop.max_completion_length", "here it is 'sampling.max_tokens'"),
+        ("loop.per_device_train_batch_size", "did you mean 'tasks_per_step'?"),
+        ("num_train_epochs", "here it is 'loop.steps'"),
+        ("learner.epsilon", "did you mean 'clip_low'?"),
+        ("learner.group_size", "here it is 'loop.group_size'"),
+        ("report_to", "did you mean 'loggers'?"),
+        ("loop.groupsize", "did you mean 'group_size'?"),
+    ],
+)
+def test_names_of_other_trainers_point_to_ours(here: Path, key: str, says: str) -> None:
+    assert says in refused(here, **{key: 1})
+
+
+def test_no_rewards_is_one_sentence_with_what_to_write(here: Path) -> None:
+    (here / "recipe.toml").write_text(RECIPE.replace('[rewards.right]\nuse = "hour_data.py:right"', ""))
+    said = refused(here)
+    assert "'rewards' is missing; say what is good: [rewards.right] use =" in said
+    assert said.endswith("a function of (task, output, trajectory)")
+
+
+def test_parts_of_ours_that_are_not_installed_say_how_they_are(here: Path) -> None:
+    with pytest.raises(PluginError, match=r"pip install 'lightningrl\[torch\]'"):
+        PluginManager().find("lightningrl_trainers", "torch")
+    with pytest.raises(PluginError, match=r"pip install 'lightningrl\[langchain\]'"):
+        PluginManager().find("lightningrl_adapters", "langchain")
+    assert "pip install 'lightningrl[wandb]'" in refused(here, loggers=["wandb"])
+
+
+def test_a_single_rollout_a_task_offers_a_method_that_compares_nothing(here: Path) -> None:
+    assert "credit.use = 'reinforce'" in refused(here, **{"loop.group_size": 1})
+    Parts.build(load_recipe(here / "recipe.toml", {"loop.group_size": 1, "credit.use": "reinforce"}), load_plugins())
+
+
+def test_a_python_recipe_may_define_its_agent_and_import_its_neighbour(here: Path) -> None:
+    (here / "recipe.py").write_text(
+        "from lightningrl import CreditConfig, PolicyConfig, Recipe, RewardConfig, TasksConfig\n"
+        "from hour_data import right, tasks\n"
+        "def answer(task): return task\n"
+        "recipe = Recipe(agent=answer, tasks=TasksConfig(train=tasks), policy=PolicyConfig(model='model'),\n"
+        "                sampling={'max_tokens': 16}, validation={'sampling': {'max_tokens': 16}},\n"
+        "                rewards={'right': RewardConfig(use=right)})\n"
+    )
+    recipe = load_recipe(here / "recipe.py")
+    assert agent_reference(recipe.agent) == f"{here / 'recipe.py'}:answer"
+    with check_agent(recipe) as checked:
+        checked.wait()
+    assert len(Parts.build(recipe, load_plugins()).tasks.train) == 3
+    (here / "recipe.py").write_text((here / "recipe.py").read_text().replace("recipe = Recipe(", "recipe = Recipe(name='again', "))
+    assert load_recipe(here / "recipe.py").name == "again", "a mended recipe is read anew"
+
+
+def start(here: Path, path: Path, *, overwrite: bool = False) -> RunFolder:
+    return RunFolder.create(path, load_recipe(here / "recipe.toml"), str(here / "recipe.toml"), {}, models={}, overwrite=overwrite)
+
+
+def checkpoint(folder: RunFolder) -> None:
+    folder.commit_checkpoint(folder.new_checkpoint(0), LoopState(step=0, seconds=0.0, rollouts=0), keep=1)
+
+
+def test_a_run_that_never_began_makes_room_and_is_not_the_newest(here: Path) -> None:
+    good = start(here, here / "runs" / "good")
+    checkpoint(good)
+    good.close()
+    bad = start(here, here / "runs" / "bad")
+    (bad.path / "notes.txt").write_text("mine")
+    bad.close()
+    assert newest_run(here / "runs").name == "good"
+    again = start(here, here / "runs" / "bad")
+    assert (again.path / "notes.txt").read_text() == "mine"
+    again.discard()
+    again.close()
+    assert [found.name for found in (here / "runs" / "bad").iterdir()] == ["notes.txt"]
+
+
+def test_a_run_with_a_checkpoint_is_overwritten_only_when_asked(here: Path) -> None:
+    folder = start(here, here / "run")
+    checkpoint(folder)
+    folder.close()
+    with pytest.raises(RunFolderError, match="--overwrite"):
+        start(here, here / "run")
+    folder = start(here, here / "run", overwrite=True)
+    assert folder.latest() is None
+    folder.close()
+
+
+def test_a_run_folder_is_for_its_owner_alone(here: Path) -> None:
+    folder = start(here, here / "run")
+    folder.close()
+    modes = {path.name: path.stat().st_mode & 0o777 for path in [folder.path, *folder.path.iterdir()] if path.name != ".lock"}
+    folders = {"run", "checkpoints", "logs"}
+    assert modes == {name: 0o700 if name in folders else 0o600 for name in modes}
+    assert {"store.sqlite", "recipe.json", "run.json", "metrics.jsonl"} < set(modes)
+
+
+def test_a_setting_that_changed_on_resume_is_shown_with_its_real_values(here: Path) -> None:
+    start(here, here / "run").close()
+    with pytest.raises(RunFolderError, match=r"'learner\.learning_rate' was not set, is 0\.0001"):
+        RunFolder.resume(here / "run", {"learner.learning_rate": 1e-4})

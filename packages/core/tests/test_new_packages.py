@@ -1,0 +1,79 @@
+"""`lightningrl new` and `lightningrl init`: what they write works as it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lightningrl.cli.app import app
+from lightningrl.config import load_recipe
+from lightningrl.errors import ConfigError
+from lightningrl.plugins import PluginManager
+from lightningrl.scaffold import new_agent, new_package
+
+HOOKS = {
+    "adapter": "lightningrl_adapters",
+    "backend": "lightningrl_trainers",
+    "credit": "lightningrl_credit_assigners",
+    "reward": "lightningrl_reward_functions",
+}
+
+
+@pytest.mark.parametrize("kind", ["backend", "credit", "reward"])
+def test_a_new_package_passes_its_conformance_suite(tmp_path: Path, kind: str) -> None:
+    folder = new_package(kind, "my-own", tmp_path / "mine")
+    assert [str(file) for file in folder.rglob("*") if "NAME_" in str(file) or (file.is_file() and "NAME_" in file.read_text())] == []
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    tests = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert tests.returncode == 0, tests.stdout[-3000:]
+    assert " passed" in tests.stdout
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_new_package_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    folder = new_package(kind, f"found-{kind}", tmp_path / "mine")
+    monkeypatch.syspath_prepend(str(folder / "src"))
+    manager = PluginManager()
+    manager.register(__import__(f"lightningrl_found_{kind}.plugin", fromlist=["plugin"]))
+    assert set(manager.records(HOOKS[kind])) == {f"found_{kind}"}
+
+
+def test_a_new_package_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    said = CliRunner().invoke(app, ["new", "adapter", "foo"])
+    assert said.exit_code == 0, said.output
+    assert "pip install -e './lightningrl-foo[test]' && pytest lightningrl-foo" in said.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lightningrl-foo", "notes.txt"]
+
+
+def test_a_new_agent_is_a_recipe_whose_parts_are_there(tmp_path: Path) -> None:
+    folder = new_agent(tmp_path / "mine")
+    assert load_recipe(folder).policy.model == "starter"
+    assert {path.name for path in folder.iterdir()} == {"agent.py", "recipe.toml", "reward.py", "starter.py", "tasks.py"}
+    with pytest.raises(ConfigError, match="in use"):
+        new_agent(folder)
+
+
+@pytest.mark.slow
+def test_a_new_agent_learns(tmp_path: Path) -> None:
+    """In about a minute on two idle cores, with nothing downloaded."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "HF_HUB_OFFLINE": "1"}
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", "lightningrl.cli", *words]
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=280)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+    run("init", "mine")
+    assert "reward    " in run("try", "mine")
+    assert {path.name for path in tmp_path.iterdir()} == {"mine"}, "nothing is left of a try"
+    scores = [float(line.split("score ")[1].split()[0]) for line in run("train", "mine").splitlines() if "score" in line]
+    assert scores[0] < 0.5 < 0.9 < scores[-1]
