@@ -15,6 +15,7 @@ import pytest
 from lightningrl.clean import DEEPEST, clean_json, clean_text, parse_json
 from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.server.app import create_app
+from lightningrl.server.client import ServerClient
 from lightningrl.server.wire import decode_trajectories
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Lease
@@ -146,6 +147,20 @@ async def test_numbers_and_texts_without_end_are_refused_or_cut(scene: Scene) ->
     assert answer.status_code == 400 and "digits" in answer.json()["error"]["message"]
     assert (await scene.end('{"outcome": "agent_error", "error": "' + "x" * 10**6 + '"}')).status_code == 200
     assert len((await scene.read()).error or "") == 100_000
+
+
+async def test_a_task_with_a_lone_surrogate_reaches_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await SqlStore.open(f"sqlite:///{tmp_path}/tasks.db")
+    app = create_app(store, EngineRegistry(), run_key=RUN_KEY)
+    async with ServerClient("http://server", RUN_KEY) as client:
+        transport = httpx.ASGITransport(app)
+        headers = {"authorization": f"Bearer {RUN_KEY}"}
+        monkeypatch.setattr(client, "_http", httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers))
+        for created in (1, 0):
+            assert await client.create_rollouts([make_spec("a", question="what is \ud800?")]) == created
+    lease = await leased(store)
+    assert lease.task.input == "what is \ufffd?"
+    await store.close()
 
 
 POISON: list[tuple[str, str, Any]] = [

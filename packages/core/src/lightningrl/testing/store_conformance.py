@@ -332,6 +332,29 @@ class StoreConformance:
         with pytest.raises(Conflict, match="'c0'"):
             await store.append_call(make_call(lease, "c0", [1], [2], call_key="other"))
 
+    async def test_the_ids_of_calls_and_tool_calls_are_known(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        assert (await store.call_ids("a", 1), await store.tool_call_ids("a", 1)) == (frozenset(), frozenset())
+        await store.append_calls([make_call(lease, f"c{number}", [1], [2]) for number in range(3)])
+        await store.append_tool_calls("a", 1, [ToolCallRecord(tool_call=ToolCall(id="x", name="y"))])
+        assert (await store.call_ids("a", 1), await store.tool_call_ids("a", 1)) == ({"c0", "c1", "c2"}, {"x"})
+        with pytest.raises(UnknownRecord):
+            await store.call_ids("a", 2)
+
+    async def test_text_that_utf_8_cannot_carry_is_kept_with_replacement_characters(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        await leased(store)
+        tool_call = ToolCall(id="x", name="n\ud800", arguments="\ud800", result="\udfff" * 300, agent="\ud800", error_type="\ud800")
+        await store.append_tool_calls("a", 1, [ToolCallRecord(tool_call=tool_call, span_id="\ud800")])
+        await store.add_rewards("a", 1, {"r\ud800": 1.0})
+        await store.finish_attempt("a", 1, Outcome.AGENT_ERROR, {"k\ud800": ["\ud800"]}, error="e\ud800", duration_s=float("inf"))
+        (kept,) = await store.trajectories(["a"])
+        assert (kept.output, kept.error, kept.rewards, kept.duration_s) == ({"k\ufffd": ["\ufffd"]}, "e\ufffd", {"r\ufffd": 1.0}, 0.0)
+        (call,) = kept.tool_calls
+        assert (call.name, call.arguments, call.result, call.agent) == ("n\ufffd", "\ufffd", "\ufffd" * 300, "\ufffd")
+        assert (await store.rollout("a")).attempts[0].error == "e\ufffd"
+
     async def test_a_call_after_the_end_is_refused_and_counted(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])
         lease = await leased(store)
