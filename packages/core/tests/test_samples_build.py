@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def one(*transitions: object) -> TrajectoryGroup:
 
 
 def trained(sample: Sample) -> list[int]:
-    return sample.token_ids[sample.mask].tolist()
+    return list(sample.token_ids[sample.mask].tolist())
 
 
 def test_growing_history_becomes_one_row() -> None:
@@ -135,7 +136,7 @@ def test_credit_that_does_not_fit_is_named() -> None:
         (((np.array([1.0, np.nan], np.float32),),), "'a': advantages are not finite"),
     ):
         with pytest.raises(PluginError, match=sentence):
-            build_samples([group], [credit])  # type: ignore[list-item]
+            build_samples([group], [credit])
     with pytest.raises(PluginError, match="1 groups but advantages for 0"):
         build_samples([group], [])
 
@@ -168,7 +169,8 @@ def groups_with_credit(draw: st.DrawFn) -> tuple[list[TrajectoryGroup], list[Adv
     for g in range(draw(st.integers(1, 2))):
         trajectories, group_credit = [], []
         for i in range(draw(st.integers(1, 3))):
-            transitions, trajectory_credit = [], []
+            transitions: list[Any] = []
+            trajectory_credit = []
             for t in range(draw(st.integers(0, 7))):
                 parent = transitions[draw(st.integers(0, t - 1))] if t and draw(st.integers(0, 3)) else None
                 prompt = [next(token)]

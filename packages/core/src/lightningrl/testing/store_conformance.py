@@ -338,7 +338,7 @@ class StoreConformance:
         assert (await store.call_ids("a", 1), await store.tool_call_ids("a", 1)) == (frozenset(), frozenset())
         await store.append_calls([make_call(lease, f"c{number}", [1], [2]) for number in range(3)])
         await store.append_tool_calls("a", 1, [ToolCallRecord(tool_call=ToolCall(id="x", name="y"))])
-        assert (await store.call_ids("a", 1), await store.tool_call_ids("a", 1)) == ({"c0", "c1", "c2"}, {"x"})
+        assert (await store.call_ids("a", 1), await store.tool_call_ids("a", 1)) == (frozenset({"c0", "c1", "c2"}), frozenset({"x"}))
         with pytest.raises(UnknownRecord):
             await store.call_ids("a", 2)
 
