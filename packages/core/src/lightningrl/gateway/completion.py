@@ -185,8 +185,12 @@ class CompletionText:
                 return False
             return bool(content) or len(parsed.reasoning) >= shown.reasoning
 
-        counts = range(1, shown.tokens)
-        count = 1 + bisect_left(counts, True, key=says_it)
+        # Backwards in growing steps, as it is mostly the last token that matters: 9 8 6 2; then between the last two, by halves.
+        fewer, step = shown.tokens - 1, 1
+        while fewer > 0 and says_it(fewer):
+            fewer, step = fewer - step, step * 2
+        least = max(fewer, 0) + 1
+        count = least + bisect_left(range(least, shown.tokens), True, key=says_it)
         whole = CompletionText(
             self._renderer,
             [*self._prompt_ids, *self._opening],

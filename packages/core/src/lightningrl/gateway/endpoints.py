@@ -232,7 +232,7 @@ class RefusedPath:
         refusal = _unknown_path(scope)
         with suppress(Refusal):
             info = await authorise(self._caller, scope, headers)
-            await self._refusals.add(info, scope["path_params"]["rest"], call_context(headers, b""), refusal)
+            await self._refusals.add(info, scope["path_params"]["rest"][:200], call_context(headers, b""), refusal)
         await _send_refusal(scope, send, refusal)
 
 

@@ -136,5 +136,5 @@ class PromptBuilder:
 
 def _size(messages: Sequence[Mapping[str, Any]]) -> int:
     """About how many characters are rendered for them."""
-    texts = sum(len(message.get("content") or "") for message in messages)
+    texts = sum(len(message.get("content") or "") + len(message.get("reasoning_content") or "") for message in messages)
     return texts + sum(len(pack(message["tool_calls"])) for message in messages if "tool_calls" in message)
