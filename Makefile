@@ -1,9 +1,12 @@
 # make quickstart: train the text-to-SQL agent and draw its curve.   make test: pass the tests.   Both install what they need.
-.PHONY: help quickstart test test-verl check fix bench table clean
+.PHONY: help quickstart test test-long test-verl test-verl-run check fix bench table clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
-PYTHONS := packages examples tests benchmarks
+# As many test processes as cores; files stay together, for what their tests share.
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+PYTEST := python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
+LIGHT := --ignore=packages/trainer-verl --ignore=packages/verl-cpu
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -19,16 +22,22 @@ help:  ## Say what there is
 quickstart: .venv/.installed  ## Train an unchanged LangGraph text-to-SQL agent on this machine and draw its curve
 	@$(BIN)/lightningrl train examples/text_to_sql
 
-test: .venv/.installed  ## Run all tests
-	@$(BIN)/python -m pytest -q --ignore=packages/trainer-verl --ignore=packages/verl-cpu
+test: .venv/.installed  ## Run all tests, at a size that tells: about ten minutes on two cores
+	@$(BIN)/$(PYTEST) $(LIGHT) --durations=10
 
-test-verl: .venv-verl/.installed  ## Run the tests of the verl backend: verl, Ray and vLLM for real, on the CPU
-	@.venv-verl/bin/python -m pytest -q packages/trainer-verl packages/verl-cpu
+test-long: .venv/.installed  ## Run all tests at full size: attribution, crashes, fuzz, every page's block in a fresh process
+	@$(BIN)/$(PYTEST) $(LIGHT) --durations=20 --long
 
-check: .venv/.installed  ## Lint, types, import rules
+test-verl: .venv-verl/.installed  ## Run all tests of the verl backend: verl, Ray and vLLM for real, on the CPU; most of an hour
+	@.venv-verl/bin/python -m pytest -q packages/trainer-verl packages/verl-cpu --durations=10
+
+test-verl-run: .venv-verl/.installed  ## Of those one run through everything: two ranks, kill -9, resume, export
+	@.venv-verl/bin/python -m pytest -q packages/trainer-verl/tests/test_verl_runs.py --durations=2 -k two_ranks_with_two_replicas
+
+check: .venv/.installed  ## Lint, types (of the tests too), import rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@scripts/check-types.sh
 	@$(BIN)/lint-imports
 
 fix: .venv/.installed  ## Mend what ruff can mend

@@ -1,4 +1,4 @@
-"""Fixtures that tests of several packages share."""
+"""What tests of several packages share: sizes, plain modules that never meet, a warm command line, pages, verl's algorithms."""
 
 from __future__ import annotations
 
@@ -15,10 +15,162 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attribution import Crowd
 from hypothesis import settings
+from sizes import LONG, PATIENCE_S, sized
+from warm import WarmCommand
+
+ROOT = Path(__file__).resolve().parent
+EXAMPLES = ROOT / "examples"
 
 settings.register_profile("lightningrl", deadline=None)  # a first call of torch, on a busy machine, takes longer than any deadline
 settings.load_profile("lightningrl")
+os.environ.setdefault("OPENAI_API_KEY", "test")  # examples make their clients when they are imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # pytest's processes and theirs share the cores
+
+
+# ------------------------------------------------------------------ sizes
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the tests marked `long`, and every test at its full size (make test-long)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slow tests first, so that no process is left with one at the end; `long` ones only where they are asked for."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    if LONG not in os.environ:
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--long"):
+        os.environ[LONG] = "1"
+
+
+@pytest.fixture(scope="session")
+def crowd() -> Crowd:
+    """How many rollouts of an adapter's agents run at once."""
+    return sized(Crowd(rollouts=40, shared_workers=1, exclusive_workers=2), Crowd(rollouts=200, shared_workers=2, exclusive_workers=4))
+
+
+# ------------------------------------------------------------------ plain modules
+
+
+class PlainModules:
+    """Folders of plain files have files of the same names (`agent`, `data`), as users' folders do. Each file of tests sees what it
+    imported itself, the tests of one example share theirs, and what a test imports while it runs is gone after it."""
+
+    def __init__(self) -> None:
+        self._path = list(sys.path)
+        self._home: Path | None = None
+        self._kept: dict[Path, tuple[list[str], dict[str, types.ModuleType]]] = {}
+
+    def enter(self, path: Path) -> None:
+        """Before a file of tests is read, or a test below it is run."""
+        home = find_home(path)
+        if home == self._home:
+            return
+        self.leave()
+        search, modules = self._kept.get(home, ([str(home), *self._path] if home.is_dir() else self._path, {}))
+        sys.path[:] = search
+        sys.modules.update(modules)
+        self._home = home
+
+    def leave(self) -> None:
+        if self._home is not None:
+            self._kept[self._home] = (list(sys.path), plain_modules())
+            self.drop(set())
+
+    def drop(self, known: set[str]) -> None:
+        for name in plain_modules().keys() - known:
+            del sys.modules[name]
+
+
+def find_home(path: Path) -> Path:
+    """Whose modules a path's tests see: the example's, or those of the file alone."""
+    return EXAMPLES / path.relative_to(EXAMPLES).parts[0] if path.is_relative_to(EXAMPLES) and path != EXAMPLES else path
+
+
+def plain_modules() -> dict[str, types.ModuleType]:
+    """Modules that stand in no package and were installed by nobody, tests aside."""
+    return {name: module for name, module in sys.modules.items() if is_plain(name, getattr(module, "__file__", None))}
+
+
+def is_plain(name: str, file: str | None) -> bool:
+    if file is None or "." in name or name == "__main__" or file.startswith((sys.prefix, sys.base_prefix)):
+        return False
+    return Path(file).name not in {"__init__.py", "conftest.py"} and not Path(file).name.startswith("test_")
+
+
+plain = PlainModules()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> None:
+    if isinstance(collector, pytest.File):
+        plain.enter(collector.path)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    plain.enter(item.path)
+
+
+@pytest.fixture(autouse=True)
+def _plain_modules_go() -> Iterator[None]:
+    known, path = set(plain_modules()), list(sys.path)
+    yield
+    plain.drop(known)
+    sys.path[:] = path
+
+
+# ------------------------------------------------------------------ commands and pages
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmCommand]:
+    """`warm.run("lightningrl", "train", …, cwd=folder)`: the command line without ten seconds of imports; see tests/support/warm.py."""
+    with WarmCommand() as command:
+        yield command
+
+
+@pytest.fixture
+def run_page(tmp_path: Path, warm: WarmCommand) -> Callable[..., str]:
+    """Run every fenced block of a page, top to bottom: titled ones are files, bash is run, but for `make`. Returns what was said.
+    With `--long` each `lightningrl` is a fresh process, as a reader's is."""
+    fence = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    is_fresh = sized(False, True)
+
+    def run_line(line: str, environment: dict[str, str]) -> str:
+        words = shlex.split(line)
+        if words[0] == "lightningrl" and not is_fresh:
+            ran = warm.run(*words, cwd=tmp_path, environment=environment)
+        else:
+            whole = {**os.environ, **environment}
+            ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, env=whole, timeout=PATIENCE_S)
+        assert ran.returncode == 0, f"{line}\n{ran.stdout}\n{ran.stderr}"
+        return ran.stdout
+
+    def run(page: str, **environment: str) -> str:
+        (tmp_path / "starter").symlink_to(EXAMPLES / "text_to_sql" / "starter")
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        said = ""
+        for language, title, body in (match.groups() for match in fence.finditer((ROOT / page).read_text(encoding="utf-8"))):
+            assert title or language in {"bash", "text"}, f"a block of {page} in {language} has no title, so nothing runs it"
+            if title:
+                (tmp_path / title).write_text(body, encoding="utf-8")
+            elif language == "bash" and not body.startswith("make "):
+                for line in body.strip().splitlines():
+                    said += run_line(line, {"COLUMNS": "160", "PATH": path, **environment})
+        return said
+
+    return run
+
+
+# ------------------------------------------------------------------ verl
 
 
 @pytest.fixture(scope="session")
@@ -37,30 +189,3 @@ def core_algos() -> Iterator[Any]:
     finally:
         for name in [name for name in sys.modules if name not in before and name.partition(".")[0] == "verl"]:
             del sys.modules[name]
-
-
-@pytest.fixture
-def run_page(tmp_path: Path) -> Callable[..., str]:
-    """Run every fenced block of a page, top to bottom: titled ones are files, bash is run. Returns what the commands said."""
-    root = Path(__file__).parent
-    fence = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-    def run(page: str, **environment: str) -> str:
-        (tmp_path / "starter").symlink_to(root / "examples" / "text_to_sql" / "starter")
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        whole = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "PATH": path, **environment}
-        said = ""
-        for language, title, body in (match.groups() for match in fence.finditer((root / page).read_text(encoding="utf-8"))):
-            assert title or language in {"bash", "text"}, f"a block of {page} in {language} has no title, so nothing runs it"
-            if title:
-                (tmp_path / title).write_text(body, encoding="utf-8")
-            elif language == "bash":
-                for line in body.strip().splitlines():
-                    ran = subprocess.run(
-                        shlex.split(line), cwd=tmp_path, capture_output=True, text=True, check=False, env=whole, timeout=280
-                    )
-                    assert ran.returncode == 0, f"{line}\n{ran.stdout}\n{ran.stderr}"
-                    said += ran.stdout
-        return said
-
-    return run

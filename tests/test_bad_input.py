@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-import os
 import shutil
 import socket
-import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from warm import WarmCommand
 
 from lightningrl.store import SqlStore
 
@@ -70,40 +69,38 @@ max_tokens = 4
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A user's folder with a shell in it."""
+
+    folder: Path
+    warm: WarmCommand
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """Exit status and what was said, on one line."""
+        ran = self.warm.run("lightningrl", *arguments, cwd=self.folder, environment={"COLUMNS": "400"})
+        assert "Traceback" not in ran.stderr + ran.stdout, ran.stderr + ran.stdout
+        return ran.returncode, ran.stdout + ran.stderr
+
+    def refused(self, *arguments: str) -> str:
+        """The one sentence after `error:`."""
+        status, said = self.run(*arguments)
+        assert status != 0, said
+        assert said.count("error: ") == 1, said
+        return said.split("error: ")[1].strip()
+
+    def train(self, *settings: str) -> str:
+        """The sentence with which a training run is refused or ends."""
+        return self.refused("train", "recipe.toml", "--run", "run", *(word for setting in settings for word in ("--set", setting)))
+
+
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
+def here(tmp_path: Path, warm: WarmCommand) -> Here:
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "data.py").write_text(DATA)
     (tmp_path / "recipe.toml").write_text(RECIPE)
     (tmp_path / "starter").symlink_to(STARTER)
-    return tmp_path
-
-
-def lightningrl(here: Path, *arguments: str) -> tuple[int, str]:
-    """Exit status and what was said, on one line."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "lightningrl.cli", *arguments],
-        cwd=here,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400"},
-    )
-    assert "Traceback" not in ran.stderr + ran.stdout, ran.stderr + ran.stdout
-    return ran.returncode, ran.stdout + ran.stderr
-
-
-def refused(here: Path, *arguments: str) -> str:
-    """The one sentence after `error:`."""
-    status, said = lightningrl(here, *arguments)
-    assert status != 0, said
-    assert said.count("error: ") == 1, said
-    return said.split("error: ")[1].strip()
-
-
-def train(here: Path, *settings: str) -> str:
-    return refused(here, "train", "recipe.toml", "--run", "run", *(word for setting in settings for word in ("--set", setting)))
+    return Here(tmp_path, warm)
 
 
 @pytest.mark.parametrize(
@@ -130,34 +127,34 @@ def train(here: Path, *settings: str) -> str:
         ('loggers=["tensorbord"]', "no logger named 'tensorbord'; did you mean 'tensorboard'?"),
     ],
 )
-def test_a_recipe_that_cannot_run_is_refused_before_anything_starts(here: Path, setting: str, says: str) -> None:
-    assert says in train(here, setting)
-    assert not (here / "run").exists()
+def test_a_recipe_that_cannot_run_is_refused_before_anything_starts(here: Here, setting: str, says: str) -> None:
+    assert says in here.train(setting)
+    assert not (here.folder / "run").exists()
 
 
-def test_no_recipe_and_nothing_to_resume(here: Path) -> None:
-    assert "no recipe given" in refused(here, "train")
-    assert "no run below 'runs'" in refused(here, "train", "--resume")
-    assert "no recipe at 'none.toml'" in refused(here, "train", "none.toml")
+def test_no_recipe_and_nothing_to_resume(here: Here) -> None:
+    assert "no recipe given" in here.refused("train")
+    assert "no run below 'runs'" in here.refused("train", "--resume")
+    assert "no recipe at 'none.toml'" in here.refused("train", "none.toml")
 
 
-def test_a_model_without_a_chat_template_is_refused(here: Path) -> None:
-    folder = here / "bare"
+def test_a_model_without_a_chat_template_is_refused(here: Here) -> None:
+    folder = here.folder / "bare"
     shutil.copytree(STARTER, folder)
     (folder / "chat_template.jinja").unlink()
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config.pop("chat_template", None)
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    said = train(here, "policy.model=bare")
+    said = here.train("policy.model=bare")
     assert "chat template" in said
     assert "bare" in said
 
 
-def rollouts(here: Path) -> dict[str, str]:
+def rollouts(folder: Path) -> dict[str, str]:
     """Every rollout in the run's store with its state."""
 
     async def read() -> dict[str, str]:
-        store = await SqlStore.open(f"sqlite:///{here / 'run' / 'store.sqlite'}", read_only=True)
+        store = await SqlStore.open(f"sqlite:///{folder / 'run' / 'store.sqlite'}", read_only=True)
         try:
             return {record.spec.id: record.state.value for record in await store.list_rollouts()}
         finally:
@@ -175,23 +172,23 @@ def rollouts(here: Path) -> dict[str, str]:
         ("is_text", "reward 'score' returned"),
     ],
 )
-def test_a_bad_reward_stops_the_run_and_loses_nothing(here: Path, function: str, says: str) -> None:
-    said = train(here, f"rewards.score.use=data.py:{function}")
+def test_a_bad_reward_stops_the_run_and_loses_nothing(here: Here, function: str, says: str) -> None:
+    said = here.train(f"rewards.score.use=data.py:{function}")
     assert says in said
     assert "s000000-0000-00" in said
-    assert set(rollouts(here).values()) == {"succeeded"}
+    assert set(rollouts(here.folder).values()) == {"succeeded"}
 
 
-def test_a_mended_reward_goes_on_where_the_run_stopped(here: Path) -> None:
+def test_a_mended_reward_goes_on_where_the_run_stopped(here: Here) -> None:
     source = DATA.replace("def one(task, output, trajectory): return 1.0", "def one(task, output, trajectory): raise KeyError('gold')")
-    (here / "data.py").write_text(source)
-    assert "reward 'score' raised KeyError" in train(here)
-    (here / "data.py").write_text(DATA)
-    status, said = lightningrl(here, "train", "--resume", "--run", "run")
+    (here.folder / "data.py").write_text(source)
+    assert "reward 'score' raised KeyError" in here.train()
+    (here.folder / "data.py").write_text(DATA)
+    status, said = here.run("train", "--resume", "--run", "run")
     assert status == 0, said
     assert "groups without signal 1/1" in said, "a group whose rewards are all equal is counted and shown"
-    assert set(rollouts(here).values()) == {"succeeded"}
-    assert len(rollouts(here)) == 2
+    assert set(rollouts(here.folder).values()) == {"succeeded"}
+    assert len(rollouts(here.folder)) == 2
 
 
 @pytest.mark.parametrize(
@@ -204,40 +201,40 @@ def test_a_mended_reward_goes_on_where_the_run_stopped(here: Path) -> None:
         ("overflows", "context_overflow", "context"),
     ],
 )
-def test_an_agent_that_fails_is_typed_and_the_run_says_so(here: Path, function: str, outcome: str, says: str) -> None:
-    said = train(here, f"agent=agent.py:{function}")
+def test_an_agent_that_fails_is_typed_and_the_run_says_so(here: Here, function: str, outcome: str, says: str) -> None:
+    said = here.train(f"agent=agent.py:{function}")
     assert f"every rollout failed (2 {outcome})" in said
     assert says in said
     assert "--resume" in said
-    assert set(rollouts(here).values()) == {"failed"}
+    assert set(rollouts(here.folder).values()) == {"failed"}
 
 
-def test_an_agent_that_cannot_be_imported_is_named(here: Path) -> None:
-    (here / "agent.py").write_text("import no_such_package\n")
-    said = train(here)
+def test_an_agent_that_cannot_be_imported_is_named(here: Here) -> None:
+    (here.folder / "agent.py").write_text("import no_such_package\n")
+    said = here.train()
     assert "agent.py" in said
     assert "no_such_package" in said
 
 
-def test_a_port_in_use_is_named(here: Path) -> None:
+def test_a_port_in_use_is_named(here: Here) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        said = refused(here, "serve", "recipe.toml", "--port", str(port))
+        said = here.refused("serve", "recipe.toml", "--port", str(port))
     assert f"127.0.0.1:{port}" in said
     assert "already in use" in said
     assert "choose another" in said
 
 
-def test_a_run_folder_that_is_taken_is_refused(here: Path) -> None:
-    status, said = lightningrl(here, "train", "recipe.toml", "--run", "run")
+def test_a_run_folder_that_is_taken_is_refused(here: Here) -> None:
+    status, said = here.run("train", "recipe.toml", "--run", "run")
     assert status == 0, said
-    assert "already holds a run" in train(here)
+    assert "already holds a run" in here.train()
 
 
-def test_looking_at_what_is_not_there(here: Path) -> None:
-    assert "no run below" in refused(here, "rollouts", "list")
-    assert "no store in" in refused(here, "rollouts", "list", "--run", "nowhere")
-    assert "no run in" in refused(here, "export", "weights", "--run", "nowhere")
-    assert "adapter" in refused(here, "new", "adapter", "not a name")
+def test_looking_at_what_is_not_there(here: Here) -> None:
+    assert "no run below" in here.refused("rollouts", "list")
+    assert "no store in" in here.refused("rollouts", "list", "--run", "nowhere")
+    assert "no run in" in here.refused("export", "weights", "--run", "nowhere")
+    assert "adapter" in here.refused("new", "adapter", "not a name")

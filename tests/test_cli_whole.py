@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
+from sizes import PATIENCE_S
+from warm import WarmCommand, WarmProcess
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "text_to_sql"
@@ -21,18 +21,19 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300", "PYTHONUN
 
 
 @contextmanager
-def running(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as out, subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env=ENVIRONMENT) as process:
+def running(warm: WarmCommand, *arguments: str, log: Path) -> Iterator[WarmProcess]:
+    with log.open("wb") as out:
+        process = warm.start("lightningrl", *arguments, output=out, errors=out, cwd=ROOT, environment=ENVIRONMENT)
         try:
             yield process
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
-            process.wait(timeout=30)
+            process.wait(timeout=PATIENCE_S)
 
 
-def wait_for(pattern: str, log: Path, process: subprocess.Popen[bytes], seconds: float = 120) -> re.Match[str]:
-    deadline = time.monotonic() + seconds
+def wait_for(pattern: str, log: Path, process: WarmProcess) -> re.Match[str]:
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if found := re.search(pattern, log.read_text()):
             return found
@@ -42,21 +43,20 @@ def wait_for(pattern: str, log: Path, process: subprocess.Popen[bytes], seconds:
 
 
 @pytest.mark.slow
-def test_workers_join_a_run_from_elsewhere(tmp_path: Path) -> None:
-    cli = [sys.executable, "-m", "lightningrl.cli"]
+def test_workers_join_a_run_from_elsewhere(tmp_path: Path, warm: WarmCommand) -> None:
     small = ["--steps", "1", "--set", "loop.tasks_per_step=2", "--set", "loop.group_size=2", "--set", "validation.tasks=2"]
     log = tmp_path / "train.log"
-    with running(*cli, "train", str(EXAMPLE), "--workers", "0", "--run", str(tmp_path / "run"), *small, log=log) as trainer:
+    with running(warm, "train", str(EXAMPLE), "--workers", "0", "--run", str(tmp_path / "run"), *small, log=log) as trainer:
         join = wait_for(r"LIGHTNINGRL_KEY=(\S+) lightningrl work RECIPE --server (\S+)", log, trainer)
-        with running(*cli, "work", str(EXAMPLE), "--server", join[2], "--key", join[1], "--workers", "1", log=tmp_path / "work.log"):
-            assert trainer.wait(timeout=200) == 0, log.read_text() + (tmp_path / "work.log").read_text()
+        with running(warm, "work", str(EXAMPLE), "--server", join[2], "--key", join[1], "--workers", "1", log=tmp_path / "work.log"):
+            assert trainer.wait(timeout=PATIENCE_S) == 0, log.read_text() + (tmp_path / "work.log").read_text()
     assert "validation after step 1" in log.read_text()
 
 
 @pytest.mark.slow
-def test_serve_gives_an_endpoint_for_any_openai_client(tmp_path: Path) -> None:
+def test_serve_gives_an_endpoint_for_any_openai_client(tmp_path: Path, warm: WarmCommand) -> None:
     log = tmp_path / "serve.log"
-    with running(sys.executable, "-m", "lightningrl.cli", "serve", str(EXAMPLE), "--port", "0", log=log) as server:
+    with running(warm, "serve", str(EXAMPLE), "--port", "0", log=log) as server:
         url = wait_for(r"OPENAI_BASE_URL=(\S+)", log, server)[1]
         key = wait_for(r"OPENAI_API_KEY=(\S+)", log, server)[1]
         reply = OpenAI(base_url=url, api_key=key).chat.completions.create(
@@ -67,13 +67,13 @@ def test_serve_gives_an_endpoint_for_any_openai_client(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_spider_recipe_trains_on_a_folder_in_spiders_own_format(tmp_path: Path) -> None:
+def test_the_spider_recipe_trains_on_a_folder_in_spiders_own_format(tmp_path: Path, warm: WarmCommand) -> None:
     spider = write_spider(tmp_path / "spider")
     settings = ["loop.steps=1", "loop.tasks_per_step=1", "loop.group_size=2", "runtime.workers=1", "sampling.max_tokens=16"]
     settings += ["learner.dtype=float32", "learner.gradient_checkpointing=false"]
-    command = [sys.executable, str(EXAMPLE / "train_spider.py"), "--spider", str(spider), "--policy", str(EXAMPLE / "starter")]
+    command = [str(EXAMPLE / "train_spider.py"), "--spider", str(spider), "--policy", str(EXAMPLE / "starter")]
     command += ["--run", str(tmp_path / "run"), *(word for setting in settings for word in ("--set", setting))]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=200)
+    ran = warm.run(*command, cwd=ROOT, environment=ENVIRONMENT)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "on 1 tasks, 1 held out" in ran.stdout
     assert "1 steps in" in ran.stdout

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 import torch
 from openai import AsyncOpenAI
+from sizes import PATIENCE_S
 
 from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.samples import build_samples
@@ -79,7 +80,7 @@ class World:
         task = Task(id="task", input="tell me")
         await self.client.create_rollouts([RolloutSpec(id=name, task=task, group_id="group", sampling=sampling) for name in names])
         await asyncio.gather(*(self._act(stream=number % 2 == 1) for number in range(len(names))))
-        await self.client.wait(names, 60)  # an agent may have been given another call's rollout
+        await self.client.wait(names, PATIENCE_S)  # an agent may have been given another call's rollout
         return list(await self.client.trajectories(names))
 
     async def _act(self, *, stream: bool) -> None:
@@ -144,7 +145,7 @@ async def test_recomputed_logprobs_agree_within_1e_4(world: World, tmp_path: Pat
 
     calls = calls_of(await world.run(*(f"recomputed-{temperature}-{number}" for number in range(4)), temperature=temperature))
     world.backend.export(tmp_path / "exported")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32).eval()
     worst = 0.0
     for call in calls:
         ids = torch.from_numpy(np.concatenate([call.prompt_ids, call.completion_ids])).long()
@@ -229,6 +230,6 @@ async def test_calls_during_a_weight_update_wait_and_are_answered(world: World) 
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.002)

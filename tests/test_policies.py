@@ -114,15 +114,16 @@ class Run:
 
     def _build(self, name: str, build: Callable[[], Backend]) -> Backend:
         """As the run builds it; what it serves at its end is kept."""
-        backend: Any = build()
-        close = backend.close
+        built = build()
+        backend: Any = built
+        close = built.close
 
         def keep() -> None:
             self.weights[name] = {key: value.detach().clone() for key, value in backend.learner.parameters.items()}
             close()
 
         backend.close = keep
-        return backend
+        return built
 
     def is_untouched(self, name: str) -> bool:
         start = load_file(self.recipe_file.parent / "tiny" / "model.safetensors")

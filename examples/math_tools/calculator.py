@@ -36,7 +36,7 @@ def calculate(expression: str) -> float:
     try:
         if len(expression) > MOST_CHARACTERS:
             raise ValueError
-        value = _value(ast.parse(expression.strip().replace(",", ""), mode="eval").body)
+        value: float = _value(ast.parse(expression.strip().replace(",", ""), mode="eval").body)
     except ZeroDivisionError:
         raise ValueError(f"{expression} divides by zero") from None
     except OverflowError:

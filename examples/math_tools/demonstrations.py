@@ -27,7 +27,7 @@ __all__ = ["TOOLS", "build_demonstrations"]
 
 Message = dict[str, Any]
 
-TOOLS = [{"type": "function", "function": dict(FunctionTool(calculator, description=str(calculator.__doc__)).schema)}]
+TOOLS: list[Any] = [{"type": "function", "function": dict(FunctionTool(calculator, description=str(calculator.__doc__)).schema)}]
 """The agent's tool as AutoGen describes it to the model."""
 
 

@@ -37,8 +37,8 @@ def is_match(expected: Any, answer: Any) -> bool:
         return True
     if re.fullmatch(r"\(?[A-Za-z]\)?", right):
         return right.strip("()") == said.strip("()")
-    numbers = [_number(text) for text in (right, said)]
-    return None not in numbers and math.isclose(*numbers, rel_tol=TOLERANCE)
+    one, other = _number(right), _number(said)
+    return one is not None and other is not None and math.isclose(one, other, rel_tol=TOLERANCE)
 
 
 def _number(text: str) -> float | None:

@@ -25,7 +25,7 @@ Conversation = list[dict[str, Any]]
 
 COUNTS = {"person": 400, "work": 250, "company": 90, "city": 90, "school": 50}
 """Things in a starter world; another world has other facts about names of the same split."""
-TOOLS = [
+TOOLS: list[Any] = [
     {
         "type": "function",
         "function": {

@@ -16,4 +16,5 @@ __all__ = ["verdicts_right"]
 def verdicts_right(task: Any, output: dict[str, Any], trajectory: object = None) -> float:
     """The share of drafts that the critic judged as the database does: accepted the right ones, rejected the wrong ones."""
     drafts = output["drafts"]
-    return sum(draft["accepted"] == is_correct(task, draft["query"]) for draft in drafts) / len(drafts)
+    right = [draft["accepted"] == is_correct(task, draft["query"]) for draft in drafts]
+    return sum(right) / len(right)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Process", "TrainRun", "wait_for"]
+from sizes import PATIENCE_S
+from warm import WarmCommand, WarmProcess
+
+__all__ = ["Process", "Role", "TrainRun", "wait_for"]
 
 Role = Literal["server", "worker"]
 MARKS: dict[bytes, Role] = {b"lightningrl.server": "server", b"lightningrl.runtime.worker": "worker"}
@@ -42,25 +43,26 @@ class Stat:
 class TrainRun:
     """One run folder and whichever trainer process works on it now."""
 
-    def __init__(self, folder: Path, journal: Path) -> None:
+    def __init__(self, warm: WarmCommand, folder: Path, journal: Path) -> None:
+        self._warm = warm
         self.folder = folder
         self.journal = journal
         self.console = folder.with_name(f"{folder.name}.console")
         self.seen: set[Process] = set()
         self.killed: set[Process] = set()
-        self._trainer: subprocess.Popen[bytes] | None = None
+        self._trainer: WarmProcess | None = None
 
     @property
-    def trainer(self) -> subprocess.Popen[bytes]:
+    def trainer(self) -> WarmProcess:
         assert self._trainer is not None, "the run was not started"
         return self._trainer
 
     def start(self, *arguments: str) -> None:
         """`lightningrl train …` in this run folder."""
         environment = {**os.environ, "CRASH_JOURNAL": str(self.journal), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "lightningrl.cli", "train", "--run", str(self.folder), *arguments]
+        command = ["lightningrl", "train", "--run", str(self.folder), *arguments]
         with self.console.open("ab") as console:
-            self._trainer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment)
+            self._trainer = self._warm.start(*command, output=console, errors=console, cwd=Path.cwd(), environment=environment)
 
     def children(self, role: Role) -> list[Process]:
         """Of the trainer, as they are now, without those that are dying."""
@@ -88,9 +90,9 @@ class TrainRun:
             return []
         return [line.split() for line in self.journal.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
-    def wait(self, *, timeout_s: float) -> int:
+    def wait(self) -> int:
         """The trainer's exit status. What it starts meanwhile is seen."""
-        wait_for(lambda: (self.children("worker"), self.trainer.poll() is not None)[1], timeout_s, self.describe)
+        wait_for(lambda: (self.children("worker"), self.trainer.poll() is not None)[1], self.describe)
         return self.trainer.wait()
 
     def close(self) -> None:
@@ -106,10 +108,10 @@ class TrainRun:
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs if log.is_file())
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float, describe: Callable[[], str]) -> None:
-    deadline = time.monotonic() + timeout_s
+def wait_for(condition: Callable[[], bool], describe: Callable[[], str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain\n{describe()}"
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S:g} s in vain\n{describe()}"
         time.sleep(0.05)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from warm import WarmCommand
 
 from lightningrl.loading import load_callable
 
@@ -21,11 +20,10 @@ def load(name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_the_recipe_trains_for_two_steps(tmp_path: Path) -> None:
+def test_the_recipe_trains_for_two_steps(tmp_path: Path, warm: WarmCommand) -> None:
     sizes = ("loop.steps=2", "loop.tasks_per_step=4", "loop.group_size=8", "validation.tasks=4", "runtime.workers=1")
     settings = [part for size in sizes for part in ("--set", size)]
-    command = [sys.executable, "-m", "lightningrl.cli", "train", str(EXAMPLE), "--run", str(tmp_path / "run"), *settings]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    ran = warm.run("lightningrl", "train", str(EXAMPLE), "--run", str(tmp_path / "run"), *settings, cwd=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if "rows" in line]

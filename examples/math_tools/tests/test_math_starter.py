@@ -1,11 +1,11 @@
 """The starter policy was shown what the agent's calls render to, and the recipe trains it."""
 
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
 pytest.importorskip("torch")
 
@@ -14,23 +14,19 @@ from data import build_problems, validation_tasks
 from demonstrations import build_demonstrations
 from starter import build_starter
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from warm import WarmCommand
 
-from lightningrl.gateway.engine_link import EngineLink
-from lightningrl.runtime.pool import WorkerPool
-from lightningrl.server.client import ServerClient
-from lightningrl.server.launcher import ServerProcess
-from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.testing.scripted_engine import ScriptedEngine
-from lightningrl.types import Outcome, RolloutSpec, Task, ToolStatus, Trajectory
+from lightningrl.testing.whole_path import WholePath, whole_path
+from lightningrl.types import Outcome, ToolStatus
 from lightningrl_torch.cold_start import Demonstration, encode
 
 EXAMPLE = Path(__file__).resolve().parent.parent
 STARTER = EXAMPLE / "starter"
-KEY = "the-run-key"
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
+def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(STARTER)
 
 
@@ -42,34 +38,26 @@ def conversations(problems: int, *, is_faulty: bool) -> list[list[Demonstration]
     return list(found.values())
 
 
-async def play(folder: Path, tokenizer, conversation: Sequence[Demonstration]) -> Trajectory:
-    """The real agent on the demonstrated problem, with a model that gives the demonstrated answers."""
-    engine = ScriptedEngine(tokenizer)
-    for one in conversation:
-        ids, prompt = encode(one, tokenizer)
-        engine.enqueue_ids(ids[prompt:], ends=False)
-    policies = {engine.policy: PolicySettings(model=STARTER)}
-    settings = ServerSettings(store_url=f"sqlite:///{folder}/store.db", run_key=KEY, policies=policies)
-    async with (
-        ServerProcess(settings, log_path=folder / "server.log") as server,
-        ServerClient(server.url, KEY) as client,
-        EngineLink(engine, server.url, KEY),
-        WorkerPool(server.url, KEY, "agent.py:answer", workers=1, adapters=["autogen"], base_dir=EXAMPLE, log_folder=folder),
-    ):
-        await client.create_rollouts([RolloutSpec(id="r", task=Task(id="t", input=conversation[0].messages[1]["content"]), group_id="g")])
-        await client.wait(["r"], 60)
-        (trajectory,) = await client.trajectories(["r"])
-    return trajectory
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def path(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WholePath]:
+    """The real agent, with a model that gives the demonstrated answers."""
+    folder = tmp_path_factory.mktemp("path")
+    async with whole_path(folder, "agent.py:answer", engine=ScriptedEngine(tokenizer), adapters=["autogen"], base_dir=EXAMPLE) as path:
+        yield path
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("is_faulty", [False, True], ids=["right", "with a refused call"])
-async def test_what_is_demonstrated_is_what_the_agents_calls_render_to(tmp_path: Path, tokenizer, is_faulty: bool) -> None:
+async def test_what_is_demonstrated_is_what_the_agents_calls_render_to(path: WholePath, tokenizer: Any, is_faulty: bool) -> None:
     conversation = next(
         one
         for one in conversations(200, is_faulty=is_faulty)
         if len(one) >= 4 and ("no arithmetic expression" in str(one[-1].messages)) is is_faulty
     )
-    trajectory = await play(tmp_path, tokenizer, conversation)
+    for demonstration in conversation:
+        ids, prompt = encode(demonstration, tokenizer)
+        path.engine.enqueue_ids(ids[prompt:], ends=False)
+    trajectory = await path.run_one(f"faulty-{is_faulty}", conversation[0].messages[1]["content"])
     assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
     recorded = [[*map(int, call.prompt_ids), *map(int, call.completion_ids)] for call in trajectory.transitions]
     assert recorded == [encode(one, tokenizer)[0] for one in conversation]
@@ -91,7 +79,7 @@ def test_the_folder_loads_and_is_small() -> None:
     assert sum(path.stat().st_size for path in STARTER.iterdir()) < 5_000_000
 
 
-def test_validation_problems_are_known_words_and_fit_the_context(tokenizer) -> None:
+def test_validation_problems_are_known_words_and_fit_the_context(tokenizer: Any) -> None:
     for task in validation_tasks():
         assert len(tokenizer.encode(task["input"])) <= 70
         assert tokenizer.decode(tokenizer.encode(task["input"])) == task["input"]
@@ -104,10 +92,11 @@ def test_one_seed_builds_one_folder(tmp_path: Path) -> None:
     assert a == b
 
 
-def test_the_recipe_trains_with_intermediate_rewards_of_the_tools(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_recipe_trains_with_intermediate_rewards_of_the_tools(tmp_path: Path, warm: WarmCommand) -> None:
     settings = ["loop.steps=1", "loop.tasks_per_step=2", "loop.group_size=2", "validation.tasks=4", "runtime.workers=1"]
     settings += ["intermediate_rewards.tools.use=tool_status", "credit.use=discounted"]  # as the README says
-    command = [sys.executable, "-m", "lightningrl.cli", "train", str(EXAMPLE), "--run", str(tmp_path / "run")]
-    ran = subprocess.run([*command, *(part for one in settings for part in ("--set", one))], capture_output=True, text=True, check=False)
+    command = ["train", str(EXAMPLE), "--run", "run", *(part for setting in settings for part in ("--set", setting))]
+    ran = warm.run("lightningrl", *command, cwd=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "validation/reward" in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8")

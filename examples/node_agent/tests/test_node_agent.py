@@ -6,10 +6,10 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm import WarmCommand
 
 EXAMPLES = Path(__file__).resolve().parents[2]
 
@@ -35,12 +35,13 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_recipe_trains_for_two_steps(examples: Path, tmp_path: Path) -> None:
+def test_the_recipe_trains_for_two_steps(examples: Path, tmp_path: Path, warm: WarmCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = ("loop.steps=2", "loop.tasks_per_step=4", "loop.group_size=8", "validation.tasks=4")
     settings = [part for size in sizes for part in ("--set", size)]
-    command = [sys.executable, "-m", "lightningrl.cli", "train", str(examples / "node_agent"), "--run", str(tmp_path / "run"), *settings]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_"))}
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, env=environment)
+    for name in [name for name in os.environ if name.startswith(("OPENAI_", "ANTHROPIC_"))]:
+        monkeypatch.delenv(name)
+    command = ["train", str(examples / "node_agent"), "--run", str(tmp_path / "run"), *settings]
+    ran = warm.run("lightningrl", *command, cwd=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if "rows" in line]

@@ -1,6 +1,7 @@
 """Both retrievers over the same passages; the dense one with a tiny encoder of random weights."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,10 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     core = Tokenizer(models.WordLevel({word: number for number, word in enumerate(["[PAD]", "[UNK]", *words])}, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     folder = tmp_path_factory.mktemp("encoder")
-    PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", model_max_length=32).save_pretrained(folder)
+    build: Any = PreTrainedTokenizerFast
+    build(tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", model_max_length=32).save_pretrained(folder)
     torch.manual_seed(0)
-    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    size: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     BertModel(BertConfig(vocab_size=len(words) + 2, max_position_embeddings=32, **size)).save_pretrained(folder)
     return str(folder)
 

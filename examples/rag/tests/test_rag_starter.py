@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ STARTER = Path(__file__).resolve().parent.parent / "starter"
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
+def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(STARTER)
 
 
@@ -28,7 +29,7 @@ def test_the_folder_loads_and_is_small() -> None:
     assert sum(path.stat().st_size for path in STARTER.iterdir()) < 4_500_000
 
 
-def test_every_text_round_trips(tokenizer) -> None:
+def test_every_text_round_trips(tokenizer: Any) -> None:
     texts = [question.text for question in data.build_splits()["validation"]]
     texts += [passage.text for passage in data.build_worlds()["validation"].passages]
     texts += ["Grüße  \t\n 'don't' 12345 3.14 日本語 \U0001f600 <b>", *CALL_TOKENS, ""]
@@ -36,12 +37,12 @@ def test_every_text_round_trips(tokenizer) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_names_nothing_was_trained_on_are_two_known_words(tokenizer) -> None:
+def test_names_nothing_was_trained_on_are_two_known_words(tokenizer: Any) -> None:
     for fact in data.build_worlds()["validation"].facts:
         assert len(tokenizer.encode(f" {fact.object}")) == 2
 
 
-def test_a_search_is_nine_tokens_and_is_read_back(tokenizer) -> None:
+def test_a_search_is_nine_tokens_and_is_read_back(tokenizer: Any) -> None:
     renderer = PolicyRenderer(tokenizer)
     prompt = renderer.render([{"role": "system", "content": "x"}, {"role": "user", "content": "y"}], TOOLS)
     completion = tokenizer.encode(
@@ -53,7 +54,7 @@ def test_a_search_is_nine_tokens_and_is_read_back(tokenizer) -> None:
     assert (json.loads(call.arguments) if isinstance(call.arguments, str) else call.arguments) == {"query": "author of Silent Harbor"}
 
 
-def test_a_whole_conversation_is_short(tokenizer) -> None:
+def test_a_whole_conversation_is_short(tokenizer: Any) -> None:
     for messages in build_conversations(1, 200, 1, is_faulty=True):
         assert len(tokenizer.apply_chat_template(messages, tools=TOOLS, return_dict=False)) < 400
 

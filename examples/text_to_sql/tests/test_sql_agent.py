@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ class Script:
         self.answers: list[str] = []
         self.prompts: list[str] = []
 
-    def reply(self, request: dict) -> dict:
+    def reply(self, request: dict[str, Any]) -> dict[str, Any]:
         self.prompts.append(request["messages"][-1]["content"])
         message = {"role": "assistant", "content": self.answers.pop(0)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -57,7 +58,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> dict:
+def task(tmp_path: Path) -> dict[str, Any]:
     path = tmp_path / "pilots.sqlite"
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE pilots (name TEXT, age INTEGER)")
@@ -67,7 +68,7 @@ def task(tmp_path: Path) -> dict:
     return {"question": "list the age of all pilots.", "schema": "- pilots : name age", "db_path": str(path)}
 
 
-def test_a_right_first_query_takes_two_calls(script: Script, task: dict) -> None:
+def test_a_right_first_query_takes_two_calls(script: Script, task: dict[str, Any]) -> None:
     import agent
 
     script.answers = ["```sql\nSELECT age FROM pilots;\n```", "Correct."]
@@ -78,7 +79,7 @@ def test_a_right_first_query_takes_two_calls(script: Script, task: dict) -> None
     assert "Result: 1 rows: 30" in script.prompts[1]
 
 
-def test_an_error_is_shown_and_rewritten(script: Script, task: dict) -> None:
+def test_an_error_is_shown_and_rewritten(script: Script, task: dict[str, Any]) -> None:
     import agent
 
     script.answers = ["SELECT ages FROM pilots", "incorrect", "SELECT age FROM pilots", "correct"]
@@ -89,7 +90,7 @@ def test_an_error_is_shown_and_rewritten(script: Script, task: dict) -> None:
     assert "Result: error: no such column: ages" in script.prompts[2]
 
 
-def test_the_agent_stops_after_three_queries(script: Script, task: dict) -> None:
+def test_the_agent_stops_after_three_queries(script: Script, task: dict[str, Any]) -> None:
     import agent
 
     script.answers = ["a", "incorrect", "b", "incorrect", "c", "incorrect"]

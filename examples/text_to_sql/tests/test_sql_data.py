@@ -3,7 +3,9 @@
 import json
 import sqlite3
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import data
 import pytest
@@ -13,7 +15,7 @@ from sandbox import run_query
 from spider import load_spider, spider_train_tasks, spider_validation_tasks
 
 
-def signature(task: dict) -> frozenset[str]:
+def signature(task: dict[str, Any]) -> frozenset[str]:
     return frozenset(task["input"]["schema"].splitlines())
 
 
@@ -27,7 +29,7 @@ def test_no_validation_database_occurs_in_training(cache: Path) -> None:
 
 
 def test_the_same_tasks_come_out_twice(cache: Path, tmp_path: Path) -> None:
-    def without_paths(tasks):
+    def without_paths(tasks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{**task, "input": {**task["input"], "db_path": ""}} for task in tasks]
 
     assert without_paths(data.train_tasks(cache)) == without_paths(data.train_tasks(tmp_path))

@@ -1,6 +1,7 @@
 """The starter policy: an ordinary transformers folder, a lossless tokenizer, demonstrations in the agent's own words."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ STARTER = Path(__file__).resolve().parent.parent / "starter"
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
+def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(STARTER)
 
 
@@ -26,7 +27,7 @@ def test_the_folder_loads_and_is_small() -> None:
     assert sum(path.stat().st_size for path in STARTER.iterdir()) < 10_000_000
 
 
-def test_every_text_round_trips(tokenizer, cache: Path) -> None:
+def test_every_text_round_trips(tokenizer: Any, cache: Path) -> None:
     texts = [write_prompt(task["input"]["schema"], task["input"]["question"]) for task in data.validation_tasks(cache)]
     texts += [item.messages[-1]["content"] for item in build_demonstrations(3, 8, 1, set())]
     texts += ["Grüße  \t\n 'don't' 12345 3.14 日本語 \U0001f600 <b>", ""]
@@ -34,19 +35,19 @@ def test_every_text_round_trips(tokenizer, cache: Path) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_validation_prompts_are_known_words(tokenizer, cache: Path) -> None:
+def test_validation_prompts_are_known_words(tokenizer: Any, cache: Path) -> None:
     for task in data.validation_tasks(cache):
         ids = tokenizer.encode(write_prompt(task["input"]["schema"], task["input"]["question"]))
         assert len(ids) <= 100
 
 
-def test_the_template_renders_the_form_of_the_cold_start(tokenizer) -> None:
+def test_the_template_renders_the_form_of_the_cold_start(tokenizer: Any) -> None:
     messages = [{"role": "user", "content": "hi"}]
     rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert rendered == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_markup_is_one_token_each(tokenizer) -> None:
+def test_markup_is_one_token_each(tokenizer: Any) -> None:
     for markup in ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>"):
         assert len(tokenizer.encode(markup)) == 1
 
@@ -58,7 +59,7 @@ def test_one_seed_builds_one_folder(tmp_path: Path) -> None:
     assert a == b
 
 
-def test_the_template_is_what_the_qwen3_renderer_renders(tokenizer) -> None:
+def test_the_template_is_what_the_qwen3_renderer_renders(tokenizer: Any) -> None:
     qwen3 = pytest.importorskip("renderers.qwen3").Qwen3Renderer(tokenizer)
     tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}]
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}

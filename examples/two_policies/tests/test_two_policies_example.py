@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from verdicts import verdicts_right
+from warm import WarmCommand
 
 FOLDER = Path(__file__).parents[1]
 
@@ -28,17 +28,19 @@ def test_the_critic_is_paid_for_right_verdicts_alone(tmp_path: Path) -> None:
     assert verdicts_right(task, {"drafts": [{"query": right, "accepted": False}]}) == 0.0
 
 
-def test_both_policies_are_trained_and_exported_in_one_run(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_both_policies_are_trained_and_exported_in_one_run(tmp_path: Path, warm: WarmCommand) -> None:
     run, cut = tmp_path / "run", ["loop.tasks_per_step=4", "loop.group_size=8", "validation.tasks=4"]
-    lightningrl = [sys.executable, "-m", "lightningrl.cli"]
     settings = [word for setting in cut for word in ("--set", setting)]
-    subprocess.run([*lightningrl, "train", str(FOLDER), "--run", str(run), "--steps", "2", *settings], check=True, timeout=200)
+    trained = warm.run("lightningrl", "train", str(FOLDER), "--run", str(run), "--steps", "2", *settings, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert metrics[-1]["step"] == 2
     learned = {key.split("/")[1] for line in metrics for key in line if key.startswith("learn/")}
     assert learned == {"writer", "critic"}
     for policy in ("writer", "critic"):
-        subprocess.run([*lightningrl, "export", str(tmp_path / policy), "--run", str(run), "--policy", policy], check=True, timeout=100)
+        exported = warm.run("lightningrl", "export", policy, "--run", str(run), "--policy", policy, cwd=tmp_path)
+        assert exported.returncode == 0, exported.stdout + exported.stderr
     starts = {"writer": FOLDER.parent / "text_to_sql" / "starter", "critic": FOLDER / "critic"}
     for policy, start in starts.items():
         assert (tmp_path / policy / "model.safetensors").read_bytes() != (start / "model.safetensors").read_bytes()

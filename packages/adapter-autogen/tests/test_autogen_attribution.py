@@ -1,17 +1,18 @@
-"""Unmodified AutoGen agents and teams, 200 rollouts: every call belongs to its rollout, none to another one, none to nobody."""
+"""Unmodified AutoGen agents and teams, a crowd of rollouts: every call belongs to its rollout, none to another one, none to nobody."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attribution import Crowd, run_crowd
 
 from lightningrl.loading import load_callable
-from lightningrl.runtime.pool import WorkerPool
 from lightningrl.testing.adapter_conformance import play_tools
 from lightningrl.testing.scripted_server import ScriptedServer
 from lightningrl.tracing import semconv
@@ -26,7 +27,7 @@ TOOL_TEXTS = {
     "reflect_stream": 'TOOL=add ARGS={"a": 1, "b": 2}',
     "consult": 'TOOL=helper ARGS={"task": "RID=NAME why?"}',
 }
-ROLLOUTS = 200
+run = partial(run_crowd, adapter="autogen", base_dir=HERE)
 
 
 def is_there(module: str, name: str) -> bool:
@@ -48,34 +49,20 @@ def play(body: dict[str, Any]) -> dict[str, Any]:
     return play_tools(body) if body.get("tools") else {"content": "one two three"}
 
 
-async def run_rollouts(server: ScriptedServer, folder: Path, agent: str, kinds: dict[str, int], *, workers: int, concurrency: int) -> None:
-    """200 rollouts, the kinds in turn, run by a pool."""
-    for number in range(ROLLOUTS):
-        kind = tuple(kinds)[number % len(kinds)]
-        name = f"{kind}-{number}"
-        text = f"RID={name} {TOOL_TEXTS.get(kind, '').replace('NAME', name)}"
-        server.add_rollout(name, {"kind": kind, "text": text}, timeout_s=200)
-    pool = WorkerPool(
-        server.url,
-        server.run_key,
-        f"autogen_agents.py:{agent}",
-        workers=workers,
-        concurrency=concurrency,
-        adapters=["autogen"],
-        base_dir=HERE,
-        log_folder=folder,
-    )
-    async with pool:
-        await server.wait_finished(timeout_s=280)
+def tasks(crowd: Crowd, kinds: dict[str, int]) -> dict[str, dict[str, str]]:
+    return {
+        name: {"kind": kind, "text": f"RID={name} {TOOL_TEXTS.get(kind, '').replace('NAME', name)}"}
+        for name, kind in crowd.names(tuple(kinds)).items()
+    }
 
 
-def check_attribution(server: ScriptedServer, kinds: dict[str, int]) -> None:
+def check_attribution(server: ScriptedServer, kinds: dict[str, int], crowd: Crowd) -> None:
     """0 wrong, 0 missing: the prompt of each call says whose it is, and the spans agree."""
     for call in server.calls:
         assert call.rollout_id == (re.search(r"RID=([\w-]+)", call.text) or [None, None])[1]
         assert call.agent == (re.search(r"ROLE=(\w+)", call.text) or [None, None])[1]
     per_rollout = Counter(call.rollout_id for call in server.calls)
-    assert len(per_rollout) == ROLLOUTS
+    assert len(per_rollout) == crowd.rollouts
     assert {rid: count for rid, count in per_rollout.items() if count != kinds[str(rid).rpartition("-")[0]]} == {}
     for rollout_id in per_rollout:
         assert rollout_id is not None
@@ -92,27 +79,19 @@ def check_attribution(server: ScriptedServer, kinds: dict[str, int]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-async def test_200_concurrent_rollouts_on_one_loop_are_attributed_exactly(tmp_path: Path) -> None:
-    with ScriptedServer(play, max_delay_s=1.0, hold_until=ROLLOUTS) as server:
-        await run_rollouts(server, tmp_path, "answer", ASYNC, workers=2, concurrency=ROLLOUTS // 2)
-        assert server.most_open == ROLLOUTS  # no call was answered before all of them ran
-        check_attribution(server, ASYNC)
+@pytest.mark.parametrize(("agent", "kinds"), [("answer", ASYNC), ("answer_sync", SYNC)], ids=["on-one-loop", "in-threads"])
+async def test_concurrent_rollouts_are_attributed_exactly(tmp_path: Path, crowd: Crowd, agent: str, kinds: dict[str, int]) -> None:
+    with ScriptedServer(play, max_delay_s=1.0, hold_until=crowd.rollouts) as server:
+        each = crowd.rollouts // crowd.shared_workers
+        await run(server, tmp_path, f"autogen_agents.py:{agent}", tasks(crowd, kinds), workers=crowd.shared_workers, concurrency=each)
+        assert server.most_open == crowd.rollouts  # no call was answered before all of them ran
+        check_attribution(server, kinds, crowd)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-async def test_200_concurrent_rollouts_in_threads_are_attributed_exactly(tmp_path: Path) -> None:
-    with ScriptedServer(play, max_delay_s=1.0, hold_until=ROLLOUTS) as server:
-        await run_rollouts(server, tmp_path, "answer_sync", SYNC, workers=2, concurrency=ROLLOUTS // 2)
-        assert server.most_open == ROLLOUTS
-        check_attribution(server, SYNC)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-async def test_200_rollouts_in_exclusive_workers_are_attributed_exactly(tmp_path: Path) -> None:
-    with ScriptedServer(play, max_delay_s=0.02, hold_until=4) as server:
-        await run_rollouts(server, tmp_path, "answer", ASYNC, workers=4, concurrency=1)
-        assert server.most_open == 4
-        check_attribution(server, ASYNC)
+async def test_rollouts_in_exclusive_workers_are_attributed_exactly(tmp_path: Path, crowd: Crowd) -> None:
+    workers = crowd.exclusive_workers
+    with ScriptedServer(play, max_delay_s=0.02, hold_until=workers) as server:
+        await run(server, tmp_path, "autogen_agents.py:answer", tasks(crowd, ASYNC), workers=workers, concurrency=1)
+        assert server.most_open == workers
+        check_attribution(server, ASYNC, crowd)

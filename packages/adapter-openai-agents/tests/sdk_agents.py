@@ -234,14 +234,10 @@ AGENTS: dict[str, Callable[[str], Any]] = {
     "subagent": consult,
     "streamed_subagent": consult_streamed,
     "guardrail": be_guarded,
+    "tools": use_tools,
 }
 
 
 def answer(task: dict[str, str]) -> Any:
     """All kinds in one agent; for the asynchronous ones an awaitable comes back."""
     return AGENTS[task["kind"]](task["text"])
-
-
-def add_with_tools(task: str) -> str:
-    """An agent with tools, given a task as text."""
-    return str(use_tools(task))

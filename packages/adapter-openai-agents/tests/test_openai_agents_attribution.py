@@ -1,20 +1,20 @@
-"""Unmodified agents, 200 rollouts at once: every call belongs to its rollout, none to another one, none to nobody."""
+"""Unmodified agents, a crowd of rollouts at once: every call belongs to its rollout, none to another one, none to nobody."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
+from attribution import Crowd, run_crowd
 
-from lightningrl.runtime.pool import WorkerPool
 from lightningrl.testing.adapter_conformance import play_tools
 from lightningrl.testing.scripted_server import ScriptedServer
 
-HERE = Path(__file__).parent
-ROLLOUTS = 200
+run = partial(run_crowd, agent="sdk_agents.py:answer", adapter="openai-agents", base_dir=Path(__file__).parent)
 ROLES = {
     "sync": ["draft", "review"],
     "stream": ["draft", "review"],
@@ -30,31 +30,15 @@ ROLES = {
 ASKED = {"handoff": "TOOL=transfer_to_writer ARGS={}", "subagent": 'TOOL=consult ARGS={"input": "RID=%s one"} ' * 2}
 
 
-def task(kind: str, rollout_id: str) -> dict[str, str]:
-    asked = ASKED.get(kind.removeprefix("streamed_"), "").replace("%s", rollout_id)
-    return {"kind": kind, "text": f"RID={rollout_id} {asked}"}
+def tasks(crowd: Crowd) -> dict[str, dict[str, str]]:
+    return {name: {"kind": kind, "text": f"RID={name} {asked(kind, name)}"} for name, kind in crowd.names(tuple(ROLES)).items()}
 
 
-async def run_rollouts(server: ScriptedServer, folder: Path, *, workers: int, concurrency: int) -> None:
-    """200 rollouts, the kinds in turn, run by a pool."""
-    for number in range(ROLLOUTS):
-        kind = tuple(ROLES)[number % len(ROLES)]
-        server.add_rollout(f"{kind}-{number}", task(kind, f"{kind}-{number}"), timeout_s=120)
-    pool = WorkerPool(
-        server.url,
-        server.run_key,
-        "sdk_agents.py:answer",
-        workers=workers,
-        concurrency=concurrency,
-        adapters=["openai-agents"],
-        base_dir=HERE,
-        log_folder=folder,
-    )
-    async with pool:
-        await server.wait_finished(timeout_s=270)
+def asked(kind: str, rollout_id: str) -> str:
+    return ASKED.get(kind.removeprefix("streamed_"), "").replace("%s", rollout_id)
 
 
-def check_attribution(server: ScriptedServer) -> None:
+def check_attribution(server: ScriptedServer, crowd: Crowd) -> None:
     """0 wrong, 0 missing: the prompt of each call says whose it is."""
     roles: dict[str, Counter[str]] = {}
     for call in server.calls:
@@ -62,7 +46,7 @@ def check_attribution(server: ScriptedServer) -> None:
         assert call.rollout_id == (re.search(r"RID=([\w-]+)", call.text) or [None, None])[1]
         assert call.agent == (re.search(r"ROLE=(\w+)", call.text) or [None, call.agent])[1]
         roles.setdefault(call.rollout_id, Counter())[call.agent or ""] += 1
-    assert len(roles) == ROLLOUTS
+    assert len(roles) == crowd.rollouts
     assert {rid: dict(made) for rid, made in roles.items() if made != Counter(ROLES[rid.rpartition("-")[0]])} == {}
     for rollout_id in roles:
         result = server.result(rollout_id)
@@ -74,22 +58,24 @@ def check_attribution(server: ScriptedServer) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("api", ["responses", "chat_completions"])
-async def test_200_concurrent_agents_in_shared_workers_are_attributed_exactly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: str
+async def test_concurrent_agents_in_shared_workers_are_attributed_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crowd: Crowd, api: str
 ) -> None:
     monkeypatch.setenv("API", api)
-    with ScriptedServer(play_tools, max_delay_s=1.0, hold_until=ROLLOUTS) as server:
-        await run_rollouts(server, tmp_path, workers=2, concurrency=ROLLOUTS // 2)
-        assert server.most_open == ROLLOUTS  # no call was answered before all of them ran
-        check_attribution(server)
+    with ScriptedServer(play_tools, max_delay_s=1.0, hold_until=crowd.rollouts) as server:
+        each = crowd.rollouts // crowd.shared_workers
+        await run(server, tmp_path, tasks=tasks(crowd), workers=crowd.shared_workers, concurrency=each)
+        assert server.most_open == crowd.rollouts  # no call was answered before all of them ran
+        check_attribution(server, crowd)
 
 
 @pytest.mark.slow
-async def test_200_agents_in_exclusive_workers_are_attributed_exactly_without_tracing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_agents_in_exclusive_workers_are_attributed_exactly_without_tracing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
     monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
-    with ScriptedServer(play_tools, max_delay_s=0.02, hold_until=4) as server:
-        await run_rollouts(server, tmp_path, workers=4, concurrency=1)
-        assert server.most_open == 4
-        check_attribution(server)
+    workers = crowd.exclusive_workers
+    with ScriptedServer(play_tools, max_delay_s=0.02, hold_until=workers) as server:
+        await run(server, tmp_path, tasks=tasks(crowd), workers=workers, concurrency=1)
+        assert server.most_open == workers
+        check_attribution(server, crowd)

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -96,8 +98,14 @@ def act_on_no_call(question: str) -> str:
 
 
 def act_late(question: str) -> str:
-    """A thread that outlives its rollout reports for nobody."""
-    threading.Timer(1.0, report_reward, ("late", 1.0)).start()
+    """A thread that outlives its rollout reports for nobody. The question is the file that tells it so."""
+
+    def report_then() -> None:
+        while not Path(question).exists():
+            time.sleep(0.01)
+        report_reward("late", 1.0)
+
+    threading.Thread(target=report_then).start()
     return question
 
 

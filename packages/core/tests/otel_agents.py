@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from threading import Lock
 from typing import Any, TypedDict
 
@@ -170,7 +171,8 @@ def use_tools(text: str) -> str:
                 return message.content or ""
             for asked in message.tool_calls:
                 function: Any = asked.function  # type: ignore[union-attr]
-                result = framework.tool(asked, span, lambda function=function: TOOLS[function.name](**json.loads(function.arguments)))
+                run = partial(TOOLS[function.name], **json.loads(function.arguments))
+                result = framework.tool(asked, span, run)
                 history.append({"role": "tool", "tool_call_id": asked.id, "content": result})
 
 
@@ -330,6 +332,6 @@ async def pydantic_ai_structured(text: str) -> str:
         city: str
 
     Agent.instrument_all()
-    guide = Agent("openai-chat:gpt-4o-mini", name="guide", output_type=[Place, str])  # type: ignore[call-overload]
+    guide = Agent("openai-chat:gpt-4o-mini", name="guide", output_type=[Place, str])
     output = (await guide.run(text)).output
     return output.city if isinstance(output, Place) else str(output)

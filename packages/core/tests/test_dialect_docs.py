@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from sizes import PATIENCE_S
 
 from lightningrl.config import UpstreamConfig
 from lightningrl.server.settings import read_upstream
@@ -39,7 +40,7 @@ async def test_the_python_blocks_run_with_the_two_environment_variables_alone(tm
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
-            said, _ = await asyncio.wait_for(process.communicate(), 60)
+            said, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
             assert process.returncode == 0, said.decode()
             transitions = await attempt.transitions()
             if "openai" in program:

@@ -247,7 +247,7 @@ async def test_a_retry_after_a_restart_is_given_the_same_call(gateway: LiveGatew
     agent = Agent(await gateway.attempt(), "messages")
     body = {**agent.body("search"), "stream": False}
     path = agent.attempt.base_url.removeprefix(gateway.url) + "/messages"
-    answers = []
+    answers: list[Any] = []
     for _ in range(2):
         fresh = create_gateway(gateway.store, gateway.engines, {"policy": PolicyRenderer(gateway.engine.tokenizer)})
         transport = httpx.ASGITransport(app=Starlette(routes=fresh.routes))

@@ -232,4 +232,5 @@ async def test_a_retry_is_one_transition(gateway: LiveGateway, stream: bool) -> 
 async def test_a_bearer_key_is_as_good(gateway: LiveGateway) -> None:
     attempt = await gateway.attempt()
     async with AsyncAnthropic(base_url=attempt.base_url.removesuffix("/v1"), api_key=None, auth_token=attempt.key) as client:
-        assert (await ask(client, False, messages=[USER])).content[0].text == "ok"
+        (block,) = (await ask(client, False, messages=[USER])).content
+    assert block.type == "text" and block.text == "ok"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sizes import PATIENCE_S
 
 from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.types import Transition
@@ -109,7 +110,7 @@ def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "node_modules").symlink_to(installed)
         return folder
     command = ["npm", "install", "--no-audit", "--no-fund", "openai@6", "zod@4", "@anthropic-ai/sdk@1"]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     if ran.returncode != 0:
         pytest.skip(f"npm could not install the packages: {ran.stderr.strip()[-200:]}")
     return folder
@@ -119,7 +120,7 @@ async def run_node(folder: Path, environment: dict[str, str]) -> dict[str, Any]:
     process = await asyncio.create_subprocess_exec(
         "node", "agent.mjs", cwd=folder, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    out, error = await asyncio.wait_for(process.communicate(), 60)
+    out, error = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert process.returncode == 0, error.decode()
     said: dict[str, Any] = json.loads(out)
     return said

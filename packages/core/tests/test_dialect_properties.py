@@ -13,6 +13,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from sizes import sized
 
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
@@ -263,7 +264,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
 
 examples = settings(
     deadline=None,
-    max_examples=40,
+    max_examples=sized(10, 40),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -290,7 +291,7 @@ def test_one_conversation_is_one_transition_in_every_dialect_whole_or_streamed(
     assert all(one == heard[0] for one in heard)
 
 
-@settings(examples, max_examples=25)
+@settings(examples, max_examples=sized(6, 25))
 @given(conversation=conversations, said=st.lists(answers, min_size=2, max_size=3), streams=st.lists(st.booleans(), min_size=3, max_size=3))
 def test_a_tool_loop_is_the_same_transitions_in_every_dialect_whole_or_streamed(
     served: Served, conversation: Conversation, said: list[str], streams: list[bool]
@@ -404,7 +405,7 @@ anything = st.recursive(
 )
 
 
-@settings(examples, max_examples=150)
+@settings(examples, max_examples=sized(60, 150))
 @given(body=st.dictionaries(fields, anything, max_size=6), path=st.sampled_from([*PATHS, "messages/count_tokens", "embeddings"]))
 def test_no_body_is_answered_with_an_error_of_ours(served: Served, body: dict[str, Any], path: str) -> None:
     attempt = served.attempt()

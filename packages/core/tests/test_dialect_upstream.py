@@ -14,7 +14,6 @@ import anthropic
 import httpx
 import openai
 import pytest
-import uvicorn
 from openai import AsyncOpenAI
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -26,6 +25,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.gateway.settings import GatewaySettings, Upstream
 from lightningrl.server.settings import read_upstream
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
+from lightningrl.testing.loopback import serving
 from lightningrl.types import Outcome, ToolCall, ToolStatus
 
 USER: Any = {"role": "user", "content": "hi"}
@@ -69,20 +69,9 @@ class Provider:
 
 
 @asynccontextmanager
-async def serving(provider: Provider) -> AsyncIterator[str]:
-    app = Starlette(routes=[Route("/{rest:path}", provider.answer, methods=["POST"])])
-    config: Any = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    listener = socket.create_server(("127.0.0.1", 0))
-    task = asyncio.create_task(server._serve([listener]))
-    while not server.started:
-        await asyncio.sleep(0.005)
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v9"
-    finally:
-        server.should_exit = True
-        await task
-        listener.close()
+async def serving_provider(provider: Provider) -> AsyncIterator[str]:
+    async with serving(Starlette(routes=[Route("/{rest:path}", provider.answer, methods=["POST"])])) as url:
+        yield f"{url}/v9"
 
 
 @pytest.fixture
@@ -92,7 +81,7 @@ async def provider() -> Provider:
 
 @pytest.fixture
 async def gateway(tmp_path: Path, provider: Provider) -> AsyncIterator[LiveGateway]:
-    async with serving(provider) as url:
+    async with serving_provider(provider) as url:
         upstream = Upstream(base_url=url, api_key="users-key")
         settings = GatewaySettings(upstream=upstream, upstream_models={"judge*": upstream, "busy": upstream, "claude-*": upstream})
         async with live_gateway(tmp_path, settings=settings) as running:
@@ -193,15 +182,21 @@ async def test_an_upstream_that_is_not_there_is_told_in_the_dialects_format(tmp_
         await gateway.gateway.close()
 
 
-async def test_a_client_that_goes_away_is_recorded(gateway: LiveGateway) -> None:
-    attempt = await gateway.attempt()
+async def test_a_client_that_goes_away_is_recorded(gateway: LiveGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt, kept, keep = await gateway.attempt(), asyncio.Event(), gateway.store.append_tool_calls
+
+    async def keep_and_tell(*arguments: Any) -> None:
+        await keep(*arguments)
+        kept.set()
+
+    monkeypatch.setattr(gateway.store, "append_tool_calls", keep_and_tell)
     async with httpx.AsyncClient() as client:
         headers = {"authorization": f"Bearer {attempt.key}"}
         body = {"model": "judge", "messages": [USER], "stream": True}
         async with client.stream("POST", f"{attempt.base_url}/chat/completions", json=body, headers=headers) as answer:
             async for _ in answer.aiter_raw():
                 break
-    await asyncio.sleep(0.5)
+    await kept.wait()
     (call,) = await recorded(attempt)
     assert call.name == "upstream:judge"
     assert call.error_type in ("client_gone", None)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI
+from sizes import PATIENCE_S
 
 from lightningrl.errors import ServerError
 from lightningrl.gateway.engine_link import EngineLink
@@ -40,7 +41,7 @@ async def ask(attempt: LiveAttempt, *, stream: bool = False) -> str:
 
 
 async def until(condition: object) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0.01)
 

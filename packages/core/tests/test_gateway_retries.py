@@ -93,12 +93,13 @@ async def test_a_retry_of_a_call_that_failed_is_a_first_try(gateway: LiveGateway
 
 async def test_the_sdk_retries_by_itself_and_one_call_is_recorded(gateway: LiveGateway) -> None:
     gateway.engine.enqueue("slow", "fast")
-    gateway.engine.token_delay_s = 0.2
+    gateway.engine.pause()
     attempt = await gateway.attempt()
-    async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key, timeout=0.5, max_retries=2) as client:
+    async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key, timeout=1.0, max_retries=5) as client:
         task = asyncio.create_task(client.chat.completions.create(**BODY))  # type: ignore[call-overload]
-        await asyncio.sleep(0.6)
-        gateway.engine.token_delay_s = 0.0
+        while not gateway.engine.cancelled:
+            await asyncio.sleep(0.01)
+        gateway.engine.resume()
         await task
     assert len(await attempt.transitions()) == 1
 

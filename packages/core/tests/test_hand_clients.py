@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from attribution import Crowd
 
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
@@ -14,7 +15,6 @@ from lightningrl.testing.whole_path import whole_path
 from lightningrl.types import Outcome, Trajectory
 
 HERE = Path(__file__).parent
-ROLLOUTS = 200
 SYNC = (
     *("openai", "openai_stream", "responses", "anthropic", "anthropic_stream", "httpx", "httpx_stream", "httpx2"),
     *("requests", "requests_stream", "requests_messages"),
@@ -50,17 +50,17 @@ async def test_every_plain_client_is_recorded_with_no_code_changes(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("agent", "kinds"), [("act", SYNC), ("act_async", ASYNC)], ids=["threads", "asyncio"])
-async def test_two_hundred_rollouts_at_once_never_mix(tmp_path: Path, agent: str, kinds: tuple[str, ...]) -> None:
-    tasks = {f"r-{number}": {"client": kinds[number % len(kinds)], "rid": f"r-{number}"} for number in range(ROLLOUTS)}
-    async with whole_path(tmp_path, f"hand_agents.py:{agent}", base_dir=HERE, workers=2, concurrency=ROLLOUTS // 2) as path:
+async def test_many_rollouts_at_once_never_mix(tmp_path: Path, crowd: Crowd, agent: str, kinds: tuple[str, ...]) -> None:
+    tasks = {f"r-{number}": {"client": kinds[number % len(kinds)], "rid": f"r-{number}"} for number in range(crowd.rollouts)}
+    workers, each = crowd.shared_workers, crowd.rollouts // crowd.shared_workers
+    async with whole_path(tmp_path, f"hand_agents.py:{agent}", base_dir=HERE, workers=workers, concurrency=each) as path:
         path.engine.pause()
         running = asyncio.create_task(path.run(tasks, wait_s=280))
-        while (await path.client.status())["states"].get("running", 0) < ROLLOUTS:
+        while (await path.client.status())["states"].get("running", 0) < crowd.rollouts:
             await asyncio.sleep(0.1)
         path.engine.resume()
         trajectories = await running
-    assert len(trajectories) == ROLLOUTS
+    assert len(trajectories) == crowd.rollouts
     for trajectory in trajectories:
         check(trajectory)

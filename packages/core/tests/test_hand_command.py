@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sizes import PATIENCE_S
 
 from lightningrl import command_agent
 from lightningrl.errors import ConfigError
@@ -57,8 +58,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def gone(pid: int) -> bool:
-    """Whether the process ends within seconds; a zombie that nobody reaps has ended."""
-    for _ in range(100):
+    """Whether the process ends; a zombie that nobody reaps has ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
@@ -67,6 +69,13 @@ async def gone(pid: int) -> bool:
             return True
         await asyncio.sleep(0.05)
     return False
+
+
+async def written(file: Path, *, words: int) -> None:
+    """Returns when a process has written so many words into the file."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (file.exists() and len(file.read_text().split()) == words):
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -89,11 +98,9 @@ async def test_a_program_runs_as_an_agent(folder: Path, concurrency: int) -> Non
             lease_s=1.0,
         )
         async with pool:
-            while not (folder / "cancel.pids").exists():
-                await asyncio.sleep(0.1)
-            await asyncio.sleep(0.5)
+            await written(folder / "cancel.pids", words=2)
             server.cancelled.add("cancelled")
-            await server.wait_finished(timeout_s=120)
+            await server.wait_finished()
         results = {rid: server.result(rid) or {} for rid in server._tasks}
     for number in range(8):
         output = results[f"r{number}"]["output"]
@@ -114,9 +121,7 @@ async def test_a_program_ends_with_the_worker_that_is_killed(folder: Path) -> No
         server.add_rollout("hangs", {"do": "hang", "pids": str(folder / "pids")})
         pool = WorkerPool(server.url, server.run_key, "agent.py:answer", workers=1, base_dir=folder, log_folder=folder)
         await pool.start()
-        while not (folder / "pids").exists():
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(0.3)
+        await written(folder / "pids", words=2)
         await pool.stop(grace_s=0.0)
     if sys.platform == "linux":
         assert await gone(int((folder / "pids").read_text().split()[0]))
@@ -170,9 +175,7 @@ async def test_a_cancelled_call_leaves_no_process(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     code = f"import os, time, pathlib; pathlib.Path({str(pids)!r}).write_text(str(os.getpid())); time.sleep(300)"
     task = asyncio.create_task(command_agent(sys.executable, "-c", code)(""))
-    started = time.monotonic()
-    while not (pids.exists() and pids.read_text()) and time.monotonic() - started < 60:
-        await asyncio.sleep(0.05)
+    await written(pids, words=1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

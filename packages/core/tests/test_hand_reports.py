@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sizes import PATIENCE_S
 
 from lightningrl import report_reward, role, tool
 from lightningrl.gateway.engines import EngineRegistry
@@ -106,11 +107,12 @@ async def a_report_on_a_call_that_never_was_fails_the_attempt_with_a_sentence(pa
 
 
 async def a_report_after_the_end_of_its_rollout_is_nobodys_and_the_log_says_so(path: WholePath, log: Path) -> None:
-    await run(path, "act_late")
-    for _ in range(100):
-        await asyncio.sleep(0.1)
-        if "nobody gets" in log.read_text():
-            break
+    over = log.with_name("the-rollout-is-over")
+    await path.run_one("act_late", {"agent": "act_late", "question": str(over)})
+    over.touch()
+    async with asyncio.timeout(PATIENCE_S):
+        while "nobody gets" not in log.read_text():
+            await asyncio.sleep(0.01)
     assert "rewards: no rollout runs here, so nobody gets {'rewards': {'late': 1.0}}" in log.read_text()
 
 
@@ -138,7 +140,7 @@ async def test_a_bad_report_is_refused_with_a_sentence_and_leaves_nothing(
     lease = await store.lease("w", 60.0)
     assert lease is not None
     await store.append_call(make_call(lease, "c0", [1, 2], [3]))
-    content = {"content": body if isinstance(body, bytes) else json.dumps(body)}
+    content: dict[str, Any] = {"content": body if isinstance(body, bytes) else json.dumps(body)}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server") as http:
         url, key = f"{lease.base_path}/{path}", {"x-api-key": lease.key, "content-type": "application/json"}
         answer = await http.post(url, headers=key, **content)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +21,7 @@ from lightningrl.server.client import ServerClient
 from lightningrl.server.otlp import JSON, PROTOBUF, parse_export
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Lease
+from lightningrl.testing.loopback import serving
 from lightningrl.testing.store_conformance import make_call, make_spec
 from lightningrl.types import Outcome, ToolStatus, Trajectory
 
@@ -53,17 +51,15 @@ class Scene:
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db")
     app = create_app(store, EngineRegistry(), run_key=RUN_KEY, max_body_bytes=LIMIT)
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=1))
-    serving = asyncio.create_task(server.serve([listener]))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with ServerClient(url, RUN_KEY) as client, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+    async with (
+        serving(app, ws="none") as url,
+        ServerClient(url, RUN_KEY) as client,
+        httpx.AsyncClient(base_url=url, trust_env=False) as http,
+    ):
         await client.create_rollouts([make_spec("a")])
         lease = await client.lease("w", 60.0)
         assert lease is not None
         yield Scene(client, http, store, lease)
-    server.should_exit = True
-    await serving
     await store.close()
 
 

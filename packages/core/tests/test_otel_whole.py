@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from lightningrl.server.client import ServerClient
-from lightningrl.testing.scripted_engine import ScriptedEngine
-from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.testing.whole_path import whole_path
-from lightningrl.types import Outcome, RolloutSpec, Task, ToolStatus, Trajectory
+from lightningrl.testing.whole_path import WholePath, running_services
+from lightningrl.types import Outcome, ToolStatus, Trajectory
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+HERE = Path(__file__).parent
 
 
 def asks(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-@asynccontextmanager
-async def working(folder: Path, engine: ScriptedEngine, agent: str, adapters: Sequence[str]) -> AsyncIterator[ServerClient]:
-    async with whole_path(folder, f"otel_agents.py:{agent}", engine=engine, adapters=adapters, base_dir=Path(__file__).parent) as path:
-        yield path.client
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def path(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WholePath]:
+    """One server for all of these tests."""
+    async with running_services(tmp_path_factory.mktemp("whole")) as path:
+        yield path
 
 
-async def run(client: ServerClient, rollout_id: str, task_input: Any) -> Trajectory:
-    await client.create_rollouts([RolloutSpec(id=rollout_id, task=Task(id=rollout_id, input=task_input), group_id="g")])
-    await client.wait([rollout_id], 60)
-    (trajectory,) = await client.trajectories([rollout_id])
+async def run(path: WholePath, rollout_id: str, task_input: str) -> Trajectory:
+    trajectory = await path.run_one(rollout_id, task_input)
     assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
     return trajectory
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("adapters", [["opentelemetry"], ["opentelemetry", "langchain"]])
-async def test_langgraph_through_openinference(tmp_path: Path, adapters: list[str]) -> None:
+async def test_langgraph_through_openinference(path: WholePath, adapters: list[str]) -> None:
     """Alone, or beside the adapter that knows LangGraph: the same roles and the same tool calls, each once."""
-    engine = ScriptedEngine(tiny_tokenizer())
-    engine.enqueue(asks("add", '{"a": 20, "b": 22}'), "it is 42", asks("fail", "{}"), "it is not")
-    async with working(tmp_path, engine, "openinference_langgraph", adapters) as client:
-        good, bad = await run(client, "good", "what is 20 + 22?"), await run(client, "bad", "fail, please")
+    path.engine.enqueue(asks("add", '{"a": 20, "b": 22}'), "it is 42", asks("fail", "{}"), "it is not")
+    name = "-".join(adapters)
+    async with path.workers("otel_agents.py:openinference_langgraph", adapters=adapters, base_dir=HERE):
+        good, bad = await run(path, f"{name}-good", "what is 20 + 22?"), await run(path, f"{name}-bad", "fail, please")
     for trajectory, name, status in ((good, "add", ToolStatus.OK), (bad, "fail", ToolStatus.ERROR)):
         first, second = trajectory.transitions
         assert [call.agent for call in trajectory.transitions] == ["draft", "review"]
@@ -54,12 +51,10 @@ async def test_langgraph_through_openinference(tmp_path: Path, adapters: list[st
     assert bad.tool_calls[0].error_type == "ValueError"
 
 
-@pytest.mark.slow
-async def test_pydantic_ai_through_its_own_spans(tmp_path: Path) -> None:
-    engine = ScriptedEngine(tiny_tokenizer())
-    engine.enqueue(asks("nonsense", "{}"), asks("add", '{"a": "x"}'), asks("consult", '{"question": "why?"}'), "because", "done")
-    async with working(tmp_path, engine, "pydantic_ai", ["opentelemetry"]) as client:
-        trajectory = await run(client, "r", "why?")
+async def test_pydantic_ai_through_its_own_spans(path: WholePath) -> None:
+    path.engine.enqueue(asks("nonsense", "{}"), asks("add", '{"a": "x"}'), asks("consult", '{"question": "why?"}'), "because", "done")
+    async with path.workers("otel_agents.py:pydantic_ai", adapters=["opentelemetry"], base_dir=HERE):
+        trajectory = await run(path, "pydantic_ai", "why?")
     assert [call.agent for call in trajectory.transitions] == ["boss", "boss", "boss", "helper", "boss"]
     assert {(tool.name, tool.status) for tool in trajectory.tool_calls} == {
         ("nonsense", ToolStatus.UNKNOWN_TOOL),
@@ -70,11 +65,9 @@ async def test_pydantic_ai_through_its_own_spans(tmp_path: Path) -> None:
     assert all(tool.transition_id == asked[tool.id] and tool.agent == "boss" for tool in trajectory.tool_calls)
 
 
-@pytest.mark.slow
-async def test_an_answer_by_a_tool_is_no_unknown_tool(tmp_path: Path) -> None:
-    engine = ScriptedEngine(tiny_tokenizer())
-    engine.enqueue(asks("final_result", '{"city": "Rome"}'))
-    async with working(tmp_path, engine, "pydantic_ai_structured", ["opentelemetry"]) as client:
-        trajectory = await run(client, "r", "where?")
+async def test_an_answer_by_a_tool_is_no_unknown_tool(path: WholePath) -> None:
+    path.engine.enqueue(asks("final_result", '{"city": "Rome"}'))
+    async with path.workers("otel_agents.py:pydantic_ai_structured", adapters=["opentelemetry"], base_dir=HERE):
+        trajectory = await run(path, "pydantic_ai_structured", "where?")
     assert trajectory.output == "Rome"
     assert [tool for tool in trajectory.tool_calls if tool.status is not ToolStatus.OK] == []

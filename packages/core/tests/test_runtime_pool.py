@@ -56,7 +56,7 @@ def make_pool(server: ScriptedServer, folder: Path, agent: str = "agents.py:act"
 
 
 async def run(
-    server: ScriptedServer, folder: Path, *tasks: Any, agent: str = "agents.py:act", timeout_s: float = 30, **options: Any
+    server: ScriptedServer, folder: Path, *tasks: Any, agent: str = "agents.py:act", timeout_s: float = 900, **options: Any
 ) -> list[Any]:
     """Results of the tasks, in order."""
     for number, task in enumerate(tasks):

@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from lightningrl.errors import ServerError
@@ -27,6 +26,7 @@ from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import ServerSettings
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Lease, Score
+from lightningrl.testing.loopback import serving
 from lightningrl.testing.store_conformance import make_call, make_spec
 from lightningrl.types import Outcome, RolloutState, SamplingSettings, ToolStatus
 
@@ -58,14 +58,12 @@ class Scene:
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db")
     app = create_app(store, EngineRegistry(), run_key=RUN_KEY, max_body_bytes=200_000, longest_wait_s=5.0)
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=1))
-    serving = asyncio.create_task(server.serve([listener]))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with ServerClient(url, RUN_KEY) as client, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+    async with (
+        serving(app, ws="none") as url,
+        ServerClient(url, RUN_KEY) as client,
+        httpx.AsyncClient(base_url=url, trust_env=False) as http,
+    ):
         yield Scene(url, store, client, http)
-    server.should_exit = True
-    await serving
     await store.close()
 
 
@@ -131,9 +129,9 @@ async def test_a_worker_waits_for_the_next_rollout(scene: Scene) -> None:
 async def test_a_worker_that_went_away_while_waiting_gets_no_rollout(scene: Scene) -> None:
     with pytest.raises(httpx.ReadTimeout):
         await scene.post("/leases", {"worker_id": "gone", "wait_s": 5.0, "lease_s": 600.0}, timeout=0.2)
-    await asyncio.sleep(0.2)
-    lease = await scene.leased("a")
-    assert lease.attempt == 1
+    await scene.client.create_rollouts([make_spec("a")])
+    lease = await scene.client.lease("w", 60.0, wait_s=5.0)  # at once, or when the server gives up on the one that went
+    assert lease is not None and (lease.rollout_id, lease.attempt) == ("a", 1)
 
 
 async def test_a_cancelled_rollout_tells_its_worker(scene: Scene) -> None:

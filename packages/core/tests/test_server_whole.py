@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from sizes import sized
 
 from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.server.client import ServerClient
@@ -91,7 +92,7 @@ async def test_an_agent_that_failed_on_a_full_context_is_typed_so(tmp_path: Path
 
 @pytest.mark.slow
 async def test_killing_the_server_in_mid_run_loses_no_call_and_doubles_none(tmp_path: Path) -> None:
-    agents, turns, kills = 4, 40, 5
+    agents, turns, kills = 4, 40, sized(2, 5)
 
     async with whole_server(tmp_path) as (server, client, engine), httpx.AsyncClient(trust_env=False, timeout=30) as http:
         engine.token_delay_s = 0.02

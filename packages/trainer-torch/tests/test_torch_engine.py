@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sizes import PATIENCE_S
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
@@ -192,7 +193,7 @@ async def test_closing_the_iterator_frees_the_place() -> None:
     await asyncio.sleep(0)
     task.cancel()
     await stream.aclose()  # type: ignore[attr-defined]
-    ids, *_ = await asyncio.wait_for(collect(engine, make_request(8)), 5)
+    ids, *_ = await asyncio.wait_for(collect(engine, make_request(8)), PATIENCE_S)
     assert len(ids) == 12
     with engine.held():
         pass
@@ -213,7 +214,7 @@ async def test_held_waits_for_the_running_and_keeps_the_new_waiting() -> None:
     loop = asyncio.get_running_loop()
     late = await asyncio.to_thread(update)
     assert set((await running)[2]) == {0}
-    assert set((await asyncio.wrap_future(late))[2]) == {1}  # type: ignore[arg-type]
+    assert set((await asyncio.wrap_future(late))[2]) == {1}
     engine.close()
 
 
@@ -258,9 +259,10 @@ async def test_closing_fails_the_running_request() -> None:
 
 
 async def test_requests_of_several_event_loops_are_served(engine: TorchEngine) -> None:
-    results = await asyncio.gather(
-        *(asyncio.to_thread(lambda number=number: asyncio.run(collect(engine, make_request(number)))) for number in range(4))
-    )
+    def ask(number: int) -> Any:
+        return asyncio.run(collect(engine, make_request(number)))
+
+    results = await asyncio.gather(*(asyncio.to_thread(ask, number) for number in range(4)))
     assert [ids for ids, *_ in results] == [(await collect(engine, make_request(number)))[0] for number in range(4)]
 
 

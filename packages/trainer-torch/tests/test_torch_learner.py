@@ -98,7 +98,7 @@ def test_per_call_rows_and_merged_rows_have_the_same_gradient() -> None:
     chain = [*range(30, 38), *range(48, 57)]
     mask = np.zeros(57, np.bool_)
     mask[chain] = True
-    columns = {
+    columns: dict[str, Any] = {
         name: np.zeros(57, np.float32) + (1.0 if name == "temperatures" else 0.0)
         for name in ("logprobs", "advantages", "weights", "temperatures")
     }

@@ -97,7 +97,7 @@ def test_importance_weights_are_capped_and_carry_no_gradient() -> None:
 
 
 def test_schedules_warm_up_and_end_where_they_should() -> None:
-    warm = {"warmup_steps": 4, "total_steps": 14, "minimum": 0.1}
+    warm: dict[str, Any] = {"warmup_steps": 4, "total_steps": 14, "minimum": 0.1}
     assert [schedule_factor("linear", step, **warm) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert schedule_factor("linear", 9, **warm) == pytest.approx(0.55)
     assert schedule_factor("cosine", 9, **warm) == pytest.approx(0.55)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sizes import PATIENCE_S
 
 INSTALLED = all(
     importlib.util.find_spec(name) is not None for name in ("lightningrl_verl", "lightningrl_verl_cpu", "ray", "transfer_queue")
@@ -34,7 +35,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
 def run_script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Run a script beside the tests in a process of its own and return what it printed; fails with its errors."""
 
-    def run(script: str, *arguments: str, timeout: float = 240.0) -> str:
+    def run(script: str, *arguments: str, timeout: float = PATIENCE_S) -> str:
         done = subprocess.run(
             [sys.executable, str(Path(__file__).with_name(script)), *arguments],
             cwd=tmp_path_factory.mktemp("process"),

@@ -55,7 +55,6 @@ def run(policy: str, steps: int = 4, **settings: Any) -> tuple[float, float, lis
         backend.close()
 
 
-@pytest.mark.timeout(400)
 def test_ppo_with_a_critic_and_a_reference_kl(policy: str) -> None:
     before, after, reports = run(policy, steps=6, critic={"learning_rate": 1e-2}, kl_coef=1e-3, engine="transformers", gpus_per_node=2)
     assert after > before + 0.2
@@ -65,14 +64,12 @@ def test_ppo_with_a_critic_and_a_reference_kl(policy: str) -> None:
     assert reports[-1].metrics["kl_reference"] > 1e-3, "and the policy has moved away from it"
 
 
-@pytest.mark.timeout(400)
 def test_gspo_in_several_minibatches_and_epochs(policy: str) -> None:
     before, after, reports = run(policy, loss="gspo", minibatches=2, epochs=2, clip_low=0.5, clip_high=0.5, engine="transformers")
     assert after > before + 0.2
     assert all(report.metrics["rows"] == 32 for report in reports)
 
 
-@pytest.mark.timeout(400)
 def test_lora_is_served_by_vllm_and_merged_on_export(policy: str, tmp_path: Path) -> None:
     backend = create_backend(policy=policy, name="policy", dtype="float32", learning_rate=3e-2, lora={"rank": 4}, verl=MERGED)
     try:

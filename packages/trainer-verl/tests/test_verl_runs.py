@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 from ray.cluster_utils import Cluster
+from sizes import PATIENCE_S
 from transformers import AutoModelForCausalLM
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,13 +42,13 @@ class Run:
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         return [record for record in (json.loads(line) for line in lines if line.endswith("}")) if "seconds" in record]
 
-    def wait_for_step(self, step: int, timeout_s: float = 400.0) -> None:
+    def wait_for_step(self, step: int, timeout_s: float = PATIENCE_S) -> None:
         self._wait(lambda: any(record["step"] >= step for record in self.steps()), f"step {step}", timeout_s)
 
-    def wait_for(self, found: Callable[[], Any], what: str, timeout_s: float = 400.0) -> Any:
+    def wait_for(self, found: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
         return self._wait(found, what, timeout_s)
 
-    def finish(self, timeout_s: float = 400.0) -> list[dict[str, float]]:
+    def finish(self, timeout_s: float = PATIENCE_S) -> list[dict[str, float]]:
         try:
             status = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -62,6 +63,23 @@ class Run:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+    def kill_after_checkpoint(self, step: int) -> None:
+        """Kill -9 once this step is saved (its metrics are written before); everything that the run has started ends with it."""
+        self.wait_for((self.folder / "checkpoints" / f"step-{step:06d}").is_dir, f"checkpoint of step {step}")
+        family = self.family()
+        self.kill()
+        psutil.wait_procs(family, timeout=PATIENCE_S)  # Ray looks for its head now and then
+        orphans = [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        assert not orphans
+
+    def export(self) -> dict[str, torch.Tensor]:
+        """The weights that `lightningrl export` writes."""
+        weights = self.folder.with_name("weights")
+        command = [sys.executable, "-m", "lightningrl.cli", "export", str(weights), "--run", str(self.folder)]
+        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+        exported: dict[str, torch.Tensor] = AutoModelForCausalLM.from_pretrained(weights).state_dict()
+        return exported
 
     def tail(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")[-5000:]
@@ -100,36 +118,45 @@ def settings(**values: Any) -> list[str]:
     return [part for name, value in values.items() for part in ("--set", f"{name.replace('__', '.')}={value}")]
 
 
-@pytest.mark.timeout(900)
 def test_the_sql_agent_is_trained_by_verl_with_vllm_and_goes_on_after_kill_9(start: Callable[..., Run]) -> None:
     example = str(ROOT / "examples" / "text_to_sql")
     small = settings(loop__tasks_per_step=8, loop__checkpoint_every=1, validation__tasks=4, learner__max_tokens_per_microbatch=65536)
     run = start(example, "--backend", "verl", "--steps", "4", *small)
-    run.wait_for((run.folder / "checkpoints" / "step-000002").is_dir, "checkpoint of step 2")  # its metrics are written before it
-    family = run.family()
-    run.process.send_signal(signal.SIGKILL)
-    run.process.wait()
-    psutil.wait_procs(family, timeout=90)  # Ray looks for its head now and then
-    orphans = [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-    assert not orphans, "everything a run starts ends with it"
+    run.kill_after_checkpoint(2)
     before = {record["step"]: record for record in run.steps()}
     steps = start("--resume").finish()
     assert [record["step"] for record in steps] == [1, 2, 3, 4]
-    assert all(steps[step - 1] == record for step, record in before.items() if step <= 2), "what was learned is not learned again"
+    assert all(record == steps[int(step) - 1] for step, record in before.items() if step <= 2), "what was learned is not learned again"
     assert all(record["learn/probability_gap_max"] <= EXACT for record in steps), (
         "the replicas serve the trainer's weights after each update"
     )
     assert [record["policy_version"] for record in steps] == [1, 2, 3, 4]
-    weights = run.folder.with_name("weights")
-    command = [sys.executable, "-m", "lightningrl.cli", "export", str(weights), "--run", str(run.folder)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    exported = AutoModelForCausalLM.from_pretrained(weights).state_dict()
-    start_of_all = AutoModelForCausalLM.from_pretrained(f"{example}/starter").state_dict()
-    assert exported.keys() == start_of_all.keys()
-    assert any(not torch.equal(exported[name], start_of_all[name]) for name in exported), "they have learned"
+    assert has_learned(run, f"{example}/starter")
 
 
-@pytest.mark.timeout(900)
+def has_learned(run: Run, policy: str) -> bool:
+    """Whether the exported weights have the policy's names and other values."""
+    exported, start = run.export(), AutoModelForCausalLM.from_pretrained(policy).state_dict()
+    assert exported.keys() == start.keys()
+    return any(not torch.equal(exported[name], start[name]) for name in exported)
+
+
+def test_two_ranks_with_two_replicas_learn_are_killed_and_go_on_to_an_export(start: Callable[..., Run], policy: str) -> None:
+    """The run through everything that CI makes; the others look at each thing more closely."""
+    small = settings(backends__verl__gpus_per_node=2, loop__tasks_per_step=8)
+    run = start(str(TWO_CALLS), "--policy", policy, "--steps", "3", *small)
+    run.kill_after_checkpoint(2)
+    before = {record["step"]: record for record in run.steps()}
+    steps = start("--resume").finish()
+    assert [record["step"] for record in steps] == [1, 2, 3]
+    assert all(record == steps[int(step) - 1] for step, record in before.items() if step <= 2), "what was learned is not learned again"
+    assert [record["policy_version"] for record in steps] == [1, 2, 3]
+    assert all(record["learn/probability_gap_max"] <= EXACT for record in steps), "replicas serve the weights of the last update"
+    assert all(record["rollouts"] == 32 == record.get("outcome/succeeded") for record in steps), run.tail()
+    assert len(run.rollouts()) == 3 * 32
+    assert has_learned(run, policy)
+
+
 def test_one_of_two_replicas_dies_in_mid_step_and_nothing_is_lost(start: Callable[..., Run], policy: str) -> None:
     run = start(str(TWO_CALLS), "--policy", policy, *settings(backends__verl__gpus_per_node=2, loop__steps=4, loop__tasks_per_step=16))
     run.wait_for_step(1)
@@ -151,7 +178,6 @@ SEPARATE_EVERY_OTHER = {**SEPARATE, "sync_every": 2}
 COLOCATED = {"mode": "colocate_async", "ahead": 2}
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", [SEPARATE, SEPARATE_EVERY_OTHER, COLOCATED], ids=["separate", "separate-every-other", "colocated"])
 def test_rollouts_run_ahead_of_learning_and_the_staleness_is_measured(
     start: Callable[..., Run], policy: str, layout: dict[str, Any]
@@ -178,7 +204,6 @@ def is_actors_worker(process: psutil.Process) -> bool:
     return False
 
 
-@pytest.mark.timeout(900)
 def test_agents_and_verl_share_a_cluster(start: Callable[..., Run], policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     head = {"num_cpus": 32, "num_gpus": 1, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +162,8 @@ def test_an_unreachable_cluster_is_told_at_once() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    began = time.monotonic()
     with pytest.raises(ConfigError, match=f"no Ray cluster answers at '{address}'.*mend backends.verl.address"):
         check_gcs(address, setting="backends.verl.address")
-    assert time.monotonic() - began < 10
 
 
 def test_a_model_that_vllm_cannot_serve(tmp_path: Path, policy: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from sizes import PATIENCE_S
 
 INSTALLED = importlib.util.find_spec("lightningrl_verl_cpu") is not None
 collect_ignore_glob = [] if INSTALLED else ["test_*.py"]
@@ -33,7 +34,7 @@ def run_process(tmp_path: Path) -> Callable[..., str]:
     """Run a script beside the tests in a process of its own and return what it printed; fails with its errors."""
     from lightningrl_verl_cpu import environment
 
-    def run(script: str, *arguments: str, cpu: bool = True, without: Sequence[str] = (), timeout: float = 240.0) -> str:
+    def run(script: str, *arguments: str, cpu: bool = True, without: Sequence[str] = (), timeout: float = PATIENCE_S) -> str:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("VERL_", "VLLM_"))}
         added = {name: value for name, value in environment().items() if cpu and name not in without}
         command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]

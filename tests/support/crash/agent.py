@@ -8,6 +8,8 @@ from typing import Any
 from openai import OpenAI
 
 from lightningrl.runtime.control import ControlClient
+from lightningrl.runtime.lease import Lease
+from lightningrl.runtime.report import AttemptReport
 
 client = OpenAI()
 
@@ -34,10 +36,10 @@ def write_journal(*words: str) -> None:
 report = ControlClient.report
 
 
-def report_and_write(self: ControlClient, lease: Any, result: Any) -> None:
+def report_and_write(self: ControlClient, lease: Lease, result: AttemptReport) -> None:
     """The worker's own report; in the journal once the server has acknowledged it."""
     report(self, lease, result)
     write_journal("result", lease.rollout_id, str(lease.attempt), str(result.outcome))
 
 
-ControlClient.report = report_and_write  # type: ignore[method-assign]
+ControlClient.report = report_and_write  # type: ignore[assignment, method-assign]

