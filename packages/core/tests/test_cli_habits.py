@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from lightningrl import errors
 from lightningrl.cli.app import app
+from lightningrl.cli.export import open_to_readers
 from lightningrl.cli.scratch import scratch_folder
 from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.store import SqlStore
@@ -126,3 +127,10 @@ def test_a_scratch_folder_stays_where_the_error_names_a_log_in_it() -> None:
             fail(text)
     assert [folder.exists() for folder in folders] == [False, True]
     folders[1].rmdir()
+
+
+def test_exported_files_can_be_read_by_whoever_serves_them(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir(mode=0o700)
+    (tmp_path / "weights" / "model.safetensors").touch(mode=0o600)
+    open_to_readers(tmp_path / "weights")
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "weights", tmp_path / "weights" / "model.safetensors")] == [0o755, 0o644]

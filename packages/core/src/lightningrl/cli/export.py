@@ -12,7 +12,7 @@ from lightningrl.training.parts import Parts
 from lightningrl.training.policies import load_backend
 from lightningrl.training.run_folder import RunFolder, newest_run
 
-__all__ = ["export_command"]
+__all__ = ["export_command", "open_to_readers"]
 
 
 def export_command(target: Path, *, run: Path | None, runs: Path, policy: str | None = None) -> None:
@@ -31,8 +31,15 @@ def export_command(target: Path, *, run: Path | None, runs: Path, policy: str | 
         try:
             load_backend(backend, saved[0], name)
             backend.export(target)
+            open_to_readers(target)
         finally:
             backend.close()
     finally:
         folder.close()
     Console().print(f"wrote {target}: weights after step {saved[1].step}", highlight=False)
+
+
+def open_to_readers(folder: Path) -> None:
+    """The same rights for every file: some libraries write weights for their owner alone."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)

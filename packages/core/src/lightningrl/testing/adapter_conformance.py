@@ -23,9 +23,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-import pytest
-
 from lightningrl.runtime.telemetry import Telemetry
+from lightningrl.testing._pytest import pytest
 from lightningrl.testing.scripted_server import RecordedCall, RecordedSpan, ScriptedServer
 from lightningrl.tracing import semconv
 from lightningrl.tracing.origin import Adapter

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import pytest
 
 from lightningrl.errors import ContextOverflow
 from lightningrl.protocols import Backend
+from lightningrl.testing._pytest import pytest
 from lightningrl.types import FinishReason, GenerateRequest, Sample, SamplingSettings
 
 __all__ = ["BackendConformance", "Completion", "generate", "make_row"]
@@ -70,6 +70,8 @@ def make_row(prompt_ids: Sequence[int], completion: Completion, advantage: float
 
 class BackendConformance:
     """The specification of a trainer backend."""
+
+    pytestmark = pytest.mark.asyncio  # whatever `asyncio_mode` the plugin's own tests have
 
     prompt: tuple[int, ...] = (5, 6, 7, 8)
     """Token ids that the policy knows."""

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from lightningrl.errors import ConfigError
 from lightningrl.runtime.launcher import WorkerLauncher, WorkerPoolError
 from lightningrl.runtime.pool import WorkerPool
+from lightningrl.testing._pytest import pytest
 from lightningrl.testing.scripted_server import ScriptedServer
 
 __all__ = ["AGENT_CODE", "LauncherConformance"]

@@ -1,4 +1,4 @@
-"""What every reward must do. Subclass in a test file, give the reward and some trajectories, and pytest (asyncio_mode=auto) runs the suite.
+"""What every reward must do. Subclass in a test file, give the reward and some trajectories, and pytest runs the suite.
 
 class TestExactMatch(RewardConformance):
     def make_reward(self): return exact_match
@@ -15,6 +15,7 @@ from typing import Any
 
 from lightningrl.protocols import IntermediateReward
 from lightningrl.rewards import NamedReward, RewardSet
+from lightningrl.testing._pytest import pytest
 from lightningrl.types import Trajectory
 
 __all__ = ["IntermediateRewardConformance", "RewardConformance"]
@@ -22,6 +23,8 @@ __all__ = ["IntermediateRewardConformance", "RewardConformance"]
 
 class RewardConformance:
     """The specification of a terminal reward, as tests. They score through `RewardSet`, as a run does."""
+
+    pytestmark = pytest.mark.asyncio  # whatever `asyncio_mode` the plugin's own tests have
 
     timeout_s: float = 30.0
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from lightningrl.errors import StoreError
 from lightningrl.store.errors import AttemptOver, Conflict, UnknownRecord
 from lightningrl.store.protocol import CallRecord, Lease, RolloutFilter, Score, SpanRecord, Store, ToolCallRecord
+from lightningrl.testing._pytest import pytest
 from lightningrl.types import (
     FinishReason,
     Outcome,
