@@ -38,7 +38,7 @@ from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.threads import Threads
 from lightningrl.gateway.upstream import Forwarder
-from lightningrl.store.protocol import Store, ToolCallRecord
+from lightningrl.store.protocol import Store
 
 __all__ = ["Gateway", "create_gateway"]
 
@@ -88,11 +88,6 @@ class Gateway:
         """Whether a call of the attempt was refused because its prompt was beyond the context: an `agent_error` is then a
         `context_overflow`. Ask before `forget`."""
         return self._caller.is_overflowed(rollout_id, attempt)
-
-    async def asked_tools(self, rollout_id: str, attempt: int) -> tuple[ToolCallRecord, ...]:
-        """The tool calls that the attempt's policies asked for so far, in order: id, name, arguments (JSON text), the transition that
-        asked, its role, and as `started_at` when the agent was told. Also after a restart. Raises UnknownRecord."""
-        return await self._caller.asked_tools(rollout_id, attempt)
 
     async def close(self) -> None:
         """Close the connections to the upstream and let go of the threads."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
-from lightningrl.gateway.asked import asked_before, asked_tools
 from lightningrl.gateway.choices import ChoiceSampler, SampledChoice
 from lightningrl.gateway.completion import CompletionText, TextDelta
 from lightningrl.gateway.conversations import Conversation, Conversations
@@ -32,7 +31,7 @@ from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.threads import Threads
 from lightningrl.gateway.tokenizer import context_overflow
 from lightningrl.store.errors import AttemptOver, StoreFull
-from lightningrl.store.protocol import AttemptInfo, CallRecord, Store, StoredCall, ToolCallRecord
+from lightningrl.store.protocol import AttemptInfo, CallRecord, Store, StoredCall
 from lightningrl.types import EngineInfo, SamplingSettings
 
 __all__ = ["Caller", "answer_again"]
@@ -47,7 +46,6 @@ class _Attempt:
     history: History = field(default_factory=History)
     conversations: Conversations = field(default_factory=Conversations)
     replays: Replays = field(default_factory=Replays)
-    asked: list[ToolCallRecord] = field(default_factory=list[ToolCallRecord])
     is_overflowed: bool = False
 
 
@@ -99,13 +97,6 @@ class Caller:
         """Whether one of the attempt's calls was refused because its prompt was beyond the context."""
         known = self._attempts.get((rollout_id, attempt))
         return known is not None and known.is_overflowed
-
-    async def asked_tools(self, rollout_id: str, attempt: int) -> tuple[ToolCallRecord, ...]:
-        """The tool calls that an attempt's policies asked for so far, in order. Raises UnknownRecord."""
-        known = self._attempts.get((rollout_id, attempt))
-        if known is not None:
-            return tuple(known.asked)
-        return tuple(asked_before(await self._store.calls(rollout_id, attempt), self._renderers))
 
     async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo:
         """The attempt a scoped key stands for; raises Refusal."""
@@ -277,7 +268,6 @@ class Caller:
             attempt.history = History.restore(calls)
             attempt.conversations.restore(calls)
             attempt.replays.restore(calls)
-            attempt.asked = list(asked_before(calls, self._renderers))
         self._attempts[place] = attempt
         if len(self._attempts) > self._settings.max_attempts_in_memory:
             self._attempts.popitem(last=False)
@@ -339,7 +329,6 @@ class Caller:
             answer = extend_digest(prompt.digest, said)
             past = PastCall(one.id, ids, as_ids(one.choice.token_ids), prompt.tools)
             call.attempt.history.add(past, prompt.digest, answer)
-            call.attempt.asked += asked_tools(one.choice.tool_calls, one.id, call.context.agent, call.started + duration)
             if prompt.head is not None:
                 if one.choice.reasoning:
                     said["reasoning_content"] = one.choice.reasoning

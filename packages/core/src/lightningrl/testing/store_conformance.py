@@ -338,12 +338,8 @@ class StoreConformance:
         assert not await store.call_ids("a", 1) and not await store.tool_call_ids("a", 1)
         await store.append_calls([make_call(lease, f"c{number}", [1], [2]) for number in range(3)])
         await store.append_tool_calls("a", 1, [ToolCallRecord(tool_call=ToolCall(id="x", name="y"))])
-<<<<<<< HEAD
-        assert (await store.call_ids("a", 1), await store.tool_call_ids("a", 1)) == (frozenset({"c0", "c1", "c2"}), frozenset({"x"}))
-=======
         assert await store.call_ids("a", 1) == frozenset({"c0", "c1", "c2"})
         assert await store.tool_call_ids("a", 1) == frozenset({"x"})
->>>>>>> mend-server
         with pytest.raises(UnknownRecord):
             await store.call_ids("a", 2)
 
