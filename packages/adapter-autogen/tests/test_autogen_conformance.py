@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import openai
 import pytest
@@ -15,6 +15,7 @@ from autogen_core import BaseAgent, SingleThreadedAgentRuntime
 from autogen_core.tools import BaseTool
 from autogen_ext.models.openai import BaseOpenAIChatCompletionClient
 from opentelemetry import trace
+from sizes import sized
 
 from lightningrl.loading import load_callable
 from lightningrl.testing.adapter_conformance import AdapterConformance, InstrumentedProcess, by_operation, play_tools, said
@@ -63,6 +64,8 @@ def process() -> Iterator[InstrumentedProcess]:
 
 
 class TestAutoGenAdapter(AdapterConformance):
+    rollouts: ClassVar[int] = sized(16, 40)
+
     def create_adapter(self) -> AutoGenAdapter:
         return AutoGenAdapter()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from sizes import sized
 
 from lightningrl.loading import load_callable
 from lightningrl.testing.adapter_conformance import AdapterConformance, InstrumentedProcess, by_operation
@@ -21,6 +22,7 @@ def load(name: str) -> Callable[[str], Any]:
 
 
 class TestLangChainAdapter(AdapterConformance):
+    rollouts: ClassVar[int] = sized(16, 40)
     ends_on_tool_error: ClassVar[bool] = True
 
     def create_adapter(self) -> LangChainAdapter:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import agents
 import pytest
+from sizes import sized
 
 from lightningrl.loading import load_callable
 from lightningrl.testing.adapter_conformance import AdapterConformance
@@ -23,6 +24,7 @@ def load(name: str) -> Callable[[str], Any]:
 class SpeakingConformance(AdapterConformance):
     """With agents whose models are made, at each run, for the SDK's default API."""
 
+    rollouts: ClassVar[int] = sized(16, 40)
     ends_on_tool_error: ClassVar[bool] = True  # an unknown tool ends the run
     api: ClassVar[Literal["chat_completions", "responses"]]
 

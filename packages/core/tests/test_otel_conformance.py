@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from sizes import sized
 
 from lightningrl.loading import load_callable
 from lightningrl.runtime.telemetry import load_adapter
@@ -23,6 +24,8 @@ def load(name: str) -> Callable[..., Any]:
 
 
 class Spanned(AdapterConformance):
+    rollouts: ClassVar[int] = sized(16, 40)
+
     vocabulary: str
 
     def create_adapter(self) -> Adapter:

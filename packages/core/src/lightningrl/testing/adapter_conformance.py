@@ -38,7 +38,6 @@ KINDS = ("sync", "async", "stream", "async_stream", "threads")
 """`sync` and `async` call the model; `stream` (sync) and `async_stream` stream its answer; `threads` (sync) calls from own threads."""
 
 AgentFunction = Callable[[str], Any]
-ROLLOUTS = 40
 
 
 def play_tools(body: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +139,8 @@ class AdapterConformance:
 
     ends_on_tool_error: ClassVar[bool] = False
     """Whether the framework raises when a tool of `tool_agent` does (the tests then expect it)."""
+    rollouts: ClassVar[int] = 40
+    """How many run at once where none may mix; fewer take less time."""
 
     def create_adapter(self) -> Adapter:
         raise NotImplementedError
@@ -159,7 +160,7 @@ class AdapterConformance:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_concurrent_rollouts_never_mix(self, process: InstrumentedProcess, kind: str) -> None:
-        rollouts = process.run_many(self.agent(kind), ROLLOUTS)
+        rollouts = process.run_many(self.agent(kind), self.rollouts)
         calls = process.server.calls
         assert [call.rollout_id for call in calls if call.rollout_id != said(call, "RID")] == []
         assert {call.rollout_id for call in calls} == {rollout.rollout_id for rollout in rollouts}
