@@ -141,7 +141,7 @@ async def serve_policy(
             starter.begin()
         running: list[RunningPolicy] = []
         for name in parts.backends:
-            starting(f"loading {parts.models[name]}")
+            starting(f"loading the weights of {name!r}")
             is_trained = settings.policies[name].trainable
             backend = await asyncio.to_thread(_build_backend, parts, name, checkpoint if is_trained else None)
             stack.callback(backend.close)
