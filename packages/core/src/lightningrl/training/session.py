@@ -121,8 +121,8 @@ async def serve_policy(
 ) -> AsyncIterator[Served]:
     """Server, workers and engine, up and watched; the body is cancelled with the sentence of whatever fails for good.
 
-    `starting` is told what is being waited for.
-    With a checkpoint the body starts the workers: what a killed run left queued belongs to newer weights, which it makes first.
+    `starting` is told what is being waited for. With a checkpoint the body starts the workers: what a killed run left queued
+    belongs to newer weights, which it makes first.
     """
     async with AsyncExitStack() as stack:
         starting("starting the server")
