@@ -67,6 +67,8 @@ class PlainModules:
         self._path = list(sys.path)
         self._home: Path | None = None
         self._kept: dict[Path, tuple[list[str], dict[str, types.ModuleType]]] = {}
+        self._gone: list[types.ModuleType] = []
+        """Never collected: an agent's clients hold connections, and whichever test ran then would be told of them."""
 
     def enter(self, path: Path) -> None:
         """Before a file of tests is read, or a test below it is run."""
@@ -86,7 +88,7 @@ class PlainModules:
 
     def drop(self, known: set[str]) -> None:
         for name in plain_modules().keys() - known:
-            del sys.modules[name]
+            self._gone.append(sys.modules.pop(name))
 
 
 def find_home(path: Path) -> Path:

@@ -3,16 +3,16 @@
 cd "$(dirname "$0")/.." || exit 1
 failed=0
 
-read_types() {  # folder of plain modules, what to read; tests may call what has no types
-    MYPYPATH="$1" .venv/bin/mypy --cache-dir .mypy_cache/tests --allow-untyped-calls --no-warn-return-any --follow-imports silent --no-error-summary $2 || failed=1
+read_types() {  # folder of plain modules, what to read
+    MYPYPATH="$1" .venv/bin/mypy --no-error-summary $2 || failed=1
 }
 
-.venv/bin/mypy --no-error-summary || failed=1
+read_types . ""
 read_types benchmarks "conftest.py tests benchmarks"
 for tests in packages/*/tests; do
     read_types "$tests" "$tests"
 done
 for example in examples/*/; do
-    read_types "$example" "${example}tests"
+    read_types "$example:examples/text_to_sql" "${example}tests"  # two_policies builds on that one
 done
 exit $failed

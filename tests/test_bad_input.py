@@ -185,8 +185,9 @@ def test_a_mended_reward_goes_on_where_the_run_stopped(here: Here) -> None:
     assert "reward 'score' raised KeyError" in here.train()
     (here.folder / "data.py").write_text(DATA)
     status, said = here.run("train", "--resume", "--run", "run")
-    assert status == 0, said
+    assert status == 1, said
     assert "groups without signal 1/1" in said, "a group whose rewards are all equal is counted and shown"
+    assert "nothing was learned in 1 steps: all 2 rewards are 1" in said, "and a run of such groups alone is no success"
     assert set(rollouts(here.folder).values()) == {"succeeded"}
     assert len(rollouts(here.folder)) == 2
 
@@ -228,7 +229,7 @@ def test_a_port_in_use_is_named(here: Here) -> None:
 
 
 def test_a_run_folder_that_is_taken_is_refused(here: Here) -> None:
-    status, said = here.run("train", "recipe.toml", "--run", "run")
+    status, said = here.run("train", "recipe.toml", "--run", "run", "--steps", "0")
     assert status == 0, said
     assert "already holds a run" in here.train()
 

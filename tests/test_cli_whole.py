@@ -42,6 +42,11 @@ def wait_for(pattern: str, log: Path, process: WarmProcess) -> re.Match[str]:
     raise AssertionError(f"no {pattern!r} in {log.read_text()}")
 
 
+def has_learned_nothing(said: str) -> int:
+    """The exit status of a run that came to its end: 1 where one step of a few rollouts earned equal rewards."""
+    return int("nothing was learned in 1 steps" in said)
+
+
 @pytest.mark.slow
 def test_workers_join_a_run_from_elsewhere(tmp_path: Path, warm: WarmCommand) -> None:
     small = ["--steps", "1", "--set", "loop.tasks_per_step=2", "--set", "loop.group_size=2", "--set", "validation.tasks=2"]
@@ -49,7 +54,9 @@ def test_workers_join_a_run_from_elsewhere(tmp_path: Path, warm: WarmCommand) ->
     with running(warm, "train", str(EXAMPLE), "--workers", "0", "--run", str(tmp_path / "run"), *small, log=log) as trainer:
         join = wait_for(r"LIGHTNINGRL_KEY=(\S+) lightningrl work RECIPE --server (\S+)", log, trainer)
         with running(warm, "work", str(EXAMPLE), "--server", join[2], "--key", join[1], "--workers", "1", log=tmp_path / "work.log"):
-            assert trainer.wait(timeout=PATIENCE_S) == 0, log.read_text() + (tmp_path / "work.log").read_text()
+            status = trainer.wait(timeout=PATIENCE_S)
+            said = log.read_text()
+            assert status == has_learned_nothing(said), said + (tmp_path / "work.log").read_text()
     assert "validation after step 1" in log.read_text()
 
 
@@ -74,9 +81,9 @@ def test_the_spider_recipe_trains_on_a_folder_in_spiders_own_format(tmp_path: Pa
     command = [str(EXAMPLE / "train_spider.py"), "--spider", str(spider), "--policy", str(EXAMPLE / "starter")]
     command += ["--run", str(tmp_path / "run"), *(word for setting in settings for word in ("--set", setting))]
     ran = warm.run(*command, cwd=ROOT, environment=ENVIRONMENT)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.returncode == has_learned_nothing(ran.stdout + ran.stderr), ran.stdout + ran.stderr
     assert "on 1 tasks, 1 held out" in ran.stdout
-    assert "1 steps in" in ran.stdout
+    assert "step    1/1" in ran.stdout
 
 
 def write_spider(root: Path) -> Path:

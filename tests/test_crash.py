@@ -48,7 +48,8 @@ def test_kills_at_random_moments_lose_nothing_and_train_nothing_twice(run: Train
     """At full size more than twenty kills."""
     chance = random.Random(SEED)
     steps = sized(12, 36)
-    victims: list[Literal["trainer"] | Role] = ["trainer"] * sized(2, 6) + ["server"] * sized(2, 8) + ["worker"] * sized(2, 8)
+    counts: dict[Literal["trainer"] | Role, int] = {"trainer": sized(2, 6), "server": sized(2, 8), "worker": sized(2, 8)}
+    victims = [victim for victim, count in counts.items() for _ in range(count)]
     chance.shuffle(victims)
     begin(run, tiny_policy, steps=steps)
     kills = []

@@ -145,7 +145,8 @@ async def test_recomputed_logprobs_agree_within_1e_4(world: World, tmp_path: Pat
 
     calls = calls_of(await world.run(*(f"recomputed-{temperature}-{number}" for number in range(4)), temperature=temperature))
     world.backend.export(tmp_path / "exported")
-    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
+    model.eval()
     worst = 0.0
     for call in calls:
         ids = torch.from_numpy(np.concatenate([call.prompt_ids, call.completion_ids])).long()

@@ -1,12 +1,17 @@
 """An agent from scratch, on the plain `openai` client: it writes a query, runs it, and rewrites it once if SQLite refuses it."""
 
 import functools
+import json
 import random
-import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 from openai import OpenAI
 
 client = functools.cache(OpenAI)  # made when first called: the trainer reads tasks and reward from this file, too
+lock = threading.Lock()
 KINDS = (
     ("how many {t} are there whose {n} is above {v}?", "SELECT count(*) FROM {t} WHERE {n} > {v}"),
     ("how many different name do the {t} have?", "SELECT count( DISTINCT name ) FROM {t}"),
@@ -22,14 +27,22 @@ def ask(prompt: str) -> str:
     return (reply.choices[0].message.content or "").strip()
 
 
+@functools.cache
+def queries() -> subprocess.Popen:
+    """What a model wrote runs in a process of its own: the reward below is computed in the trainer's."""
+    return subprocess.Popen([sys.executable, "-I", Path(__file__).with_name("query.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
 def run(script: str, query: str) -> str:
-    database = sqlite3.connect(":memory:")
-    try:
-        return str(database.executescript(script).execute(query).fetchall())
-    except (sqlite3.Error, sqlite3.Warning) as error:
-        return f"error: {error}"
-    finally:
-        database.close()
+    with lock:
+        process = queries()
+        process.stdin.write(json.dumps([script, query]).encode() + b"\n")
+        process.stdin.flush()
+        said = process.stdout.readline()
+        if not said:
+            queries.cache_clear()
+            process.communicate()
+    return json.loads(said) if said else "error: the query took too much time or memory"
 
 
 def answer(task: dict[str, str]) -> str:

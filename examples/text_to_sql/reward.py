@@ -11,9 +11,12 @@ from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sandbox import Result, run_query
+from sandbox import QueryProcess, Result, run_query
 
 __all__ = ["calls", "execution_match", "first_try_correct", "is_match", "was_rescued"]
+
+elsewhere = QueryProcess()
+"""Rewards are computed in the trainer's process; what a model wrote does not run there."""
 
 
 class Task(Protocol):
@@ -55,7 +58,7 @@ def is_correct(task: Task, query: str | None) -> bool:
     expected = run_query(db_path, task.answer, time_limit_s=10.0)
     if expected.error is not None:
         raise ValueError(f"gold query {task.answer!r} failed on {db_path!r}: {expected.error}")
-    return query is not None and is_match(expected, run_query(db_path, query), ordered=is_ordered(task.answer))
+    return query is not None and is_match(expected, elsewhere.run(db_path, query), ordered=is_ordered(task.answer))
 
 
 def is_match(expected: Result, actual: Result, *, ordered: bool) -> bool:

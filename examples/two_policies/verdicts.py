@@ -17,4 +17,4 @@ def verdicts_right(task: Any, output: dict[str, Any], trajectory: object = None)
     """The share of drafts that the critic judged as the database does: accepted the right ones, rejected the wrong ones."""
     drafts = output["drafts"]
     right = [draft["accepted"] == is_correct(task, draft["query"]) for draft in drafts]
-    return sum(right) / len(right)
+    return float(sum(right)) / len(right)

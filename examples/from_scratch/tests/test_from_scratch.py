@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,15 @@ EXAMPLE = Path(__file__).resolve().parents[1]
 
 def load(name: str) -> Any:
     return load_callable(f"agent.py:{name}", EXAMPLE)
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    yield
+    queries = load("queries")
+    if queries.cache_info().currsize:
+        queries().communicate()
+        queries.cache_clear()
 
 
 @pytest.mark.slow
@@ -42,6 +52,23 @@ def test_held_out_tasks_share_no_table_and_no_number_with_the_training() -> None
     words = [{word for task in tasks for word in task["input"]["schema"].split()} for tasks in (train, held_out)]
     assert words[0] & words[1] == {"-", ":", "name"}
     assert len({task["id"] for task in train + held_out}) == 500
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("ATTACH 'stolen.sqlite' AS s", "not authorized"),
+        ("VACUUM INTO 'stolen.sqlite'", "authorization denied"),
+        ("SELECT zeroblob(10000000)", "string or blob too big"),
+        ("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n", "more than 1000 rows"),
+        ("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n", "too much time or memory"),
+        ("SELECT '\ud800'", "surrogates not allowed"),
+    ],
+)
+def test_a_hostile_query_is_an_error_and_the_next_one_is_answered(query: str, error: str) -> None:
+    run = load("run")
+    assert error in run("CREATE TABLE t (x)", query)
+    assert run("CREATE TABLE t (x); INSERT INTO t VALUES (7)", "SELECT x FROM t") == "[(7,)]"
 
 
 def test_a_right_query_earns_one_and_a_wrong_or_broken_one_nothing() -> None:

@@ -11,8 +11,9 @@ from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
+from pydantic import SecretStr
 
-model = ChatOpenAI(model="gpt-4o-mini", api_key="sk-the-users-own")
+model = ChatOpenAI(model="gpt-4o-mini", api_key=SecretStr("sk-the-users-own"))
 
 
 class State(TypedDict):
@@ -106,8 +107,12 @@ def fail() -> str:
 tool_agent = create_agent(model, [add, fail])
 
 
+def asked(text: str) -> Any:
+    return {"messages": [("user", text)]}
+
+
 def use_tools(text: str) -> Any:
-    return tool_agent.invoke({"messages": [("user", text)]})
+    return tool_agent.invoke(asked(text))
 
 
 writer = create_agent(model, [add], name="writer")
@@ -139,14 +144,14 @@ def nested(text: str) -> Any:
 @tool
 def consult(question: str) -> str:
     """Ask the writer, from inside a tool."""
-    return str(writer.invoke({"messages": [("user", question)]})["messages"][-1].text)
+    return str(writer.invoke(asked(question))["messages"][-1].text)
 
 
 boss = create_agent(model, [consult], name="boss")
 
 
 def consulting(text: str) -> Any:
-    return boss.invoke({"messages": [("user", text)]})["messages"][-1].text
+    return boss.invoke(asked(text))["messages"][-1].text
 
 
 def raw_call(state: State) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def body(prompt: str, **fields: Any) -> dict[str, Any]:
 
 
 def text_of(answer: dict[str, Any]) -> str:
-    return answer["choices"][0]["message"]["content"]
+    return str(answer["choices"][0]["message"]["content"])
 
 
 def text_of_event(line: str) -> str:
@@ -65,7 +65,7 @@ def ask_responses(prompt: str) -> str:
 
 
 def ask_anthropic(prompt: str) -> str:
-    return sync_anthropic.messages.create(max_tokens=50, **body(prompt)).content[0].text
+    return str(sync_anthropic.messages.create(max_tokens=50, **body(prompt)).content[0].text)
 
 
 def ask_anthropic_stream(prompt: str) -> str:
@@ -90,7 +90,7 @@ def ask_requests(prompt: str) -> str:
 def ask_requests_messages(prompt: str) -> str:
     answer = session.post(MESSAGES, json=body(prompt, max_tokens=50), headers=ANTHROPIC_KEY, timeout=60)
     answer.raise_for_status()
-    return answer.json()["content"][0]["text"]
+    return str(answer.json()["content"][0]["text"])
 
 
 def ask_httpx_stream(prompt: str) -> str:
@@ -119,7 +119,7 @@ async def ask_responses_async(prompt: str) -> str:
 
 
 async def ask_anthropic_async(prompt: str) -> str:
-    return (await async_anthropic.messages.create(max_tokens=50, **body(prompt))).content[0].text
+    return str((await async_anthropic.messages.create(max_tokens=50, **body(prompt))).content[0].text)
 
 
 async def ask_httpx_async(prompt: str) -> str:

@@ -19,7 +19,7 @@ from lightningrl import report_reward, role, tool
 
 client = openai.OpenAI(api_key="sk-the-users-own")
 async_client = openai.AsyncOpenAI(api_key="sk-the-users-own")
-ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
 
 def add(a: int, b: int) -> int:
@@ -37,9 +37,10 @@ def act(question: str) -> str:
             if not message.tool_calls:
                 break
             messages.append(message)
-            for call in message.tool_calls:
+            calls: list[Any] = message.tool_calls
+            for call in calls:
                 arguments = json.loads(call.function.arguments)
-                said = "unknown"
+                said: Any = "unknown"
                 try:
                     with tool(call.function.name, arguments, id=call.id) as seen:
                         seen.result = said = add(**arguments)

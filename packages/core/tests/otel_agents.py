@@ -159,6 +159,10 @@ def fail() -> str:
 TOOLS: dict[str, Callable[..., str]] = {"add": add, "fail": fail}
 
 
+def run_tool(name: str, arguments: str) -> str:
+    return TOOLS[name](**json.loads(arguments))
+
+
 def use_tools(text: str) -> str:
     history: list[Any] = [{"role": "user", "content": text}]
     tools: Any = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in TOOLS]
@@ -171,8 +175,7 @@ def use_tools(text: str) -> str:
                 return message.content or ""
             for asked in message.tool_calls:
                 function: Any = asked.function  # type: ignore[union-attr]
-                run = partial(TOOLS[function.name], **json.loads(function.arguments))
-                result = framework.tool(asked, span, run)
+                result = framework.tool(asked, span, partial(run_tool, function.name, function.arguments))
                 history.append({"role": "tool", "tool_call_id": asked.id, "content": result})
 
 

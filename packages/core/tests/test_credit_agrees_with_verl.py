@@ -48,7 +48,7 @@ def test_advantages_agree_with_verl(core_algos: Any, baseline: Any, seed: int) -
     mask = torch.tensor([[float(t < length) for t in range(max(lengths))] for length in lengths], dtype=torch.float64)
     rewards = torch.zeros_like(mask)
     for row, ((_, trajectory), length) in enumerate(zip(members, lengths, strict=True)):
-        rewards[row, length - 1] = trajectory.reward
+        rewards[row, length - 1] = trajectory.reward or 0.0
     index = np.array([g for g, _ in members])
     if baseline == "rloo":
         theirs, _ = core_algos.compute_rloo_outcome_advantage(rewards, mask, index)
@@ -56,6 +56,7 @@ def test_advantages_agree_with_verl(core_algos: Any, baseline: Any, seed: int) -
         theirs, _ = core_algos.compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=baseline == "grpo")
     ours = [credit[0] for group in groups for credit in IdenticalAssignment(baseline=baseline).assign(group)]
     for row, (advantages, length) in enumerate(zip(ours, lengths, strict=True)):
+        assert advantages is not None
         np.testing.assert_allclose(advantages, theirs[row, :length].numpy(), atol=1e-6, rtol=1e-6)
 
 

@@ -28,7 +28,7 @@ def test_long_episodes_weigh_no_more_in_the_mean_than_short_ones() -> None:
 
 def test_grpo_divides_by_the_sample_standard_deviation() -> None:
     credit = firsts(IdenticalAssignment(epsilon=0.0).assign(make_group((0.0,), (1.0,))))
-    np.testing.assert_allclose(credit, [[-(2**-0.5)], [2**-0.5]], rtol=1e-6)  # ddof = 1: σ = 1/√2
+    np.testing.assert_allclose(np.array(credit, float), np.array([[-(2**-0.5)], [2**-0.5]]), rtol=1e-6)  # ddof = 1: σ = 1/√2
 
 
 def test_discounted_returns_to_go() -> None:

@@ -63,8 +63,8 @@ class TestPerAgent(CreditConformance):
         credit = self.make_assigner().assign(group)
         write, check = self.expected([0.0, 1.0, 1.0, 0.5]), self.expected([0.0, 1.0])
         for i, advantages in enumerate(credit):
-            np.testing.assert_allclose(np.unique(advantages[0]), [write[i]], atol=1e-6)
-        np.testing.assert_allclose([credit[0][1][0], credit[2][1][0]], check, atol=1e-6)  # type: ignore[index]
+            np.testing.assert_allclose(np.unique(advantages[0]), [write[i]], atol=1e-6)  # type: ignore[arg-type]
+        np.testing.assert_allclose([credit[0][1][0], credit[2][1][0]], check, atol=1e-6)  # type: ignore[arg-type, index]
 
 
 class TestPerAgentDiscounted(TestPerAgent):

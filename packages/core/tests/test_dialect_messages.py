@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import pydantic
 import pytest
 from anthropic import AsyncAnthropic, beta_async_tool
@@ -35,7 +34,7 @@ def client_of(attempt: LiveAttempt, **options: Any) -> AsyncAnthropic:
     return AsyncAnthropic(base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key, **{"max_retries": 0, **options})
 
 
-async def ask(client: AsyncAnthropic, stream: bool, **request: Any) -> anthropic.types.Message:
+async def ask(client: AsyncAnthropic, stream: bool, **request: Any) -> Any:
     request = {"model": "m", "max_tokens": 200, **request}
     if not stream:
         return await client.messages.create(**request)

@@ -66,7 +66,7 @@ tools = st.lists(
         }
     ),
     max_size=2,
-    unique_by=lambda tool: tool["name"],
+    unique_by=lambda tool: str(tool["name"]),
 )
 answers = st.lists(
     st.one_of(

@@ -86,7 +86,7 @@ async def test_events_come_in_the_order_of_the_api(gateway: LiveGateway) -> None
     gateway.engine.enqueue(f"<think>hm hm</think>{text}\n{CALLS}")
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
-        events = [event async for event in await client.responses.create(model="m", input=QUESTION, tools=TOOLS, stream=True)]
+        events: list[Any] = [event async for event in await client.responses.create(model="m", input=QUESTION, tools=TOOLS, stream=True)]
     kinds = [event.type.removeprefix("response.") for event in events]
     pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(pieces) == text and len(pieces) > 10
@@ -216,6 +216,7 @@ async def test_an_answer_that_was_cut_is_incomplete(gateway: LiveGateway, stream
     gateway.engine.enqueue("abcdefgh")
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
+        answer: Any
         if stream:
             events = [event async for event in await client.responses.create(model="m", input="a", max_output_tokens=4, stream=True)]
             assert events[-1].type == "response.incomplete"
@@ -268,6 +269,7 @@ async def test_function_arguments_are_parsed_by_the_sdk(gateway: LiveGateway, st
     tool = openai.pydantic_function_tool(Search)["function"]
     async with client_of(attempt) as client:
         request: Any = {"model": "m", "input": QUESTION, "tools": [{"type": "function", **tool}]}
+        answer: Any
         if stream:
             async with client.responses.stream(**request) as events:
                 answer = await events.get_final_response()

@@ -149,7 +149,7 @@ async def test_streams_pass_through_as_they_come(gateway: LiveGateway) -> None:
 async def test_anthropics_calls_carry_the_users_key_its_way(gateway: LiveGateway, provider: Provider) -> None:
     attempt = await gateway.attempt()
     async with anthropic.AsyncAnthropic(base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key) as client:
-        answer = await client.messages.create(model="claude-x", max_tokens=5, messages=[USER])
+        answer: Any = await client.messages.create(model="claude-x", max_tokens=5, messages=[USER])
     assert answer.content[0].text == "from the provider"
     ((path, headers, _),) = provider.requests
     assert path == "/v9/messages"

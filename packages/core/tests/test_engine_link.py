@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI
@@ -18,7 +19,7 @@ from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.types import GenerateRequest, TokenChunk
 
-USER = {"role": "user", "content": "hi"}
+USER: Any = {"role": "user", "content": "hi"}
 
 
 @asynccontextmanager

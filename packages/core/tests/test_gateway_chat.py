@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gate
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.types import FinishReason, Transition
 
-TOOLS = [
+TOOLS: Any = [
     {
         "type": "function",
         "function": {"name": name, "description": "d", "parameters": {"type": "object", "properties": {"q": {"type": "string"}}}},
@@ -25,7 +26,12 @@ TOOLS = [
 CALLS = (
     '<tool_call>\n{"name": "search", "arguments": {"q": "ü"}}\n</tool_call>\n<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>'
 )
-USER = {"role": "user", "content": "What is 6*7?"}
+USER: Any = {"role": "user", "content": "What is 6*7?"}
+
+
+def dumped(message: Any) -> Any:
+    """An answer's message as an agent sends it back."""
+    return message.model_dump()
 
 
 @pytest.fixture
@@ -73,7 +79,7 @@ async def test_the_sync_client_works_too(gateway: LiveGateway) -> None:
 
     def call() -> str | None:
         with OpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
-            return client.chat.completions.create(model="m", messages=[USER]).choices[0].message.content  # type: ignore[list-item]
+            return client.chat.completions.create(model="m", messages=[USER]).choices[0].message.content
 
     assert await asyncio.to_thread(call) == "42"
 
@@ -103,14 +109,14 @@ async def test_streamed_text_comes_in_pieces_and_is_recorded_like_a_whole_answer
 async def test_parallel_tool_calls_a_tool_loop_and_no_breaks(gateway: LiveGateway, stream: bool) -> None:
     gateway.engine.enqueue(f"Let me see.\n{CALLS}", "Both say 42.", "Yes.")
     attempt = await gateway.attempt()
-    messages: list[dict[str, object]] = [{"role": "system", "content": "Use tools."}, USER]
+    messages: list[Any] = [{"role": "system", "content": "Use tools."}, USER]
     async with client_of(attempt) as client:
         for _ in range(3):
             if stream:
                 async with client.chat.completions.stream(model="m", messages=messages, tools=TOOLS) as events:
                     message = (await events.get_final_completion()).choices[0].message
             else:
-                message = (await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)).choices[0].message
+                message = (await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)).choices[0].message  # type: ignore[assignment]
             messages.append(message.model_dump(exclude={"parsed"}))
             calls = message.tool_calls or []
             messages += [{"role": "tool", "tool_call_id": call.id, "content": "42 ✓"} for call in calls]
@@ -148,7 +154,7 @@ async def test_n_choices_are_transitions_of_their_own(gateway: LiveGateway) -> N
         assert sorted(choice.message.content or "" for choice in answer.choices) == ["one", "three", "two"]
         chosen = answer.choices[1].message
         gateway.engine.enqueue("four")
-        await client.chat.completions.create(model="m", messages=[USER, chosen.model_dump(), USER])
+        await client.chat.completions.create(model="m", messages=[USER, dumped(chosen), USER])
     transitions = await attempt.transitions()
     assert len(transitions) == 4
     assert transitions[3].parent_id == transitions[1].id
@@ -174,7 +180,7 @@ async def test_logprobs_are_the_recorded_ones(gateway: LiveGateway, stream: bool
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
         if stream:
-            entries = []
+            entries: list[Any] = []
             async for chunk in await client.chat.completions.create(model="m", messages=[USER], logprobs=True, top_logprobs=1, stream=True):
                 for choice in chunk.choices:
                     entries += (choice.logprobs.content or []) if choice.logprobs else []
@@ -212,7 +218,7 @@ async def test_max_tokens_bounds_and_the_next_turn_closes_what_was_cut(gateway: 
     async with client_of(attempt) as client:
         answer = await client.chat.completions.create(model="m", messages=[USER], max_completion_tokens=4, temperature=0.1, seed=3)
         assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("abcd", "length")
-        await client.chat.completions.create(model="m", messages=[USER, answer.choices[0].message.model_dump(), USER])
+        await client.chat.completions.create(model="m", messages=[USER, dumped(answer.choices[0].message), USER])
     first, second = await attempt.transitions()
     assert first.finish_reason is FinishReason.LENGTH
     assert first.sampling.temperature == 1.0, "the run's temperature stands, the agent's does not"

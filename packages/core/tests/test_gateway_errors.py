@@ -127,9 +127,9 @@ async def test_keys_and_places(gateway: LiveGateway) -> None:
     assert (await post(attempt, body, key="nonsense"))[1]["code"] == "invalid_api_key"
     async with httpx.AsyncClient(base_url=gateway.url, headers={"authorization": f"Bearer {attempt.key}"}) as client:
         unknown = await client.post("/rollouts/nobody/attempts/1/v1/chat/completions", json=body)
-        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_rollout")
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (401, "invalid_api_key")
         no_attempt = await client.post(f"/rollouts/{attempt.rollout_id}/attempts/9/v1/chat/completions", json=body)
-        assert no_attempt.status_code == 404
+        assert no_attempt.status_code == 401
         for path in ("/v1/chat/completions", "/v1/models", "/v1/embeddings"):
             closed = await client.post(path, json=body)
             assert closed.status_code == 403

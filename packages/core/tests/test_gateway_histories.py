@@ -36,7 +36,7 @@ schemas = st.lists(
         st.dictionaries(texts, st.just({"type": "string"}), max_size=2),
     ),
     max_size=2,
-    unique_by=lambda tool: tool["function"]["name"],
+    unique_by=lambda tool: str(tool["function"]["name"]),  # type: ignore[index]
 )
 answers = st.lists(
     st.one_of(

@@ -59,7 +59,7 @@ async def test_a_retry_is_recorded_once_and_answered_alike(
 ) -> None:
     gateway.engine.enqueue("first", "second")
     attempt = await gateway.attempt()
-    first = await post(attempt, BODY | {"stream": stream}, **headers)
+    first = await post(attempt, BODY | {"stream": stream}, None, **headers)
     app = restarted(gateway) if again else None
     second = await post(attempt, BODY | {"stream": stream}, app, x_stainless_retry_count="1", **headers)
     assert said(first, stream) == said(second, stream) == "first"

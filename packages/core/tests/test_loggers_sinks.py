@@ -20,7 +20,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_each_log_is_a_line_on_disk_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced = []
+    synced: list[Any] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     logger = JsonlLogger(tmp_path / "metrics.jsonl")
     logger.log(1, {"reward": 0.5, "groups": 3})
@@ -126,7 +126,7 @@ class FakeRun:
 def test_wandb_and_trackio_get_steps_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     runs: list[FakeRun] = []
     module = types.ModuleType(name)
-    module.init = lambda **options: runs.append(FakeRun(**options)) or runs[-1]  # type: ignore[attr-defined]
+    module.init = lambda **options: runs.append(FakeRun(**options)) or runs[-1]  # type: ignore[attr-defined, func-returns-value]
     monkeypatch.setitem(sys.modules, name, module)
     (logger,) = build_loggers([name], folder=tmp_path, run="run-1", config={"loop": {"steps": 3}})
     logger.log(3, {"reward": 0.5})

@@ -92,6 +92,13 @@ def joined(*exports: dict[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------------- what it does
 
 
+ASKED: dict[str, Any] = {
+    "llm.output_messages.0.message.tool_calls.0.tool_call.id": "call_7",
+    "llm.output_messages.0.message.tool_calls.0.tool_call.function.name": "sql",
+    "llm.output_messages.0.message.tool_calls.0.tool_call.function.arguments": '{"q": 1}',
+}
+
+
 @pytest.mark.parametrize("zipped", [False, True])
 async def test_openinference_in_json_gives_roles_and_tools(scene: Scene, zipped: bool) -> None:
     await scene.store.append_call(make_call(scene.lease, "c0", [1], [2], tool_call_ids=("call_7",), span_id="bb" * 8))
@@ -102,11 +109,7 @@ async def test_openinference_in_json_gives_roles_and_tools(scene: Scene, zipped:
             "bb",
             "aa",
             openinference__span__kind="LLM",
-            **{
-                "llm.output_messages.0.message.tool_calls.0.tool_call.id": "call_7",
-                "llm.output_messages.0.message.tool_calls.0.tool_call.function.name": "sql",
-                "llm.output_messages.0.message.tool_calls.0.tool_call.function.arguments": '{"q": 1}',
-            },
+            **ASKED,
         ),
         span("sql", "cc", "aa", (2, 2.5), error=True, openinference__span__kind="TOOL", tool__name="sql", input__value='{"q":1}'),
     )
@@ -206,7 +209,7 @@ async def test_the_failure_that_one_of_two_tells_of_counts(scene: Scene) -> None
         ),
     ],
 )
-def test_the_status_of_a_tool(attributes: dict[str, str], error: bool, events: list[str], status: ToolStatus) -> None:
+def test_the_status_of_a_tool(attributes: dict[str, Any], error: bool, events: list[str], status: ToolStatus) -> None:
     one = span("running tool: add", "11", error=error, openinference__span__kind="TOOL", **attributes)
     one["events"] = [
         {"name": "exception", "timeUnixNano": "1", "attributes": [{"key": "exception.type", "value": {"stringValue": kind}}]}
@@ -231,7 +234,7 @@ def test_the_status_of_a_tool(attributes: dict[str, str], error: bool, events: l
         ("GET", {"http.request.method": "GET"}, None),
     ],
 )
-def test_the_agent_of_a_span(name: str, attributes: dict[str, str], agent: str | None) -> None:
+def test_the_agent_of_a_span(name: str, attributes: dict[str, Any], agent: str | None) -> None:
     parsed = parse_export(json.dumps(export(span(name, "11", **attributes))).encode(), JSON, "", LIMIT)
     assert [one.agent for one in parsed.spans] == ([] if agent is None else [agent])
 

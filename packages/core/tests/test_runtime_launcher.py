@@ -13,7 +13,7 @@ from lightningrl.config import RuntimeConfig
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.runtime.address import is_loopback, machine_address, reachable_url
-from lightningrl.runtime.launcher import WorkerExit, build_launcher
+from lightningrl.runtime.launcher import WorkerExit, WorkerPoolError, build_launcher
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.runtime.process import LocalLauncher, describe_exit
 from lightningrl.runtime.settings import WorkerEvent, WorkerSettings, encode_line
@@ -25,8 +25,9 @@ class Doomed:
 
     def __init__(self, node: str, settings: WorkerSettings) -> None:
         self.node = node
-        started = WorkerEvent(kind="started", rollout_id="r0", attempt=0, limit_s=60.0)
-        self.lines = [encode_line(WorkerEvent(kind="ready")), encode_line(started)]
+        token = settings.event_token
+        started = WorkerEvent(kind="started", rollout_id="r0", attempt=0, limit_s=60.0, token=token)
+        self.lines = [encode_line(WorkerEvent(kind="ready", token=token)), encode_line(started)]
 
     async def read(self) -> bytes:
         return self.lines.pop(0) if self.lines else b""
@@ -95,6 +96,20 @@ async def test_a_launcher_that_cannot_open_fails_the_pool_with_its_sentence() ->
         await pool.wait()
     await pool.stop()
     assert "spawn" not in launcher.log
+
+
+class Broken(Elsewhere):
+    """A launcher with a defect of its own."""
+
+    async def spawn(self, settings: WorkerSettings, *, environment: Mapping[str, str], log: Path | None) -> Any:
+        raise ValueError("a defect of the launcher's")
+
+
+async def test_a_slot_that_cannot_be_supervised_fails_the_pool_with_a_sentence() -> None:
+    pool = WorkerPool("http://127.0.0.1:1", "key", "agent.py:answer", launcher=Broken())
+    with pytest.raises(WorkerPoolError, match="worker 0 cannot be supervised any more: ValueError: a defect of the launcher's"):
+        await pool.start()
+    await pool.stop()
 
 
 async def test_a_machine_that_goes_down_with_many_workers_is_one_death(tmp_path: Path) -> None:

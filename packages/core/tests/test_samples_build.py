@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from lightningrl.credit import IdenticalAssignment
 from lightningrl.errors import ConfigError, PluginError
-from lightningrl.samples import build_samples
+from lightningrl.samples import build_samples, teaching_rows
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.types import Advantages, RolloutMode, Sample, TrajectoryGroup
 
@@ -27,7 +28,7 @@ def one(*transitions: object) -> TrajectoryGroup:
 
 
 def trained(sample: Sample) -> list[int]:
-    return sample.token_ids[sample.mask].tolist()
+    return list(sample.token_ids[sample.mask].tolist())
 
 
 def test_growing_history_becomes_one_row() -> None:
@@ -109,7 +110,7 @@ def test_skipping_rows_without_gradient_changes_no_weight_of_the_others() -> Non
     group = make_group((0.0, 0.0), (1.0, 1.0), (0.5,))
     advantages = IdenticalAssignment().assign(group)
     everything = build_samples([group], [advantages])
-    some = build_samples([group], [advantages], skip_zero=True)
+    some = teaching_rows(everything)
     assert [sample.rollout_id for sample in some] == ["g-0", "g-0", "g-1", "g-1"]
     for kept, original in zip(some, everything, strict=False):
         np.testing.assert_array_equal(kept.weights, original.weights)
@@ -135,7 +136,7 @@ def test_credit_that_does_not_fit_is_named() -> None:
         (((np.array([1.0, np.nan], np.float32),),), "'a': advantages are not finite"),
     ):
         with pytest.raises(PluginError, match=sentence):
-            build_samples([group], [credit])  # type: ignore[list-item]
+            build_samples([group], [credit])
     with pytest.raises(PluginError, match="1 groups but advantages for 0"):
         build_samples([group], [])
 
@@ -168,7 +169,8 @@ def groups_with_credit(draw: st.DrawFn) -> tuple[list[TrajectoryGroup], list[Adv
     for g in range(draw(st.integers(1, 2))):
         trajectories, group_credit = [], []
         for i in range(draw(st.integers(1, 3))):
-            transitions, trajectory_credit = [], []
+            transitions: list[Any] = []
+            trajectory_credit = []
             for t in range(draw(st.integers(0, 7))):
                 parent = transitions[draw(st.integers(0, t - 1))] if t and draw(st.integers(0, 3)) else None
                 prompt = [next(token)]
@@ -232,8 +234,9 @@ def test_call_rows_and_merged_rows_give_the_same_gradient(drawn: tuple[list[Traj
 
 @settings(max_examples=50, deadline=None)
 @given(groups_with_credit(), st.sampled_from(["call", "merged"]))
-def test_skip_zero_drops_only_rows_without_gradient(drawn: tuple[list[TrajectoryGroup], list[Advantages]], rows: str) -> None:
-    everything, some = (gradient(build_samples(*drawn, rows=rows, skip_zero=skip)) for skip in (False, True))  # type: ignore[arg-type]
+def test_only_rows_without_gradient_are_no_teaching_rows(drawn: tuple[list[TrajectoryGroup], list[Advantages]], rows: str) -> None:
+    samples = build_samples(*drawn, rows=rows)  # type: ignore[arg-type]
+    everything, some = gradient(samples), gradient(teaching_rows(samples))
     assert all(everything[key] == value for key, value in some.items())
     assert all(everything[key][0] == 0.0 for key in everything.keys() - some.keys())
 

@@ -407,4 +407,4 @@ def make_export(*spans: tuple[str, str, str, dict[str, str]]) -> bytes:
         span.end_time_unix_nano = span.start_time_unix_nano + 500_000_000
         for key, value in attributes.items():
             span.attributes.add(key=key).value.string_value = value
-    return request.SerializeToString()
+    return bytes(request.SerializeToString())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import aiohttp
 import httpx
@@ -20,7 +21,7 @@ from lightningrl.tracing.redirect import Redirection
 from lightningrl.tracing.scope import ActiveRollout, RolloutScope
 
 OPENAI = "https://api.openai.com/v1/chat/completions"
-BODY = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "hi"}]}
+BODY: Any = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "hi"}]}
 KEY = {"Authorization": "Bearer sk-the-users-own"}
 
 sync_client = openai.OpenAI(api_key="sk-the-users-own")
@@ -92,7 +93,7 @@ POSTS = [post_httpx, post_httpx2, post_requests, post_httpx_async, post_aiohttp,
 
 
 @pytest.mark.parametrize("post", POSTS, ids=lambda post: post.__name__)
-def test_every_client_calls_under_its_rollout_with_the_scoped_key(scene: Scene, post) -> None:
+def test_every_client_calls_under_its_rollout_with_the_scoped_key(scene: Scene, post: Any) -> None:
     rollout = scene.rollout("r1")
     scene.redirection.resolvers.append(lambda: CallOrigin(agent="écrivain", trace_id=1, span_id=2))
     with scene.scope.entered(rollout):
@@ -107,7 +108,7 @@ def test_every_client_calls_under_its_rollout_with_the_scoped_key(scene: Scene, 
 
 
 @pytest.mark.parametrize("post", POSTS[:5], ids=lambda post: post.__name__)
-def test_a_call_without_a_rollout_fails_closed(scene: Scene, post) -> None:
+def test_a_call_without_a_rollout_fails_closed(scene: Scene, post: Any) -> None:
     assert post() == 403
     (call,) = scene.server.calls
     assert call.rollout_id is None
@@ -156,7 +157,7 @@ def test_the_gateways_own_address_is_attributed_whatever_rollout_it_names() -> N
 
 
 def test_an_sdk_retry_is_the_same_call_and_asking_again_is_a_new_one(scene: Scene) -> None:
-    answers = iter([(500, "oops", "try again"), {"content": "a"}, {"content": "b"}])
+    answers: Any = iter([(500, "oops", "try again"), {"content": "a"}, {"content": "b"}])
     scene.server.answer = lambda body: next(answers)
     with scene.scope.entered(scene.rollout("r1")):
         sync_client.chat.completions.create(**BODY)

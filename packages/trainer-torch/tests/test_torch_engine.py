@@ -83,14 +83,16 @@ async def test_more_requests_than_places_wait_their_turn() -> None:
 
 def greedy(model: Any, prompt: tuple[int, ...], tokens: int) -> list[int]:
     ids = torch.tensor([prompt])
-    config = GenerationConfig(do_sample=False, max_new_tokens=tokens, eos_token_id=None, pad_token_id=0)
+    make_config: Any = GenerationConfig
+    config = make_config(do_sample=False, max_new_tokens=tokens, eos_token_id=None, pad_token_id=0)
     with torch.no_grad():
         return list(model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)[0, len(prompt) :].tolist())
 
 
 def make_sliding() -> Any:
     torch.manual_seed(1)
-    return MistralForCausalLM(
+    build: Any = MistralForCausalLM
+    return build(
         MistralConfig(
             vocab_size=264, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             sliding_window=16, max_position_embeddings=128, initializer_range=0.3, eos_token_id=None,
@@ -100,7 +102,8 @@ def make_sliding() -> Any:
 
 def make_gpt2() -> Any:
     torch.manual_seed(1)
-    return GPT2LMHeadModel(
+    build: Any = GPT2LMHeadModel
+    return build(
         GPT2Config(
             vocab_size=264, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3, eos_token_id=None, bos_token_id=None
         )

@@ -33,7 +33,8 @@ def score(model: Any, sample: Sample) -> torch.Tensor:
     """Logprobs of a sample's trained tokens by a plain forward of its own row."""
     ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
     logits = model(ids).logits[0, :-1] / torch.from_numpy(sample.temperatures)[1:, None]
-    return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0][torch.from_numpy(sample.mask[1:])]
+    logprobs: torch.Tensor = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0][torch.from_numpy(sample.mask[1:])]
+    return logprobs
 
 
 def make_samples(model: Any, *, groups: int = 3, size: int = 4, seed: int = 0, temperature: float = 1.0) -> list[Sample]:
@@ -64,7 +65,7 @@ def plain_gradients(model: Any, samples: Sequence[Sample]) -> dict[str, torch.Te
         log_ratio = score(model, sample) - torch.from_numpy(sample.logprobs)[mask]
         token_loss = clipped_surrogate(log_ratio, torch.from_numpy(sample.advantages)[mask])
         total = total + (torch.from_numpy(sample.weights)[mask] * token_loss).sum()
-    total.backward()
+    torch.autograd.backward(total)
     found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
     return found

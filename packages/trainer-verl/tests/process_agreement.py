@@ -178,7 +178,8 @@ def unweighted(rows: list[dict[str, Any]]) -> None:
         row["rm_scores"] = row["rm_scores"].sign() * mask / mask.sum()
 
 
-start = AutoModelForCausalLM.from_pretrained(POLICY).eval()
+start: Any = AutoModelForCausalLM.from_pretrained(POLICY)
+start.eval()
 learner = Learner(start, TorchSettings(policy=POLICY, learning_rate=RATE))
 worker = make_worker()
 by_call, merged = make_samples(start, "call"), make_samples(start, "merged")

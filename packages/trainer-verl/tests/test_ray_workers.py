@@ -162,7 +162,7 @@ async def test_a_node_without_the_agents_file_says_so(folder: Path) -> None:
         (folder, "other.py:act", f"has no file '{folder}/other.py'"),
         (folder / "away", "agents.py:act", f"has no folder '{folder}/away'"),
     ):
-        settings = WorkerSettings(server_url="http://127.0.0.1:1", run_key="key", worker_id="w", agent=agent, base_dir=str(base_dir))
+        settings = WorkerSettings(server_url="http://127.0.0.1:1", worker_key="key", worker_id="w", agent=agent, base_dir=str(base_dir))
         problem = await ray_actor.RelayActor().start(settings, {}, [])
         assert sentence in (problem or "")
 

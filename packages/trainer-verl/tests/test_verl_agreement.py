@@ -16,7 +16,7 @@ def report(run_script: Callable[..., str], tmp_path_factory: pytest.TempPathFact
     """On a policy without padding: what its padding weighs, the two count differently (`lightningrl_verl.vocabulary`)."""
     shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 257}
     policy = save_policy(tmp_path_factory.mktemp("policy"), **shape)
-    return json.loads(run_script("process_agreement.py", policy, "ppo_clip").strip().splitlines()[-1])
+    return dict(json.loads(run_script("process_agreement.py", policy, "ppo_clip").strip().splitlines()[-1]))
 
 
 def test_loss_and_gradient_are_those_of_the_torch_backend(report: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ class Run:
         return self.steps()
 
     def family(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+        return list(psutil.Process(self.process.pid).children(recursive=True))
 
     def kill(self) -> None:
         if self.process.poll() is None:

@@ -118,7 +118,7 @@ def gap_to_transformers(values: list[Tensor]) -> float:
         for prompt, response, value in zip(prompts, responses, values, strict=True):
             logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
             gaps.append((logits.log_softmax(-1).gather(1, response[:, None])[:, 0] - value).abs().max().item())
-    return max(gaps)
+    return float(max(gaps))
 
 
 worker = make_worker()

@@ -9,6 +9,8 @@ import sys
 
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR")
 
+from typing import Any
+
 import torch
 from transformers import AutoModelForCausalLM
 from vllm import LLM, SamplingParams
@@ -28,7 +30,8 @@ engine = LLM(
     worker_extension_cls="verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension",
     seed=0,
 )
-model = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32).eval()
+model: Any = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32)
+model.eval()
 prompts = [torch.randint(0, 250, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (9, 40, 70)]
 
 
@@ -43,7 +46,7 @@ def gap() -> float:
         expected = (logits / 0.7).log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
         found = torch.tensor([entry[token].logprob for entry, token in zip(answer.outputs[0].logprobs, completion, strict=True)])
         gaps.append((expected - found).abs().max().item())
-    return max(gaps)
+    return float(max(gaps))
 
 
 @torch.no_grad()

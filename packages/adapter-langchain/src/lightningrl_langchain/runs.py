@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry.trace import Span
 
 __all__ = ["Run", "start_run"]
+
+MIDDLEWARE_HOOKS: Final = frozenset({"before_agent", "before_model", "after_model", "after_agent"})
+"""A middleware's nodes are called `{middleware}.{hook}`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -25,8 +28,11 @@ class Run:
     owns_agent_name: bool
     """This run is the named agent, not something inside it."""
     is_node: bool
+    source: str | None
+    """What of LangChain's own makes the calls below on an agent's behalf: `summarization`, `tool_selection`."""
     role: str | None
-    """What the calls below are made as: a named agent, or the path of nodes (`write`, `write/model`)."""
+    """What the calls below are made as: a named agent, or the path of nodes (`write`, `write/model`); for an agent's middleware
+    `agent.middleware`, which is not the agent."""
     span: Span | None = None
     started_ns: int = field(default_factory=time.time_ns)
 
@@ -45,8 +51,24 @@ def start_run(parent: Run | None, name: str, metadata: Mapping[str, Any]) -> Run
     agent_name = metadata.get("lc_agent_name")
     is_node = name == metadata.get("langgraph_node") and (parent is None or parent.namespace != namespace)
     owns = agent_name is not None and (parent is None or parent.agent_name != agent_name)
-    role = None if parent is None else parent.role
+    role, source = (None, None) if parent is None else (parent.role, parent.source)
     if is_node:
         path = "/".join(part.partition(":")[0] for part in namespace.split("|") if part) or name
         role = parent.agent_name if parent is not None and parent.owns_agent_name else path
-    return Run(parent=parent, name=name, namespace=namespace, agent_name=agent_name, owns_agent_name=owns, is_node=is_node, role=role)
+        middleware, _, hook = name.rpartition(".")
+        source = middleware if hook in MIDDLEWARE_HOOKS else None
+        if source is not None and role == agent_name:
+            role = f"{role}.{source}"
+    said = metadata.get("lc_source")
+    if said and role and source is None:
+        source, role = str(said), f"{role}.{said}"
+    return Run(
+        parent=parent,
+        name=name,
+        namespace=namespace,
+        agent_name=agent_name,
+        owns_agent_name=owns,
+        is_node=is_node,
+        source=source,
+        role=role,
+    )

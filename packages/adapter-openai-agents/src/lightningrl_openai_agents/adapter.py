@@ -5,6 +5,7 @@
     ToolContext.from_agent_context         the first thing that happens in a tool's own task     which tool an exception belongs to
     attach_error_to_current_span           called in the SDK's `except` blocks, traced or not    what a tool raised, unknown tools
     ToolTimeoutError                       made in the tool's own task                           timeouts
+    MCPUtil.invoke_mcp_tool                gets a server whose results we see                    what an MCP server calls an error
 
 The SDK's tracing is not used: the user may switch it off, or replace its processors.
 """
@@ -19,6 +20,7 @@ from typing import Any
 import wrapt
 from agents import RunResultStreaming, exceptions
 from agents.lifecycle import RunHooksBase
+from agents.mcp import MCPUtil
 from agents.run import Runner
 from agents.tool_context import ToolContext
 from agents.util import _error_tracing
@@ -27,6 +29,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 
 from lightningrl.tracing.origin import CallOrigin
 from lightningrl_openai_agents.hooks import RecordingHooks
+from lightningrl_openai_agents.mcp import WatchedServer
 from lightningrl_openai_agents.models import RecordedModels, model_classes
 from lightningrl_openai_agents.recorder import Recorder
 from lightningrl_openai_agents.runs import Run
@@ -60,6 +63,7 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
         self._wrap(_error_tracing, "attach_error_to_current_span", self._attach_error)
         if hasattr(exceptions, "ToolTimeoutError"):
             self._wrap(exceptions.ToolTimeoutError, "__init__", self._time_out)
+        self._wrap(MCPUtil, "invoke_mcp_tool", self._watch_mcp)
         self._wrap_models()
 
     def _uninstrument(self, **kwargs: Any) -> None:
@@ -161,6 +165,15 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
     def _time_out(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         wrapped(*args, **kwargs)
         self._require_recorder().note_error(instance)
+
+    def _watch_mcp(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The SDK turns a result that says `isError` into plain output."""
+        recorder = self._require_recorder()
+        if args:
+            args = (WatchedServer(args[0], recorder), *args[1:])
+        elif "server" in kwargs:
+            kwargs["server"] = WatchedServer(kwargs["server"], recorder)
+        return wrapped(*args, **kwargs)
 
     # --- wrapping ---
 

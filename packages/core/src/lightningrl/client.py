@@ -5,7 +5,7 @@
     with tool("search", {"q": "x"}, id=call.id) as seen:  of one tool
         seen.result = search("x")
 
-In a worker, reports are kept with the rollout and handed in before its result. In a process that the agent has started (its
+In a worker, reports are kept with the rollout and handed in before its result. In a process that the agent has started (forked, or its
 `OPENAI_BASE_URL` is the attempt's), each is posted at once. Anywhere else they are no rollout's: a line in the log, nothing more, so
 that the same agent serves in production. Other languages: `POST $OPENAI_BASE_URL/rewards` and `…/tool_calls`.
 """
@@ -100,6 +100,8 @@ def _report(report: Report) -> None:
         rollout = redirection.scope.current()
         if rollout is None:
             logger.warning("%s: no rollout runs here, so nobody gets %s; report from the agent's own context", report.path, report.body)
+        elif os.getpid() != redirection.pid:  # forked by the agent: nobody hands in what is kept here
+            _post(redirection.server_url + rollout.base_path, rollout.key, report)
         else:
             rollout.reports.append(report)
         return

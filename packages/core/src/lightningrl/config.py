@@ -11,6 +11,7 @@ import inspect
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -39,6 +40,7 @@ __all__ = [
     "UpstreamConfig",
     "UpstreamModelConfig",
     "ValidationConfig",
+    "ValidationSamplingConfig",
     "check_options",
     "load_recipe",
     "parse_setting",
@@ -194,14 +196,24 @@ class SamplingConfig(_Frozen):
         return SamplingSettings(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, max_tokens=self.max_tokens)
 
 
+class ValidationSamplingConfig(_Frozen):
+    """How it is sampled there. None = as `[sampling]` says."""
+
+    temperature: float = Field(default=0.0, ge=0)
+    """0.0 = greedy."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, gt=0)
+
+
 class ValidationConfig(_Frozen):
     """How the policy is judged on held-out tasks."""
 
     every: int = Field(default=10, ge=0)
-    """Steps between validations, beside one before the first step and one after the last; 0 = only those two."""
+    """Steps between validations, beside one before the first step and one after the last; 0 = none at all."""
     tasks: int | None = None
     """Use the first so many validation tasks; None = all."""
-    sampling: SamplingConfig = SamplingConfig(temperature=0.0)
+    sampling: ValidationSamplingConfig = ValidationSamplingConfig()
 
 
 class OutcomesConfig(_Frozen):
@@ -309,6 +321,12 @@ class Recipe(_Frozen):
         return {self.policy.name: self.policy, **self.policies}
 
     @property
+    def validation_sampling(self) -> SamplingSettings:
+        """How validation rollouts are sampled: `[validation.sampling]` before `[sampling]`."""
+        said = self.validation.sampling.model_dump(exclude_none=True)
+        return replace(self.sampling.settings(), **said)
+
+    @property
     def backend_options(self) -> dict[str, Any]:
         """What the chosen backend is given for `[policy]`."""
         return self.options_of(self.policy)
@@ -326,8 +344,11 @@ class Recipe(_Frozen):
         return _validate(data, "--set")
 
     def frozen_text(self) -> str:
-        """The recipe as JSON text, as kept in the run folder."""
-        return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+        """The recipe as JSON text, as kept in the run folder; what validation takes from `[sampling]` is written out."""
+        data = self.model_dump(mode="json")
+        sampling = self.validation_sampling
+        data["validation"]["sampling"] = {name: getattr(sampling, name) for name in ValidationSamplingConfig.model_fields}
+        return json.dumps(data, indent=2, sort_keys=True) + "\n"
 
 
 def load_recipe(path: Path, settings: Mapping[str, Any] | None = None) -> Recipe:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from lightningrl.types import Advantages, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
 
 __all__ = ["HookSpecs", "Plugin", "PluginManager", "hookimpl", "load_plugins"]
+
+logger = logging.getLogger(__name__)
 
 PROJECT = "lightningrl"
 PREFIX = "lightningrl_"
@@ -125,11 +128,40 @@ class PluginManager:
         self._pluggy = pluggy.PluginManager(PROJECT)
         self._pluggy.add_hookspecs(HookSpecs)
         self._records: dict[str, Mapping[str, Plugin]] | None = None
+        self._failures = 0
+        self._warned: set[tuple[str, str]] = set()
+        """Plugin and hook."""
 
     @property
     def hook(self) -> Any:
         """Pluggy's relay: call a hook by name."""
         return self._pluggy.hook
+
+    def notify(self, hook: str, **arguments: Any) -> None:
+        """Call a watching hook. A plugin that raises in it is counted (`take_failures`) and named once; the others are called."""
+        watching = getattr(self._pluggy.hook, hook).get_hookimpls()
+        for implementation in watching:
+            others = [other.plugin for other in watching if other is not implementation]
+            try:
+                self._pluggy.subset_hook_caller(hook, others)(**arguments)
+            except Exception as error:  # the boundary to who only looks on: training goes on without them
+                self._failures += 1
+                plugin = _describe_plugin(implementation)
+                if (plugin, hook) not in self._warned:
+                    self._warned.add((plugin, hook))
+                    logger.warning(
+                        "plugin %s raised %s: %s in %s; training goes on, hooks_failed counts; fix or remove it",
+                        plugin,
+                        type(error).__name__,
+                        error,
+                        hook,
+                        exc_info=logger.isEnabledFor(logging.DEBUG),
+                    )
+
+    def take_failures(self) -> int:
+        """How often watching hooks raised since this was last asked."""
+        taken, self._failures = self._failures, 0
+        return taken
 
     def register(self, module: object, *, distribution: str = "the recipe") -> None:
         """Add a module or object with hook implementations. Raises PluginError on a misspelt hook."""
@@ -205,6 +237,13 @@ class PluginManager:
                     )
                 found[record.name] = replace(record, distribution=distribution)
         return MappingProxyType(found)
+
+
+def _describe_plugin(implementation: pluggy.HookImpl) -> str:
+    """`'Watcher' of the recipe`."""
+    plugin = implementation.plugin
+    name = getattr(plugin, "__name__", type(plugin).__name__)
+    return f"{name!r} of {implementation.plugin_name.partition(':')[0]}"
 
 
 def load_plugins() -> PluginManager:

@@ -9,7 +9,7 @@ Weights are per token and sum up a rollout's share, so a rollout weighs the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +18,7 @@ import numpy as np
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.types import Advantages, Array, RolloutMode, Sample, Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["Aggregation", "Rows", "build_samples"]
+__all__ = ["Aggregation", "Rows", "build_samples", "teaching_rows"]
 
 Rows = Literal["call", "merged"]
 Aggregation = Literal["rollout_mean", "token_mean", "constant"]
@@ -39,7 +39,6 @@ def build_samples(
     rows: Rows = "call",
     aggregation: Aggregation = "rollout_mean",
     constant_length: int | None = None,
-    skip_zero: bool = False,
 ) -> list[Sample]:
     """Rows for all calls that are trainable and scored (advantage not None), in order of groups, trajectories and calls.
 
@@ -48,8 +47,7 @@ def build_samples(
         `rollout_mean`  1 / (N · trained tokens of its rollout)      every rollout counts the same
         `token_mean`    1 / all trained tokens                       every token counts the same (DAPO)
         `constant`      1 / (N · constant_length)                    no length bias (Dr. GRPO)
-    `skip_zero` leaves out rows whose advantages are all 0.0; the others weigh what they would otherwise. Only for losses that are
-    zero there: without a KL or entropy term.
+    Rows whose advantages are all 0.0 are among them: the learner knows whether its loss vanishes there (`teaching_rows`).
 
     Raises PluginError when advantages do not fit their tokens, ConfigError on unknown settings.
     """
@@ -78,8 +76,16 @@ def build_samples(
         else:
             weight = 1.0 / (len(rollouts) * (constant_length or 1))
         chains = _merge(trajectory, trained) if rows == "merged" else [[call] for call in trained if call is not None]
-        samples.extend(_row(trajectory, chain, weight) for chain in chains if not skip_zero or any(call.advantages.any() for call in chain))
+        samples.extend(_row(trajectory, chain, weight) for chain in chains)
     return samples
+
+
+def teaching_rows(samples: Iterable[Sample]) -> list[Sample]:
+    """The rows in which some token has an advantage. For learners whose loss has no other term (KL, entropy bonus, critic).
+
+    Weights were fixed when the rows were built, so the rows that stay weigh what they weighed.
+    """
+    return [sample for sample in samples if sample.advantages.any()]
 
 
 def _check_settings(rows: str, aggregation: str, constant_length: int | None) -> None:

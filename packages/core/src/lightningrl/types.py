@@ -83,10 +83,12 @@ class ToolStatus(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why the engine stopped sampling."""
+    """Why a completion ends. An engine says `STOP` or `LENGTH`."""
 
     STOP = "stop"
     LENGTH = "length"
+    BROKEN_OFF = "broken_off"
+    """The agent left the stream; the completion is what it had been sent by then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from lightningrl.errors import BackendError
 from lightningrl.protocols import LearnReport
+from lightningrl.samples import teaching_rows
 from lightningrl.types import Sample
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._packing import Batch, build_batches
@@ -63,10 +64,17 @@ class Learner:
         )
 
     def learn(self, samples: Sequence[Sample]) -> LearnReport:
-        """All minibatches and epochs of one step. Raises BackendError, with the weights as they were, when a number is not finite."""
+        """All minibatches and epochs of one step; no step where no row has a part in the loss.
+
+        Raises BackendError, with the weights as they were, when a number is not finite.
+        """
         started = time.monotonic()
-        _check(samples, self._traits.vocabulary)
         settings = self._settings
+        _check(samples, self._traits.vocabulary)
+        if self._reference is None:  # the loss is weight · advantage · ratio and nothing else
+            samples = teaching_rows(samples)
+            if not samples:
+                return LearnReport(policy_version=self.step, tokens=0, seconds=time.monotonic() - started)
         rate = settings.learning_rate * schedule_factor(
             settings.schedule,
             self.step,

@@ -33,6 +33,7 @@ from lightningrl_verl.environment import process_environment, quiet
 from lightningrl_verl.export import export_checkpoint
 from lightningrl_verl.policy import PolicyFacts, read_policy
 from lightningrl_verl.recipe_check import check_machine, runs_on_cpu
+from lightningrl_verl.rows import choose_samples
 from lightningrl_verl.runner import Learned, Runner
 from lightningrl_verl.seams import check_seams
 from lightningrl_verl.settings import Settings
@@ -96,9 +97,14 @@ class VerlBackend:
             return self._engine
 
     def learn(self, samples: Iterable[Sample]) -> LearnReport:
-        """One step of verl's trainer. A replica that died is replaced first: verl is restarted from the weights as they are."""
-        rows = list(samples)
+        """One step of verl's trainer; none where no row has a part in the loss.
+
+        A replica that died is replaced first: verl is restarted from the weights as they are.
+        """
+        rows = choose_samples(samples, self.settings)
         engine = self.engine
+        if not rows:
+            return LearnReport(policy_version=engine.info.version, tokens=0, seconds=0.0)
         if engine.lost:
             self._replace_replicas()
         began, before = time.monotonic(), engine.info.version

@@ -22,6 +22,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from lightningrl.errors import ConfigError
 from lightningrl.runtime.address import is_loopback
 from lightningrl.runtime.launcher import WorkerExit, WorkerPoolError
+from lightningrl.runtime.process import bound_log, open_log
 from lightningrl.runtime.settings import WorkerSettings
 from lightningrl_verl.ray_actor import Place, RelayActor, Said, find_place
 from lightningrl_verl.ray_code import pack_folder
@@ -250,9 +251,9 @@ class RayLine:
             sys.stderr.flush()
             return
         try:
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            with self._log.open("ab") as file:
+            with open_log(self._log) as file:
                 file.write(said.log)
+                bound_log(file)
         except OSError as error:
             logger.warning("worker %s: %d bytes of its log are lost: %s", self._worker_id, len(said.log), error)
 

@@ -55,6 +55,11 @@ def _check_critic(recipe: Recipe, settings: Settings) -> None:
         raise ConfigError(
             "backends.verl.critic makes the advantages that samples would be weighed by; set samples.aggregation = 'token_mean'"
         )
+    if recipe.loop.dynamic_sampling:
+        raise ConfigError(
+            "backends.verl.critic learns from calls of reward 0, which "
+            f"loop.dynamic_sampling = {recipe.loop.dynamic_sampling} would leave out; set it to 0"
+        )
     if recipe.credit.use != "reinforce" or recipe.credit.whiten:
         raise ConfigError(
             f"backends.verl.critic needs each call's plain reward, credit.use = {recipe.credit.use!r} takes a baseline off; "

@@ -9,7 +9,7 @@ the prompt's own key carries the status, and a prompt's name has no underscore. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,11 @@ import numpy as np
 import torch
 
 from lightningrl.errors import BackendError
+from lightningrl.samples import teaching_rows
 from lightningrl.types import Sample
+from lightningrl_verl.settings import Settings
 
-__all__ = ["Rows", "build_rows", "row_weights"]
+__all__ = ["Rows", "build_rows", "choose_samples", "row_weights"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +34,11 @@ class Rows:
     tags: list[dict[str, Any]]
     temperature: float
     """Of all sampled tokens; verl has one a batch."""
+
+
+def choose_samples(samples: Iterable[Sample], settings: Settings) -> list[Sample]:
+    """The samples that verl's loss needs: those with an advantage, and all of them where the loss has other terms."""
+    return list(samples) if settings.learns_silent_rows else teaching_rows(samples)
 
 
 def row_weights(sample: Sample, scale: float, *, as_reward: bool) -> np.ndarray[Any, np.dtype[np.float32]]:

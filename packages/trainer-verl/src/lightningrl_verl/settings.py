@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 from lightningrl.errors import ConfigError
 
-__all__ = ["LOSSES", "MODES", "CriticSettings", "LoraSettings", "Settings"]
+__all__ = ["LOSSES", "MODES", "CriticSettings", "LoraSettings", "Settings", "flatten"]
 
 LOSSES = ("ppo_clip", "gspo", "cispo")
 MODES = ("sync", "colocate_async", "separate_async")
 
+_OTHER_TERMS = frozenset({"actor_rollout_ref.actor.entropy_coeff", "actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"})
+"""verl's own settings that give the loss a term beside the weighted advantage."""
 _AT_LEAST: dict[str, float] = {
     "nodes": 1,
     "gpus_per_node": 1,
@@ -198,6 +200,12 @@ class Settings:
             raise ConfigError(f"{gpus} GPUs for the replicas do not divide into replicas of {self.tensor_parallel}; change tensor_parallel")
 
     @property
+    def learns_silent_rows(self) -> bool:
+        """Whether the loss has a term that does not vanish where the advantage is 0: of a critic, a KL, an entropy bonus."""
+        extra = {name for name, value in flatten(self.verl) if value}
+        return self.critic is not None or self.kl_coef > 0 or bool(extra & _OTHER_TERMS)
+
+    @property
     def is_async(self) -> bool:
         return self.mode != "sync"
 
@@ -205,3 +213,12 @@ class Settings:
     def gpus(self) -> int:
         """GPUs of the whole layout."""
         return self.nodes * self.gpus_per_node + self.rollout_nodes * self.rollout_gpus_per_node
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested tables and dotted names alike, as dotted names."""
+    found: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        name = f"{prefix}.{key}" if prefix else str(key)
+        found.extend(flatten(value, name) if isinstance(value, Mapping) and value else [(name, value)])
+    return found

@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightningrl.errors import ConfigError
 from lightningrl_verl.environment import quiet
-from lightningrl_verl.settings import CriticSettings, LoraSettings, Settings
+from lightningrl_verl.settings import CriticSettings, LoraSettings, Settings, flatten
 
 __all__ = ["NEVER_ENDS", "build_config"]
 
@@ -71,7 +70,7 @@ def build_config(settings: Settings, *, context_length: int, cpu: bool, resume_f
         values |= {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": str(resume_from)}
     if cpu:
         values |= _cpu_overrides(settings)
-    flat = dict(_flatten(settings.verl))
+    flat = dict(flatten(settings.verl))
     for key in flat:
         _check_key(config, key)
     with open_dict(config):
@@ -236,15 +235,6 @@ def _cpu_overrides(settings: Settings) -> dict[str, Any]:
         reference=settings.kl_coef > 0 and settings.lora is None,
         separate=settings.mode == "separate_async",
     )
-    return found
-
-
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested tables and dotted names alike, as dotted names."""
-    found: list[tuple[str, Any]] = []
-    for key, value in table.items():
-        name = f"{prefix}.{key}" if prefix else str(key)
-        found.extend(_flatten(value, name) if isinstance(value, Mapping) and value else [(name, value)])
     return found
 
 

@@ -13,6 +13,7 @@ from lightningrl.cli.scratch import scratch_folder
 from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.keys import worker_key
 from lightningrl.plugins import load_plugins
 from lightningrl.training.models import check_on_hub
 from lightningrl.training.parts import Parts
@@ -22,6 +23,8 @@ from lightningrl.types import RolloutMode, RolloutSpec, Task
 __all__ = ["serve_command"]
 
 DAY_S = 24 * 3600.0
+BY_HAND = "by-hand"
+"""The rollout of whoever tries the endpoint by hand; it answers below `/v1`."""
 
 
 def serve_command(source: Path | None, *, run: Path | None, host: str, port: int, settings: Mapping[str, Any]) -> None:
@@ -55,23 +58,20 @@ async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: s
     parts = Parts.build(recipe, load_plugins())
     check_on_hub(parts.models)
     settings = server_settings(recipe, parts, f"sqlite:///{scratch / 'store.sqlite'}", host=host, port=port)
+    settings = settings.model_copy(update={"plain_rollout": BY_HAND})
     async with serve_policy(settings, parts, scratch, checkpoint, workers=None) as served:
         # a rollout of its own for whoever tries the endpoint by hand; the lease lasts a day
         await served.client.create_rollouts(
-            [
-                RolloutSpec(
-                    id="by-hand", task=Task(id="by-hand", input=None), group_id="by-hand", mode=RolloutMode.VALIDATION, timeout_s=DAY_S
-                )
-            ]
+            [RolloutSpec(id=BY_HAND, task=Task(id=BY_HAND, input=None), group_id=BY_HAND, mode=RolloutMode.VALIDATION, timeout_s=DAY_S)]
         )
         lease = await served.client.lease("serve", lease_s=DAY_S)
         assert lease is not None
         shown = ", ".join(f"{name!r} ({parts.models[name]}), version {version}" for name, version in served.policies.versions.items())
         console.print(f"serving {shown}; stop it with Ctrl-C\n", highlight=False)
-        console.print(f"export OPENAI_BASE_URL={served.server.url}{lease.base_path}", highlight=False, soft_wrap=True)
+        console.print(f"export OPENAI_BASE_URL={served.server.url}/v1", highlight=False, soft_wrap=True)
         console.print(f"export OPENAI_API_KEY={lease.key}\n", highlight=False, soft_wrap=True)
         console.print(
-            f"workers join with:  LIGHTNINGRL_KEY={settings.run_key} lightningrl work RECIPE --server {served.server.url}",
+            f"workers join with:  LIGHTNINGRL_KEY={worker_key(settings.run_key)} lightningrl work RECIPE --server {served.server.url}",
             highlight=False,
             soft_wrap=True,
         )

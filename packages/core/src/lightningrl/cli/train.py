@@ -92,10 +92,12 @@ def _train(recipe: Recipe, parts: Parts, plugins: PluginManager, folder: RunFold
 
 
 def _describe(console: Console, recipe: Recipe, parts: Parts, folder: RunFolder, *, resume: bool) -> None:
+    unseen = parts.tasks.validation and not recipe.validation.every
+    held_out = f"{len(parts.tasks.validation)} held out{' (validation.every = 0: not looked at)' if unseen else ''}"
     models = ", ".join(_shown_model(name, parts, recipe) for name in parts.models)
     console.print(
         f"[bold]{recipe.name}[/]: {'going on with' if resume else 'training'} {models}"
-        f" on {len(parts.tasks.train)} tasks, {len(parts.tasks.validation)} held out; "
+        f" on {len(parts.tasks.train)} tasks, {held_out}; "
         f"{recipe.loop.tasks_per_step} × {recipe.loop.group_size} rollouts a step, backend {recipe.backend}",
         highlight=False,
         soft_wrap=True,

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lightningrl.errors import ConfigError
 
-__all__ = ["Baseline", "FloatArray", "baseline_advantages", "check_baseline"]
+__all__ = ["Baseline", "FloatArray", "baseline_advantages", "center", "check_baseline", "mean"]
 
 Baseline = Literal["grpo", "dr_grpo", "rloo", "none"]
 FloatArray = NDArray[np.float64]
+
+_ROUNDING = 1e-12
+"""Values that differ by less than this share of the largest are equal: 0.1 + 0.2 is not 0.3."""
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean, 0.0 of none. Of equal values it is that value; `sum(values) / len(values)` may be a rounding beside it."""
+    found = np.fromiter(values, dtype=np.float64)
+    if not found.size:
+        return 0.0
+    low = found.min()
+    return float(low + (found - low).mean())
+
+
+def center(values: ArrayLike) -> FloatArray:
+    """The values less their mean: R - μ. Values that are equal but for rounding give exact zeros."""
+    found = np.asarray(values, dtype=np.float64)
+    return np.zeros_like(found) if _are_equal(found) else found - mean(found)
 
 
 def check_baseline(baseline: str) -> None:
@@ -27,21 +46,25 @@ def baseline_advantages(returns: FloatArray, owners: NDArray[np.intp], *, baseli
 
     Mean and standard deviation weigh each trajectory once, split evenly over its returns, so long episodes count no
     more than short ones; with one return per trajectory these are the ordinary ones. The standard deviation is the
-    sample's (ddof = 1), as in verl and TRL; ε is verl's. One trajectory, or returns that are all equal, give 0.0
-    (except with `none`, which has no baseline).
+    sample's (ddof = 1), as in verl and TRL; ε is verl's. One trajectory, or returns that are all equal but for rounding,
+    give exact zeros, except with `none`, which has no baseline.
     """
     if baseline == "none":
         return returns.copy()
     counts = np.bincount(owners).astype(np.float64)
     n = len(counts)
-    if n < 2 or returns.max() == returns.min():
+    if n < 2 or _are_equal(returns):
         return np.zeros_like(returns)
     means: FloatArray = np.bincount(owners, weights=returns) / counts
     if baseline == "rloo":
         others: FloatArray = (means.sum() - means[owners]) / (n - 1)
         return returns - others  # A_i = R_i - 1/(N-1) Σ_{j≠i} R_j  (RLOO)
-    centred: FloatArray = returns - means.mean()
+    centred: FloatArray = returns - mean(means)
     if baseline == "dr_grpo":
         return centred  # A_i = R_i - μ  (Dr. GRPO)
     variance = float((centred**2 / counts[owners]).sum()) / (n - 1)
     return centred / (math.sqrt(variance) + epsilon)  # A_i = (R_i - μ) / (σ + ε)  (GRPO, outcome supervision)
+
+
+def _are_equal(values: FloatArray) -> bool:
+    return not values.size or bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())

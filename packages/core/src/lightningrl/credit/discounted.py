@@ -1,18 +1,23 @@
-"""Discounted turn returns: each call is credited with its own reward and with what came after it.
+"""Discounted credit: each call is credited with its own reward and with what came after it.
 
-    G_t = Σ_{k ≥ t} γ^{k-t} r_k,   r_last += R        A = baseline({G})     (arXiv 2507.11948; AReaL)
+    outcome  A^R_{i,t} = γ^{T_i - t} · baseline({R_j})_i          compared over the group's rollouts first, then discounted
+    turns    A^G_{i,t} = baseline({G_{j,t}})_i                    compared with the same turn of the others
+             G_{i,t} = Σ_{k ≥ t} γ^{k-t} r_{i,k}                  (arXiv 2507.11948; AReaL)
+    A = A^R + A^G
 
-With γ = 1 and no turn rewards this is identical assignment.
+Turn rewards and the outcome have baselines of their own, as in MT-GRPO (arXiv 2505.11821) and ReBN (GEM, arXiv
+2510.01051): one mean over the discounted returns of all turns would tell the early turns of four equal successes that they
+were bad, by their position alone. With γ = 1 and no turn rewards this is identical assignment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from lightningrl.credit.baselines import Baseline, FloatArray, check_baseline
-from lightningrl.credit.spread import spread
+from lightningrl.credit.spread import Channel, spread
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
 
@@ -20,7 +25,10 @@ __all__ = ["DiscountedReturns"]
 
 
 class DiscountedReturns:
-    """Returns-to-go over the calls of an episode, in order of arrival; a discount never crosses branches of one history."""
+    """Turn rewards to go and a discounted outcome, over the calls of an episode in order of arrival.
+
+    A discount never crosses branches of one history, nor the choices of one call (`n` > 1).
+    """
 
     requires: frozenset[str] = frozenset({"group", "turn_rewards"})
 
@@ -37,23 +45,24 @@ class DiscountedReturns:
         self.epsilon = epsilon
 
     def returns(self, trajectory: Trajectory) -> FloatArray:
-        """G of each transition. A turn reward of None adds nothing; the episode's reward arrives with the last call that counts."""
+        """G of each call, with the outcome at the last one that came of it. A turn reward of None adds nothing."""
+        outcome, turns = self.channels(trajectory)
+        return turns.returns + outcome.factors * outcome.returns
+
+    def channels(self, trajectory: Trajectory) -> tuple[Channel, Channel]:
+        """Outcome and turn rewards."""
         transitions = trajectory.transitions
-        outcome = float(trajectory.reward or 0.0)
-        rewards = [self._turn_reward(transition) for transition in transitions]
-        lineages = _lineages(transitions)
-        returns = np.zeros(len(transitions))
-        if lineages is None:
-            value = outcome
-            for t in reversed(range(len(transitions))):
-                value = rewards[t] + (self.gamma * value if t < len(transitions) - 1 else value)
-                returns[t] = value
-            return returns
-        for t in range(len(transitions)):
-            later = [k for k in range(t, len(transitions)) if not _is_other_branch(t, k, lineages)]
-            discounts = self.gamma ** np.arange(len(later))
-            returns[t] = float(discounts @ np.array([rewards[k] for k in later])) + discounts[-1] * outcome
-        return returns
+        count = len(transitions)
+        rewards = np.array([self._turn_reward(transition) for transition in transitions])
+        following = _following(transitions)
+        turns = np.zeros(count, dtype=np.intp)
+        for later in following:
+            turns[later[1:]] += 1
+        discounts = [self.gamma ** np.arange(len(later)) for later in following]
+        until_the_end = np.array([discount[-1] for discount in discounts])
+        outcome = Channel(returns=np.full(count, float(trajectory.reward or 0.0)), factors=until_the_end, turns=None)
+        to_go = np.array([float(discount @ rewards[later]) for discount, later in zip(discounts, following, strict=True)])
+        return outcome, Channel(returns=to_go, factors=np.ones(count), turns=turns)
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return spread(group, self)
@@ -62,19 +71,27 @@ class DiscountedReturns:
         return sum(self.weights.get(name, 1.0) * value for name, value in transition.rewards.items() if value is not None)
 
 
-def _lineages(transitions: tuple[Transition, ...]) -> list[tuple[int, ...]] | None:
-    """For each transition its ancestors from the root, itself last; None where no history branches."""
+def _following(transitions: Sequence[Transition]) -> list[list[int]]:
+    """For each call the calls that came of it, itself first: all later ones but those that grew beside it from one root.
+
+    A root is a history's first call. The choices of one call, which share prompt and start, have a root that is none of them:
+
+        main ─► left                  following(main) = main left right        following(left) = left
+             └► right                 following(right) = right
+    """
+    count = len(transitions)
     position = {transition.id: t for t, transition in enumerate(transitions)}
-    parents = [position.get(transition.parent_id or "", -1) for transition in transitions]
-    known = [parent for t, parent in enumerate(parents) if 0 <= parent < t]
-    if len(known) == len(set(known)):
-        return None
+    roots: dict[object, int] = {}
+    origins: list[int] = []
+    """Of each call its parent, or its root, numbered from -1 downwards."""
+    for t, call in enumerate(transitions):
+        parent = position.get(call.parent_id or "", t)
+        request = (call.agent, call.policy, call.started_at, call.prompt_ids.tobytes())
+        origins.append(parent if parent < t else roots.setdefault(request, -1 - len(roots)))
+    if len(set(origins)) == count:  # nothing branches
+        return [list(range(t, count)) for t in range(count)]
     lineages: list[tuple[int, ...]] = []
-    for t, parent in enumerate(parents):
-        lineages.append((*(lineages[parent] if 0 <= parent < t else ()), t))
-    return lineages
-
-
-def _is_other_branch(t: int, k: int, lineages: list[tuple[int, ...]]) -> bool:
-    """Whether call k, later than t, grew from the same history as t without having t in its past."""
-    return lineages[t][0] == lineages[k][0] and t not in lineages[k]
+    """Of each call its root, then its ancestors, itself last."""
+    for t, origin in enumerate(origins):
+        lineages.append((*(lineages[origin] if origin >= 0 else (origin,)), t))
+    return [[k for k in range(t, count) if lineages[k][0] != lineages[t][0] or t in lineages[k]] for t in range(count)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lightningrl.credit.baselines import mean
 from lightningrl.types import Advantages, Array, TrajectoryGroup, Transition
 
 __all__ = ["whiten"]
@@ -25,13 +26,13 @@ def whiten(groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], 
     if not trained:
         return tuple(advantages)
     tokens = {policy: np.concatenate(found).astype(np.float64) for policy, found in trained.items()}
-    scales = {policy: (float(values.mean()), float(values.std()) + epsilon) for policy, values in tokens.items()}
+    scales = {policy: (mean(values), float(values.std()) + epsilon) for policy, values in tokens.items()}
 
     def scaled(transition: Transition, credit: Array | None) -> Array | None:
         if credit is None or transition.policy not in scales:
             return credit
-        mean, deviation = scales[transition.policy]
-        return ((credit - mean) / deviation).astype(np.float32)
+        middle, deviation = scales[transition.policy]
+        return ((credit - middle) / deviation).astype(np.float32)
 
     return tuple(
         tuple(

@@ -6,6 +6,7 @@ request ─► prompt (rendered, or bridged from an earlier call) ─► engine 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import OrderedDict
@@ -21,17 +22,21 @@ from lightningrl.gateway.conversations import Conversation, Conversations
 from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.history import History, PastCall, as_ids, as_logprobs, extend_digest, history_key
-from lightningrl.gateway.prompts import Prompt, build_prompt
+from lightningrl.gateway.prompts import Prompt, PromptBuilder
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.replays import Replays
-from lightningrl.gateway.request import Answer, Begun, CallContext, CallRequest
+from lightningrl.gateway.request import Answer, Begun, CallContext, CallRequest, Delivery
 from lightningrl.gateway.routing import Routing
 from lightningrl.gateway.settings import GatewaySettings
-from lightningrl.store.errors import AttemptOver, StoreFull, UnknownRecord
+from lightningrl.gateway.threads import Threads
+from lightningrl.gateway.tokenizer import context_overflow
+from lightningrl.store.errors import AttemptOver, StoreFull
 from lightningrl.store.protocol import AttemptInfo, CallRecord, Store, StoredCall
-from lightningrl.types import SamplingSettings
+from lightningrl.types import EngineInfo, SamplingSettings
 
 __all__ = ["Caller", "answer_again"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -44,11 +49,30 @@ class _Attempt:
     is_overflowed: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Call:
+    """One call on its way."""
+
+    info: AttemptInfo
+    request: CallRequest
+    context: CallContext
+    policy: str
+    renderer: PolicyRenderer
+    attempt: _Attempt
+    key: str
+    delivery: Delivery
+    started: float = field(default_factory=time.time)
+    clock: float = field(default_factory=time.perf_counter)
+
+
 class Caller:
     """Makes calls for attempts. One per server, inside its event loop."""
 
-    def __init__(self, store: Store, engines: EngineRegistry, renderers: Mapping[str, PolicyRenderer], settings: GatewaySettings) -> None:
+    def __init__(
+        self, store: Store, engines: EngineRegistry, renderers: Mapping[str, PolicyRenderer], settings: GatewaySettings, threads: Threads
+    ) -> None:
         self._store = store
+        self._prompts = PromptBuilder(threads)
         self._engines = engines
         self._renderers = dict(renderers)
         self._settings = settings
@@ -76,33 +100,51 @@ class Caller:
 
     async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo:
         """The attempt a scoped key stands for; raises Refusal."""
-        info = await self._store.authorise(rollout_id, attempt, key)
-        if info is not None:
-            return info
-        reason = await self._store.refusal(rollout_id, attempt, key)
-        if isinstance(reason, UnknownRecord):
-            raise Refusal(str(reason), status=404, code="unknown_rollout")
-        if isinstance(reason, AttemptOver):
-            raise Refusal(str(reason), status=410, code="attempt_over")
-        raise Refusal(str(reason), status=401, code="invalid_api_key")
+        if attempt < 2**63:
+            info = await self._store.authorise(rollout_id, attempt, key)
+            if info is not None:
+                return info
+            reason = await self._store.refusal(rollout_id, attempt, key)
+            if isinstance(reason, AttemptOver):
+                raise Refusal(str(reason), status=410, code="attempt_over")
+        raise Refusal(  # one answer, whether there is such a rollout or not: who has no key need not know
+            f"wrong key for attempt {attempt} of rollout {rollout_id!r}; use the key of its lease", status=401, code="invalid_api_key"
+        )
 
-    async def run(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> AsyncGenerator[Begun | TextDelta | Answer, None]:
-        """Text as it comes where `request.stream`, then the recorded answer. Raises Refusal before the first item."""
+    async def run(
+        self, info: AttemptInfo, request: CallRequest, context: CallContext, delivery: Delivery | None = None
+    ) -> AsyncGenerator[Begun | TextDelta | Answer, None]:
+        """Text as it comes where `request.stream`, then the recorded answer. Raises Refusal before the first item. Where a stream is
+        left early, what its `delivery` says was sent by then is recorded."""
         context, policy, renderer = self._route(request, context)
-        attempt = await self._attempt(info, request, context)
+        attempt = await self._attempt(info)
         key, kept = await attempt.replays.begin(context)
         try:
             if kept is None:
-                async with aclosing(self._sample(info, request, context, policy, renderer, attempt, key)) as items:
+                call = _Call(
+                    info=info,
+                    request=request,
+                    context=context,
+                    policy=policy,
+                    renderer=renderer,
+                    attempt=attempt,
+                    key=key,
+                    delivery=delivery or Delivery(),
+                )
+                async with aclosing(self._sample(call)) as items:
                     async for item in items:
                         if isinstance(item, Answer):
                             kept = item
                         yield item
             else:
                 yield kept if isinstance(kept, Answer) else answer_again(renderer, request, kept)
+        except GeneratorExit:  # the client left before it was sent the answer
+            if kept is not None and not request.stream:
+                attempt.replays.keep_unseen(key, kept)
+            raise
         except ContextOverflow as error:
             attempt.is_overflowed = True
-            raise Refusal(str(error), code="context_length_exceeded", param="messages") from error
+            raise _over_long(error) from error
         except EngineUnavailable as error:
             raise Refusal(str(error), status=503, code="engine_unavailable") from error
         except BackendError as error:
@@ -110,71 +152,81 @@ class Caller:
         except AttemptOver as error:
             raise Refusal(str(error), status=410, code="attempt_over") from error
         except StoreFull as error:
-            raise Refusal(str(error), status=507, code="store_full") from error
+            raise Refusal(str(error), status=503, code="store_full") from error
         except StoreError as error:
-            raise Refusal(f"the call could not be recorded: {error}", status=500, code="store_error") from error
+            raise Refusal(f"the call could not be recorded: {error}", status=503, code="store_error") from error
         finally:
             attempt.replays.end(key, kept)
 
     async def count_tokens(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> int:
         """How long the call's prompt is. Nothing is sampled or recorded."""
         context, policy, renderer = self._route(request, context)
-        attempt = await self._attempt(info, request, context)
-        return len(build_prompt(attempt.history, attempt.conversations, request, policy, renderer).ids)
+        attempt = await self._attempt(info)
+        context_length = self._engines.context_length(policy)
+        try:
+            prompt = await self._prompts.build(attempt.history, attempt.conversations, request, policy, renderer, context_length)
+        except ContextOverflow as error:
+            raise _over_long(error) from error
+        return len(prompt.ids)
 
-    async def _sample(
-        self,
-        info: AttemptInfo,
-        request: CallRequest,
-        context: CallContext,
-        policy: str,
-        renderer: PolicyRenderer,
-        attempt: _Attempt,
-        key: str,
-    ) -> AsyncGenerator[Begun | TextDelta | Answer, None]:
-        started = time.time()
-        clock = time.perf_counter()
-        prompt = build_prompt(attempt.history, attempt.conversations, request, policy, renderer)
-        sampling = await self._sampling(info, request, policy, renderer, len(prompt.ids))
-        transition_id = f"{info.rollout_id}/{info.attempt}/{next(self._ids)}"
-        sampler = ChoiceSampler(self._engines, policy, renderer, request, prompt.ids, sampling, transition_id)
+    async def _sample(self, call: _Call) -> AsyncGenerator[Begun | TextDelta | Answer, None]:
+        request, policy = call.request, call.policy
+        engine = await self._engines.info(policy)
+        prompt = await self._prompts.build(
+            call.attempt.history, call.attempt.conversations, request, policy, call.renderer, engine.context_length
+        )
+        sampling = self._sampling(call.info, request, engine, call.renderer, len(prompt.ids))
+        transition_id = f"{call.info.rollout_id}/{call.info.attempt}/{next(self._ids)}"
+        sampler = ChoiceSampler(self._engines, policy, call.renderer, request, prompt.ids, sampling, transition_id)
         sampled: list[SampledChoice] = []
         has_begun = False
         if request.stream:
-            yield Begun(id=transition_id, policy=policy, created=int(started), prompt_tokens=len(prompt.ids))
-            async with aclosing(sampler.stream()) as items:
-                async for item in items:
-                    if isinstance(item, SampledChoice):
-                        sampled.append(item)
-                    else:
-                        has_begun = True
-                        yield item
+            yield Begun(id=transition_id, policy=policy, created=int(call.started), prompt_tokens=len(prompt.ids))
+            try:
+                async with aclosing(sampler.stream()) as items:
+                    async for item in items:
+                        if isinstance(item, SampledChoice):
+                            sampled.append(item)
+                        else:
+                            has_begun = True
+                            yield item
+            except (GeneratorExit, asyncio.CancelledError):
+                await self._keep_broken_off(call, prompt, sampler)
+                raise
         else:
             sampled = await sampler.whole()
         sampled.sort(key=lambda one: one.choice.index)
-        records = [self._record(info, context, policy, prompt, one, key, started, time.perf_counter() - clock) for one in sampled]
-        # From here on the call exists whether or not the client still listens: memory and store must agree.
-        stored = await asyncio.shield(asyncio.ensure_future(self._keep(attempt, request, records, prompt, sampled)))
-        if stored:
-            if has_begun:
-                raise Refusal(
-                    f"the call id {context.call_id!r} was answered before; send each call with its own", status=409, code="replayed"
-                )
-            yield answer_again(renderer, request, stored)
-            return
-        if request.stream:
+        answer, is_replay = await self._commit(call, prompt, sampled, was_shown=has_begun)
+        if is_replay and has_begun:
+            raise Refusal(
+                f"the call id {call.context.call_id!r} was answered before; send each call with its own", status=409, code="replayed"
+            )
+        if request.stream and not is_replay:
             for one in sampled:
                 yield one.last_delta
-        yield Answer(
-            id=transition_id,
-            model=request.model,
-            policy=policy,
-            policy_version=sampled[0].version,
-            prompt_tokens=len(prompt.ids),
-            cached_tokens=prompt.suffix_start,
-            choices=tuple(one.choice for one in sampled),
-            created=int(started),
-        )
+        yield answer
+
+    async def _commit(self, call: _Call, prompt: Prompt, sampled: Sequence[SampledChoice], *, was_shown: bool) -> tuple[Answer, bool]:
+        """Record the call: its answer, and whether it is that of an earlier call. `was_shown`: the agent saw its text already."""
+        # From here on the call exists whether or not the client still listens: memory and store must agree.
+        keeping = asyncio.ensure_future(self._keep(call, prompt, sampled, call.key))
+        try:
+            stored = await asyncio.shield(keeping)
+        except asyncio.CancelledError:  # the client left meanwhile: a retry of the call is given what nobody saw
+            answer = _answer(call, prompt, sampled, await keeping)
+            (call.attempt.replays.keep if was_shown else call.attempt.replays.keep_unseen)(call.key, answer)
+            raise
+        return _answer(call, prompt, sampled, stored), bool(stored)
+
+    async def _keep_broken_off(self, call: _Call, prompt: Prompt, sampler: ChoiceSampler) -> None:
+        """Record what an agent was shown before it left the stream, as a call of its own: a retry is a first try."""
+        sampled = sampler.broken_off(call.delivery.shown)
+        if not sampled:
+            return
+        try:
+            await self._keep(call, prompt, sampled, f"broken:{sampled[0].id}")
+        except StoreError as error:  # the attempt has ended with the stream: its outcome is decided
+            logger.info("rollout %s, attempt %s: a broken-off stream is not recorded: %s", call.info.rollout_id, call.info.attempt, error)
 
     def may_serve(self, model: str, context: CallContext) -> bool:
         """Whether a policy may answer a call, by what is known before its messages are read."""
@@ -201,20 +253,14 @@ class Caller:
             )
         return context if role == context.agent else replace(context, agent=role), name, renderer
 
-    async def _attempt(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> _Attempt:
+    async def _attempt(self, info: AttemptInfo) -> _Attempt:
         place = (info.rollout_id, info.attempt)
         attempt = self._attempts.get(place)
         if attempt is not None:
             self._attempts.move_to_end(place)
             return attempt
         attempt = _Attempt()
-        is_late = (
-            context.retries
-            or request.previous is not None
-            or (request.stream and context.call_id)
-            or any(message["role"] == "assistant" for message in request.messages)
-        )
-        if is_late:  # nobody sends an assistant message first: perhaps the server was restarted in mid-attempt
+        if info.has_calls:  # answered by an earlier server, or before its memory was dropped
             calls = await self._store.calls(*place)
             found = self._attempts.get(place)
             if found is not None:
@@ -227,17 +273,13 @@ class Caller:
             self._attempts.popitem(last=False)
         return attempt
 
-    async def _sampling(
-        self, info: AttemptInfo, request: CallRequest, policy: str, renderer: PolicyRenderer, prompt_tokens: int
+    def _sampling(
+        self, info: AttemptInfo, request: CallRequest, engine: EngineInfo, renderer: PolicyRenderer, prompt_tokens: int
     ) -> SamplingSettings:
-        base = info.sampling or self._settings.sampling.get(policy) or SamplingSettings()
-        engine = await self._engines.info(policy)
+        base = info.sampling or self._settings.sampling.get(engine.policy) or SamplingSettings()
         room = engine.context_length - prompt_tokens
         if room < 1:
-            raise ContextOverflow(
-                f"this model's maximum context length is {engine.context_length} tokens; your messages and tools take {prompt_tokens}, "
-                "which leaves no room for an answer; shorten them"
-            )
+            raise context_overflow(engine.context_length, str(prompt_tokens))
         return replace(
             base,
             max_tokens=min(base.max_tokens, room, request.max_tokens or room),
@@ -246,17 +288,8 @@ class Caller:
             seed=request.seed if base.seed is None else base.seed,
         )
 
-    def _record(
-        self,
-        info: AttemptInfo,
-        context: CallContext,
-        policy: str,
-        prompt: Prompt,
-        one: SampledChoice,
-        key: str,
-        started: float,
-        duration: float,
-    ) -> CallRecord:
+    def _record(self, call: _Call, prompt: Prompt, one: SampledChoice, key: str, duration: float) -> CallRecord:
+        info, policy = call.info, call.policy
         index = one.choice.index
         answer = extend_digest(prompt.digest, one.choice.as_message())
         trainable = self._settings.trainable
@@ -274,42 +307,61 @@ class Caller:
             parent_id=prompt.parent_id,
             is_break=prompt.is_break,
             sampling=one.sampling,
-            agent=context.agent,
-            span_id=context.span_id,
-            tool_call_ids=tuple(call.id for call in one.choice.tool_calls),
+            agent=call.context.agent,
+            span_id=call.context.span_id,
+            tool_call_ids=tuple(asked.id for asked in one.choice.tool_calls),
             trainable=trainable is None or policy in trainable,
-            started_at=started,
+            started_at=call.started,
             duration_s=duration,
             history_key=history_key(prompt.digest, answer, prompt.tools, prompt.head),
         )
 
-    async def _keep(
-        self, attempt: _Attempt, request: CallRequest, records: list[CallRecord], prompt: Prompt, sampled: list[SampledChoice]
-    ) -> tuple[StoredCall, ...]:
+    async def _keep(self, call: _Call, prompt: Prompt, sampled: Sequence[SampledChoice], key: str) -> tuple[StoredCall, ...]:
         """Record the choices, then remember them; returns those kept before where this is a replay."""
-        kept_before = await self._store.append_calls(records)
-        stored = tuple(call for call in kept_before if call is not None)
+        duration = time.perf_counter() - call.clock
+        kept_before = await self._store.append_calls([self._record(call, prompt, one, key, duration) for one in sampled])
+        stored = tuple(kept for kept in kept_before if kept is not None)
         if stored:
             return stored
         ids = as_ids(prompt.ids)
         for one in sampled:
             said = one.choice.as_message()
             answer = extend_digest(prompt.digest, said)
-            call = PastCall(one.id, ids, as_ids(one.choice.token_ids), prompt.tools)
-            attempt.history.add(call, prompt.digest, answer)
+            past = PastCall(one.id, ids, as_ids(one.choice.token_ids), prompt.tools)
+            call.attempt.history.add(past, prompt.digest, answer)
             if prompt.head is not None:
                 if one.choice.reasoning:
                     said["reasoning_content"] = one.choice.reasoning
-                attempt.conversations.add(
+                call.attempt.conversations.add(
                     Conversation(
-                        call=call,
+                        call=past,
                         digest=answer,
                         head=prompt.head,
-                        added=(*request.messages[request.head or 0 :], said),
-                        previous=request.previous,
+                        added=(*call.request.messages[call.request.head or 0 :], said),
+                        previous=call.request.previous,
                     )
                 )
         return ()
+
+
+def _answer(call: _Call, prompt: Prompt, sampled: Sequence[SampledChoice], stored: Sequence[StoredCall]) -> Answer:
+    """What was sampled, or (`stored`) what was answered before."""
+    if stored:
+        return answer_again(call.renderer, call.request, stored)
+    return Answer(
+        id=sampled[0].id,
+        model=call.request.model,
+        policy=call.policy,
+        policy_version=sampled[0].version,
+        prompt_tokens=len(prompt.ids),
+        cached_tokens=prompt.suffix_start,
+        choices=tuple(one.choice for one in sampled),
+        created=int(call.started),
+    )
+
+
+def _over_long(error: ContextOverflow) -> Refusal:
+    return Refusal(str(error), code="context_length_exceeded", param="messages")
 
 
 def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence[StoredCall]) -> Answer:

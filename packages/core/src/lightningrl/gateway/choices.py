@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from lightningrl.errors import EngineUnavailable
-from lightningrl.gateway.completion import Choice, CompletionText, TextDelta
+from lightningrl.gateway.completion import Choice, CompletionText, Shown, TextDelta
 from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.request import CallRequest
@@ -50,6 +50,8 @@ class ChoiceSampler:
         self._prompt_ids = prompt_ids
         self._sampling = sampling
         self._id = transition_id
+        self._streamed: dict[int, tuple[GenerateRequest, CompletionText, int]] = {}
+        """By index; with the policy's version."""
 
     async def whole(self) -> list[SampledChoice]:
         """All choices, in order."""
@@ -97,6 +99,17 @@ class ChoiceSampler:
                 task.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
 
+    def broken_off(self, shown: Mapping[int, Shown]) -> list[SampledChoice]:
+        """What an agent that left the stream was shown of each choice, in order."""
+        found = []
+        for index, (call, text, version) in sorted(self._streamed.items()):
+            if index in shown:
+                choice = text.broken_off(shown[index])
+                found.append(
+                    SampledChoice(id=call.id, choice=choice, version=version, sampling=call.sampling, last_delta=TextDelta(index=index))
+                )
+        return found
+
     def _place(self, index: int) -> tuple[GenerateRequest, CompletionText]:
         sampling = self._sampling
         if index and sampling.seed is not None:
@@ -123,6 +136,7 @@ class ChoiceSampler:
         call, text = self._place(index)
         async with aclosing(self._engines.generate(self._policy, call)) as chunks:
             async for chunk in chunks:
+                self._streamed[index] = call, text, chunk.policy_version
                 delta = text.push(chunk.token_ids, chunk.logprobs, stream=chunk.finish_reason is None)
                 if delta is not None:
                     yield delta

@@ -7,6 +7,7 @@ tokens ─► push ─► TextDelta…      only what no later token can change:
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,20 @@ from uuid import uuid4
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.types import FinishReason
 
-__all__ = ["Choice", "CompletionText", "TextDelta", "ToolRequest", "parse_arguments", "write_arguments"]
+__all__ = [
+    "MAX_DEPTH",
+    "Choice",
+    "CompletionText",
+    "Shown",
+    "TextDelta",
+    "ToolRequest",
+    "is_nested_deeply",
+    "parse_arguments",
+    "write_arguments",
+]
+
+MAX_DEPTH = 64
+"""Lists and objects within each other in a tool call's arguments; beyond it, what a policy says is no tool call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,19 @@ class Choice:
                 for call in self.tool_calls
             ]
         return message
+
+
+@dataclass(slots=True, eq=False)
+class Shown:
+    """What of a streamed choice was sent to the agent."""
+
+    tokens: int = 0
+    """How many were sampled by then; the text of the last ones may be held back still."""
+    content: int = 0
+    """Characters."""
+    reasoning: int = 0
+    """Characters."""
+    tool_calls: int = 0
 
 
 @dataclass(slots=True)
@@ -128,11 +155,11 @@ class CompletionText:
         if len(self._ids) < self._next_parse:
             return None
         self._next_parse = len(self._ids) + 1 + len(self._ids) // 32  # parsing everything again each time stays near linear
-        return self._delta(self._parse(final=False), final=False)
+        return self._delta(self._parse(self._ids, final=False), final=False)
 
     def finish(self, reason: FinishReason) -> tuple[Choice, TextDelta]:
         """The whole completion, and what of it was not sent yet."""
-        parsed = self._parse(final=True)
+        parsed = self._parse(self._ids, final=True)
         if not parsed.content.startswith(self._sent_content):
             parsed.content = self._sent_content  # cannot be taken back; the history is what the agent saw
         calls = self._requests(parsed.calls)
@@ -148,6 +175,34 @@ class CompletionText:
         )
         return choice, self._delta(parsed, final=True) or TextDelta(index=self._index)
 
+    def broken_off(self, shown: Shown) -> Choice:
+        """The completion of an agent that left the stream: the first tokens that say all it was shown, and no more."""
+        content = self._sent_content[: shown.content]
+
+        def says_it(count: int) -> bool:
+            parsed = self._parse(self._ids[:count], final=True)
+            if not parsed.content.startswith(content) or len(parsed.calls) < shown.tool_calls:
+                return False
+            return bool(content) or len(parsed.reasoning) >= shown.reasoning
+
+        # Backwards in growing steps, as it is mostly the last token that matters: 9 8 6 2; then between the last two, by halves.
+        fewer, step = shown.tokens - 1, 1
+        while fewer > 0 and says_it(fewer):
+            fewer, step = fewer - step, step * 2
+        least = max(fewer, 0) + 1
+        count = least + bisect_left(range(least, shown.tokens), True, key=says_it)
+        whole = CompletionText(
+            self._renderer,
+            [*self._prompt_ids, *self._opening],
+            index=self._index,
+            allow_tools=self._allow_tools,
+            parallel_tools=self._parallel_tools,
+            stop=self._stop,
+            tool_call_ids=self._call_ids,
+        )
+        whole.push(self._ids[:count], self._logprobs[:count], stream=False)
+        return whole.finish(FinishReason.BROKEN_OFF)[0]
+
     def _decode_more(self) -> str:
         """Decode only the new tail, with a few tokens of context so that joined characters come out whole."""
         end = len(self._ids)
@@ -160,18 +215,18 @@ class CompletionText:
             self._prefix, self._decoded = self._decoded, end
         return self._text if self._renderer.is_default else self._text.strip()
 
-    def _parse(self, *, final: bool) -> _Parsed:
-        said = [*self._opening, *self._ids] if self._opening else self._ids
+    def _parse(self, ids: Sequence[int], *, final: bool) -> _Parsed:
+        said = [*self._opening, *ids]
         response = self._renderer.parse(said, self._prompt_ids)
         content, reasoning = response.content, response.reasoning
         if reasoning:
             content = content.lstrip("\n")
         parsed = _Parsed(content, reasoning)
-        if not final and self._renderer.is_thinking(self._ids, self._prompt_ids):
+        if not final and self._renderer.is_thinking(ids, self._prompt_ids):
             return _Parsed("", reasoning)
         leftovers: list[str] = []
         for call in response.tool_calls:
-            usable = self._allow_tools and isinstance(call.name, str) and call.status.value != "unclosed_block"
+            usable = self._allow_tools and isinstance(call.name, str) and call.status.value != "unclosed_block" and _is_utf8(call.name)
             arguments = write_arguments(call.arguments) if usable and isinstance(call.arguments, dict) else None  # None = no JSON
             if arguments is not None and (self._parallel_tools or not parsed.calls):
                 parsed.calls.append((call.name, arguments))
@@ -252,12 +307,26 @@ def parse_arguments(arguments: str) -> Any:
 
 
 def write_arguments(arguments: dict[str, Any]) -> str | None:
-    """A tool call's arguments as JSON text; None where JSON has no such number (NaN, Infinity)."""
+    """A tool call's arguments as JSON text; None where JSON has no such number (NaN, Infinity), or where they are nested too deeply."""
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except ValueError:
+    except (ValueError, RecursionError):
+        return None
+    if text.count("{") + text.count("[") > MAX_DEPTH and is_nested_deeply(arguments):
         return None
     return text if text.isascii() or _is_utf8(arguments) else json.dumps(arguments)
+
+
+def is_nested_deeply(value: Any) -> bool:
+    """Whether lists and objects lie within each other more than MAX_DEPTH deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner for outer in level if isinstance(outer, dict | list) for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _is_utf8(value: Any) -> bool:

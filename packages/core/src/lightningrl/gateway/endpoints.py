@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lightningrl.gateway.calls import Caller
+from lightningrl.gateway.completion import TextDelta
 from lightningrl.gateway.dialects.chat_answer import write_error, write_models
 from lightningrl.gateway.dialects.dialect import Dialect, DialectRequest, EventStream
 from lightningrl.gateway.dialects.messages import parse_messages_request
@@ -18,17 +19,22 @@ from lightningrl.gateway.dialects.messages_answer import MessagesDialect, write_
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.exchange import EVENTS, ClientGone, authorise, call_context, read_body, send_json, while_connected
 from lightningrl.gateway.refusals import RefusalLog
-from lightningrl.gateway.request import Answer, Begun, CallContext
+from lightningrl.gateway.request import Answer, Begun, CallContext, Delivery
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.gateway.threads import Threads
 from lightningrl.gateway.upstream import Forwarder
 from lightningrl.store.protocol import AttemptInfo
 
-__all__ = ["CountTokens", "Forwarded", "ModelCall", "Models", "Refused", "refuse_path", "refuse_unattributed"]
+__all__ = ["CountTokens", "Forwarded", "ModelCall", "Models", "OfRollout", "Refused", "RefusedPath", "refuse_unattributed"]
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=DialectRequest)
+T = TypeVar("T")
 WriteError = Callable[[Refusal], bytes]
+
+_TEXT_TO_JSON = 4
+"""How much faster a body is parsed than its text is tokenised, at least."""
 
 
 class _Named(msgspec.Struct):
@@ -44,11 +50,12 @@ class _Endpoint:
     path: str
     write_error: WriteError
 
-    def __init__(self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings) -> None:
+    def __init__(self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings, threads: Threads) -> None:
         self._caller = caller
         self._forwarder = forwarder
         self._refusals = refusals
         self._settings = settings
+        self._threads = threads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -75,6 +82,8 @@ class _Endpoint:
             await work
         except Refusal as refusal:
             await self._refuse(send, refusal, info, context)
+        except RecursionError:
+            await self._refuse(send, Refusal("the request is nested too deeply; flatten it"), info, context)
 
     async def _refuse(self, send: Send, refusal: Refusal, info: AttemptInfo, context: CallContext) -> None:
         if refusal.code != "upstream_failed":  # that exchange is on record
@@ -84,6 +93,9 @@ class _Endpoint:
     def _goes_upstream(self, body: bytes, context: CallContext) -> bool:
         return self._forwarder.takes(model_of(body), context)
 
+    async def _parsed(self, body: bytes, parse: Callable[[], T]) -> T:
+        return await self._threads.run(len(body) // _TEXT_TO_JSON, parse)
+
     async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
         raise NotImplementedError
 
@@ -92,15 +104,22 @@ class ModelCall(_Endpoint, Generic[R]):
     """One model call, whole or streamed."""
 
     def __init__(
-        self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings, path: str, dialect: Dialect[R]
+        self,
+        caller: Caller,
+        forwarder: Forwarder,
+        refusals: RefusalLog,
+        settings: GatewaySettings,
+        threads: Threads,
+        path: str,
+        dialect: Dialect[R],
     ) -> None:
-        super().__init__(caller, forwarder, refusals, settings)
+        super().__init__(caller, forwarder, refusals, settings, threads)
         self.path = path
         self.write_error = dialect.write_error
         self._dialect = dialect
 
     async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
-        request = self._dialect.parse(body, self._settings)
+        request = await self._parsed(body, lambda: self._dialect.parse(body, self._settings))
         if request.call.stream:
             await self._stream(info, request, context, send)
             return
@@ -112,8 +131,9 @@ class ModelCall(_Endpoint, Generic[R]):
     async def _stream(self, info: AttemptInfo, request: R, context: CallContext, send: Send) -> None:
         stream: EventStream | None = None
         has_text = False
+        delivery = Delivery()
         try:
-            async with aclosing(self._caller.run(info, request.call, context)) as items:
+            async with aclosing(self._caller.run(info, request.call, context, delivery)) as items:
                 async for item in items:
                     if isinstance(item, Begun):
                         stream = self._open(request, item)
@@ -122,12 +142,13 @@ class ModelCall(_Endpoint, Generic[R]):
                         assert isinstance(item, Answer)
                         stream = self._open(request, item.begun)
                     data = stream.finish(item) if isinstance(item, Answer) else stream.delta(item)
-                    if not data:
-                        continue
-                    if not has_text:
+                    if data and not has_text:
                         has_text = True
                         await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
-                    await send({"type": "http.response.body", "body": data, "more_body": not isinstance(item, Answer)})
+                    if data:
+                        await send({"type": "http.response.body", "body": data, "more_body": not isinstance(item, Answer)})
+                    if isinstance(item, TextDelta):
+                        delivery.add(item, was_sent=bool(data), with_tool_calls=stream.sends_tool_calls)
         except Refusal as refusal:
             if stream is None or not has_text:
                 raise
@@ -145,7 +166,8 @@ class CountTokens(_Endpoint):
     write_error = staticmethod(MessagesDialect().write_error)
 
     async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
-        tokens = await self._caller.count_tokens(info, parse_messages_request(body).call, context)
+        request = await self._parsed(body, lambda: parse_messages_request(body))
+        tokens = await self._caller.count_tokens(info, request.call, context)
         await send_json(send, 200, write_count(tokens))
 
 
@@ -154,8 +176,10 @@ class Forwarded(_Endpoint):
 
     write_error = staticmethod(write_error)
 
-    def __init__(self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings, path: str) -> None:
-        super().__init__(caller, forwarder, refusals, settings)
+    def __init__(
+        self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings, threads: Threads, path: str
+    ) -> None:
+        super().__init__(caller, forwarder, refusals, settings, threads)
         self.path = path
 
     def _goes_upstream(self, body: bytes, context: CallContext) -> bool:
@@ -193,16 +217,49 @@ class Refused:
         self._why = why
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._why(scope)
-        is_messages = scope["path"].rstrip("/").endswith(("/messages", "/count_tokens"))
-        write = MessagesDialect().write_error if is_messages else write_error
-        await send_json(send, refusal.status, write(refusal))
+        await _send_refusal(scope, send, self._why(scope))
 
 
-def refuse_path(scope: Scope) -> Refusal:
-    """A path that the gateway does not know."""
-    path = scope["path"].partition("/v1")[2]
-    hint = "; leave /v1 out of the client's base URL, as it adds its own" if path.startswith("/v1/") else ""
+class RefusedPath:
+    """A path of an attempt that nobody answers: kept with the attempt where the key is right, as any refused call."""
+
+    def __init__(self, caller: Caller, refusals: RefusalLog) -> None:
+        self._caller = caller
+        self._refusals = refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        refusal = _unknown_path(scope)
+        with suppress(Refusal):
+            info = await authorise(self._caller, scope, headers)
+            await self._refusals.add(info, scope["path_params"]["rest"][:200], call_context(headers, b""), refusal)
+        await _send_refusal(scope, send, refusal)
+
+
+class OfRollout:
+    """An endpoint of the first attempt of one rollout, for paths that name none."""
+
+    def __init__(self, endpoint: ASGIApp, rollout_id: str) -> None:
+        self._endpoint = endpoint
+        self._place = {"rollout_id": rollout_id, "attempt": 1}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._endpoint({**scope, "path_params": {**scope["path_params"], **self._place}}, receive, send)
+
+
+async def _send_refusal(scope: Scope, send: Send, refusal: Refusal) -> None:
+    is_messages = scope["path"].rstrip("/").endswith(("/messages", "/count_tokens"))
+    write = MessagesDialect().write_error if is_messages else write_error
+    await send_json(send, refusal.status, write(refusal))
+
+
+def _unknown_path(scope: Scope) -> Refusal:
+    path = "/" + scope["path_params"]["rest"]
+    hint = ""
+    if path.startswith("/v1/"):
+        hint = "; leave /v1 out of the client's base URL, as it adds its own"
+    elif "/v1/" not in scope["path"]:
+        hint = "; end the client's base URL in /v1"
     return Refusal(
         f"{scope['method']} {path!r} is not served; a policy answers POST to /chat/completions, /responses and /messages{hint}",
         status=404,
@@ -213,7 +270,9 @@ def refuse_path(scope: Scope) -> Refusal:
 def refuse_unattributed(scope: Scope) -> Refusal:
     """A call outside of any rollout."""
     return Refusal(
-        "this call belongs to no rollout, so it is not answered; send it to the base URL of its rollout's attempt",
+        "this call belongs to no rollout, so it is not answered: the rollout that started it is over, or it comes from a bare thread "
+        "while runtime.concurrency is more than 1; call inside of the agent's function (threads: ThreadPoolExecutor, asyncio.to_thread), "
+        "and from elsewhere send it to the base URL of its rollout's attempt",
         status=403,
         code="no_rollout",
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from types import TracebackType
 from urllib.parse import urlsplit, urlunsplit
 
@@ -29,6 +30,7 @@ from lightningrl.gateway.engine_messages import (
     Outbox,
     Release,
     Welcome,
+    first_to_end,
     pack_floats,
     pack_ids,
     unpack_ids,
@@ -63,6 +65,7 @@ class EngineLink:
         self._key = key
         self._coalesce_s = coalesce_s
         self._backoff_s = backoff_s
+        self._wait_s = backoff_s[0]
         self._decode = msgspec.msgpack.Decoder(list[FromServer]).decode
         self._connected = asyncio.Event()
         self._released = asyncio.Event()
@@ -70,6 +73,11 @@ class EngineLink:
         self._idle = asyncio.Event()
         self._idle.set()
         self._sampling = 0
+        self._tokens = 0
+        self._call_seconds = 0.0
+        """Of all calls that are over, together."""
+        self._began: dict[str, float] = {}
+        """When the calls that are being sampled began, by id."""
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._outbox: Outbox | None = None
         self._socket: ClientConnection | None = None
@@ -86,6 +94,13 @@ class EngineLink:
     @property
     def is_connected(self) -> bool:
         return self._connected.is_set()
+
+    @property
+    def call_speed(self) -> float | None:
+        """Tokens per second that one call was sampled with so far, calls cut off included; None before the first."""
+        now = time.monotonic()
+        seconds = self._call_seconds + sum(now - began for began in self._began.values())
+        return self._tokens / seconds if seconds else None
 
     async def start(self, *, wait_s: float = 60.0) -> None:
         """Connect; returns once the server knows the engine. Raises ServerError when it refuses or cannot be reached in time."""
@@ -124,25 +139,27 @@ class EngineLink:
             self._outbox.put(message)
 
     async def _run(self) -> None:
-        wait_s = self._backoff_s[0]
         while True:
             try:
                 headers = {"Authorization": f"Bearer {self._key}"}
                 async with connect(
                     self.url, additional_headers=headers, max_size=None, compression=None, ping_timeout=300, proxy=None
                 ) as socket:
-                    wait_s = self._backoff_s[0]
                     await self._serve(socket)
             except InvalidStatus as error:
                 if error.response.status_code in (401, 403):
                     self._refused = f"the server at {self.url!r} refused the engine: wrong run key"
                     logger.error("%s", self._refused)
                     return
-                logger.warning("engine link: %s; trying again in %.1f s", error, wait_s)
+                logger.warning("engine link: %s; trying again in %.1f s", error, self._wait_s)
             except (OSError, ConnectionClosed, InvalidHandshake, TimeoutError) as error:
-                logger.warning("engine link to %s: %s; trying again in %.1f s", self.url, error, wait_s)
-            await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 2, self._backoff_s[1])
+                logger.warning("engine link to %s: %s; trying again in %.1f s", self.url, error, self._wait_s)
+            except (msgspec.DecodeError, ValueError) as error:
+                logger.warning("engine link to %s: a frame cannot be read: %s; connecting anew in %.1f s", self.url, error, self._wait_s)
+            except Exception:  # the boundary to the server: whatever broke, the engine serves again once it is connected anew
+                logger.exception("engine link to %s broke; connecting anew in %.1f s", self.url, self._wait_s)
+            await asyncio.sleep(self._wait_s)
+            self._wait_s = min(self._wait_s * 2, self._backoff_s[1])
 
     async def _serve(self, socket: ClientConnection) -> None:
         info = self._engine.info
@@ -150,25 +167,27 @@ class EngineLink:
         outbox.put(Hello(info.policy, info.version, info.context_length, not self._released.is_set()))
         self._outbox = outbox
         self._socket = socket
-        writer = asyncio.create_task(_write(socket, outbox))
         try:
-            async for frame in socket:
-                if isinstance(frame, str):
-                    continue
-                for message in self._decode(frame):
-                    self._take(message, outbox)
+            await first_to_end(self._read(socket, outbox), _write(socket, outbox))
         finally:
             self._connected.clear()
             self._outbox = self._socket = None
-            writer.cancel()
             calls = list(self._calls.values())
             for call in calls:
                 call.cancel()
-            await asyncio.gather(writer, *calls, return_exceptions=True)
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _read(self, socket: ClientConnection, outbox: Outbox) -> None:
+        async for frame in socket:
+            if isinstance(frame, str):
+                continue
+            for message in self._decode(frame):
+                self._take(message, outbox)
 
     def _take(self, message: FromServer, outbox: Outbox) -> None:
         if isinstance(message, Welcome):
             self._connected.set()
+            self._wait_s = self._backoff_s[0]
         elif isinstance(message, Generate):
             call = asyncio.create_task(self._answer(message, outbox))
             self._calls[message.id] = call
@@ -181,6 +200,7 @@ class EngineLink:
     async def _answer(self, message: Generate, outbox: Outbox) -> None:
         while not self._released.is_set():  # a call that crossed our Hold on its way
             await self._released.wait()
+        self._began[message.id] = time.monotonic()
         self._sampling += 1
         self._idle.clear()
         try:
@@ -194,6 +214,7 @@ class EngineLink:
             logger.exception("engine link: call %s failed", message.id)
             outbox.put(Failed(message.id, "engine", f"the engine failed: {type(error).__name__}: {error}"))
         finally:
+            self._call_seconds += time.monotonic() - self._began.pop(message.id)
             self._sampling -= 1
             if self._sampling == 0:
                 self._idle.set()
@@ -212,12 +233,16 @@ class EngineLink:
                     )
                     return
                 version = chunk.policy_version
+                self._tokens += len(chunk.token_ids)
                 tokens.extend(chunk.token_ids)
                 logprobs.extend(chunk.logprobs)
                 is_due = not whole and tokens and loop.time() - sent_at >= self._coalesce_s
                 if is_due or chunk.finish_reason is not None:
                     outbox.put(_chunk(request.id, tokens, logprobs, chunk))
                     tokens, logprobs, sent_at = [], [], loop.time()
+                if chunk.finish_reason is not None:
+                    return
+        outbox.put(Failed(request.id, "engine", "the engine ended a completion without a finish reason"))
 
 
 def _chunk(call_id: str, tokens: list[int], logprobs: list[float], last: TokenChunk) -> Chunk:

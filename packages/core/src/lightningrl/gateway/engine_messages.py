@@ -12,7 +12,8 @@ from __future__ import annotations
 import array
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,7 @@ __all__ = [
     "Outbox",
     "Release",
     "Welcome",
+    "first_to_end",
     "pack_floats",
     "pack_ids",
     "unpack_floats",
@@ -62,6 +64,9 @@ class Failed(msgspec.Struct, tag="failed", array_like=True):
     id: str
     kind: str
     message: str
+
+    def __post_init__(self) -> None:
+        self.message = self.message.encode("utf-8", "replace").decode()  # it may quote anything, and has to arrive
 
 
 class Hold(msgspec.Struct, tag="hold", array_like=True):
@@ -129,16 +134,33 @@ def _array(code: str, data: bytes) -> array.array[int]:
     return values
 
 
+async def first_to_end(*halves: Coroutine[Any, Any, None]) -> None:
+    """A link's reader and its writer, until one of them ends or fails: the other is then stopped. Raises what ended it."""
+    tasks = [asyncio.create_task(half) for half in halves]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Outbox:
     """Messages on their way into the socket; everything that waits goes as one frame."""
 
     def __init__(self) -> None:
-        self._messages: list[object] = []
+        self._messages: list[msgspec.Raw] = []
         self._ready = asyncio.Event()
         self._encode = msgspec.msgpack.Encoder().encode
 
     def put(self, message: object) -> None:
-        self._messages.append(message)
+        """Raises ValueError for a message that no frame can carry (a number beyond 64 bits, half a character): it alone is not sent."""
+        try:
+            self._messages.append(msgspec.Raw(self._encode(message)))
+        except (OverflowError, TypeError, ValueError) as error:
+            raise ValueError(f"a {type(message).__name__!r} message cannot be sent over the engine link: {error}") from error
         self._ready.set()
 
     async def frame(self) -> bytes:

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 from starlette.routing import WebSocketRoute
@@ -24,6 +24,7 @@ from lightningrl.gateway.engine_messages import (
     Outbox,
     Release,
     Welcome,
+    first_to_end,
     pack_ids,
     unpack_floats,
     unpack_ids,
@@ -49,12 +50,15 @@ class _Call:
         message = await self.messages.get()
         self.is_over = not isinstance(message, Chunk) or message.finish_reason is not None
         if isinstance(message, Chunk):
-            return TokenChunk(
-                token_ids=unpack_ids(message.token_ids),
-                logprobs=unpack_floats(message.logprobs),
-                policy_version=message.policy_version,
-                finish_reason=message.finish_reason,
-            )
+            try:
+                return TokenChunk(
+                    token_ids=unpack_ids(message.token_ids),
+                    logprobs=unpack_floats(message.logprobs),
+                    policy_version=message.policy_version,
+                    finish_reason=message.finish_reason,
+                )
+            except ValueError as error:
+                raise BackendError(f"the engine of policy {self._policy!r} sent tokens that cannot be read: {error}") from error
         if message is None:
             raise EngineGone(f"the engine of policy {self._policy!r} disconnected in mid-call")
         raise ContextOverflow(message.message) if message.kind == "context_overflow" else BackendError(message.message)
@@ -89,8 +93,11 @@ class RemoteEngine:
     @contextmanager
     def _ask(self, request: GenerateRequest, *, whole: bool) -> Iterator[_Call]:
         call = _Call(self._info.policy)
+        try:
+            self.outbox.put(Generate(request.id, pack_ids(request.prompt_ids), request.sampling, whole, request.session))
+        except (OverflowError, ValueError) as error:
+            raise BackendError(f"the engine of policy {self._info.policy!r} cannot be asked: {error}") from error
         self._waiting[request.id] = call
-        self.outbox.put(Generate(request.id, pack_ids(request.prompt_ids), request.sampling, whole, request.session))
         try:
             yield call
         finally:
@@ -128,21 +135,27 @@ def engine_route(registry: EngineRegistry, key: str, path: str = "/api/v1/engine
             engine = RemoteEngine(EngineInfo(policy=first.policy, version=first.version, context_length=first.context_length))
             registry.attach(engine, held=first.held)
             engine.outbox.put(Welcome())
-            writer = asyncio.create_task(_write(socket, engine.outbox))
-            try:
+
+            async def read() -> None:
+                messages = rest
                 while True:
-                    for message in rest:
+                    for message in messages:
                         _take(registry, engine, message)
-                    rest = decode(await socket.receive_bytes())
+                    messages = decode(await socket.receive_bytes())
+
+            try:
+                await first_to_end(read(), _write(socket, engine.outbox))
             finally:
                 registry.detach(engine)
                 engine.disconnect()
-                writer.cancel()
         except WebSocketDisconnect:
             logger.info("an engine disconnected")
-        except (msgspec.DecodeError, KeyError) as error:
-            logger.warning("an engine sent a frame that cannot be read: %s", error)
-            await socket.close(1003, "unreadable frame")
+        except (msgspec.DecodeError, KeyError, ValueError) as error:
+            logger.warning("an engine sent a frame that cannot be read, so it has to connect again: %s", error)
+            await _close(socket, 1003, "unreadable frame")
+        except Exception:  # the boundary to an engine: it connects again, and the server lives on
+            logger.exception("the link to an engine broke")
+            await _close(socket, 1011, "the server's end broke")
 
     return WebSocketRoute(path, serve)
 
@@ -162,4 +175,9 @@ async def _write(socket: WebSocket, outbox: Outbox) -> None:
         while True:
             await socket.send_bytes(await outbox.frame())
     except (WebSocketDisconnect, RuntimeError, OSError) as error:
-        logger.info("an engine's socket closed while sending: %s", error)  # the reader sees it too and detaches the engine
+        logger.info("an engine's socket closed while sending: %s", error)
+
+
+async def _close(socket: WebSocket, code: int, reason: str) -> None:
+    with suppress(RuntimeError, OSError):  # closed already
+        await socket.close(code, reason)

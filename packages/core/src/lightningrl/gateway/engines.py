@@ -19,6 +19,10 @@ from lightningrl.types import EngineInfo, FinishReason, GenerateRequest, TokenCh
 __all__ = ["EngineGone", "EngineRegistry", "PolicyStatus", "closing"]
 
 
+_MOST_DEATHS = 4
+"""Engines that may go away under one call: perhaps it is the call that they go away from."""
+
+
 class EngineGone(EngineUnavailable):
     """The engine went away in mid-call; another may answer."""
 
@@ -115,11 +119,16 @@ class EngineRegistry:
         assert state.info is not None
         return state.info
 
+    def context_length(self, policy: str) -> int | None:
+        """Of what serves the policy, or served it last; None = no engine was ever connected."""
+        state = self._policies.get(policy)
+        return None if state is None or state.info is None else state.info.context_length
+
     async def generate(self, policy: str, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks of one completion as they are sampled, all of one version."""
         state, deadline = self._begin(policy)
         with _counted(state):
-            while True:
+            for _ in range(_MOST_DEATHS):
                 seat = await self._seat(state, policy, deadline)
                 passed_on = False
                 try:
@@ -132,15 +141,17 @@ class EngineRegistry:
                 except EngineGone as error:
                     if passed_on:
                         raise EngineUnavailable(f"the engine of policy {policy!r} went away in mid-call; send the call again") from error
+        raise _too_many_deaths(policy)
 
     async def generate_whole(self, policy: str, request: GenerateRequest) -> TokenChunk:
         """One completion as one chunk; an engine's death is not seen."""
         state, deadline = self._begin(policy)
         with _counted(state):
-            while True:
+            for _ in range(_MOST_DEATHS):
                 seat = await self._seat(state, policy, deadline)
                 with _counted(seat), suppress(EngineGone):
                     return await _gather(policy, seat.engine, request)
+        raise _too_many_deaths(policy)
 
     def _begin(self, policy: str) -> tuple[_Policy, float]:
         return self._policies.setdefault(policy, _Policy()), asyncio.get_running_loop().time() + self.wait_s
@@ -168,6 +179,12 @@ class EngineRegistry:
             if seat.engine is engine:
                 seat.held = held
         policy.refresh()
+
+
+def _too_many_deaths(policy: str) -> EngineUnavailable:
+    return EngineUnavailable(
+        f"{_MOST_DEATHS} engines of policy {policy!r} went away under this call; see the trainer's log, then send the call again"
+    )
 
 
 def closing(chunks: AsyncIterator[TokenChunk]) -> aclosing[AsyncGenerator[TokenChunk, None]]:

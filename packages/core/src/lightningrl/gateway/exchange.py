@@ -70,7 +70,7 @@ def call_context(headers: Mapping[bytes, bytes], body: bytes) -> CallContext:
     parent = headers.get(b"traceparent", b"").split(b"-")
     return CallContext(
         call_id=call_id.decode("latin-1") if call_id else None,
-        retries=int(retries) if retries.isdigit() else 0,
+        retries=int(retries) if retries.isdigit() and len(retries) < 10 else 0,
         agent=unquote(agent.decode("latin-1")) if agent else None,  # headers carry ASCII only
         span_id=parent[2].decode("latin-1") if len(parent) == 4 and len(parent[2]) == 16 else None,
         body_digest="" if call_id else hashlib.blake2b(body, digest_size=12).hexdigest(),

@@ -21,7 +21,7 @@ import numpy as np
 from lightningrl.store.protocol import StoredCall
 from lightningrl.types import Array, IntArray
 
-__all__ = ["History", "Match", "PastCall", "as_ids", "as_logprobs", "chain_digests", "digest_tools", "extend_digest", "history_key"]
+__all__ = ["History", "Match", "PastCall", "as_ids", "as_logprobs", "chain_digests", "digest_tools", "extend_digest", "history_key", "pack"]
 
 _encode = msgspec.msgpack.Encoder().encode
 _SIZE = 12
@@ -116,14 +116,15 @@ def extend_digest(digest: bytes, message: Mapping[str, Any]) -> bytes:
 
 def digest_tools(tools: Sequence[Mapping[str, Any]] | None, policy: str = "") -> bytes:
     """Digest of the tools offered, which stand in the prompt, and of whose tokens it is made."""
-    return hashlib.blake2b(_pack_tools(policy, tools or ()), digest_size=_SIZE).digest()
+    return hashlib.blake2b(pack((policy, tools or ())), digest_size=_SIZE).digest()
 
 
-def _pack_tools(policy: str, tools: Sequence[Mapping[str, Any]]) -> bytes:
+def pack(value: Any) -> bytes:
+    """Bytes that tell values apart."""
     try:
-        return _encode((policy, tools))
+        return _encode(value)
     except OverflowError:  # a number in a schema is beyond 64 bits
-        return json.dumps((policy, tools)).encode()
+        return json.dumps(value).encode()
 
 
 def as_ids(token_ids: Sequence[int]) -> IntArray:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lightningrl.gateway.conversations import Conversations, digest_head
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.history import History, chain_digests, digest_tools, extend_digest
+from lightningrl.gateway.history import History, PastCall, chain_digests, digest_tools, extend_digest, pack
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.request import CallRequest
+from lightningrl.gateway.threads import Threads
 
-__all__ = ["Prompt", "build_prompt"]
+__all__ = ["Prompt", "PromptBuilder"]
+
+
+_TEXT_TO_DIGEST = 16
+"""How much faster a text is digested than it is tokenised, at least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -30,71 +35,106 @@ class Prompt:
     """Digest of the instructions, where a later call may go on from this one by its id."""
 
 
-def build_prompt(history: History, conversations: Conversations, request: CallRequest, policy: str, renderer: PolicyRenderer) -> Prompt:
-    """The call's tokens: those of an earlier call and what is new, or all of them rendered; then the beginning of a forced tool call."""
-    prompt = _free_prompt(history, conversations, request, policy, renderer)
-    if request.forced is None:
-        return prompt
-    opening = renderer.open_call(prompt.ids, request.forced.name)
-    if opening is None:
-        raise Refusal(
-            f"tool_choice: a tool call cannot be forced on policy {policy!r}: its tool-call markup is not one that we can begin for it, or "
-            "its prompt opens a reasoning block; leave tool_choice out, or name the renderer 'qwen3' where its markup is the same",
-            param="tool_choice",
-        )
-    return replace(prompt, ids=(*prompt.ids, *opening))
+class PromptBuilder:
+    """Builds the prompts of a gateway's calls; long ones beside the event loop."""
 
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
 
-def _free_prompt(history: History, conversations: Conversations, request: CallRequest, policy: str, renderer: PolicyRenderer) -> Prompt:
-    tools = digest_tools(request.tools, policy)
-    if request.previous is None:
-        prompt = _prompt_of(history, request.messages, tools, request, renderer)
-        return prompt if request.head is None else replace(prompt, head=digest_head(request.messages[: request.head]))
-    count = request.head or 0
-    head, new = digest_head(request.messages[:count]), request.messages[count:]
-    earlier = conversations.find(request.previous)
-    if earlier.head == head and earlier.call.tools == tools:
-        past, said = earlier.call.prompt_ids.tolist(), earlier.call.completion_ids.tolist()
-        suffix = renderer.bridge(past, said, new, request.tools)
-        if suffix is not None:
+    async def build(
+        self,
+        history: History,
+        conversations: Conversations,
+        request: CallRequest,
+        policy: str,
+        renderer: PolicyRenderer,
+        context_length: int | None,
+    ) -> Prompt:
+        """The call's tokens: those of an earlier call and what is new, or all of them rendered; then the beginning of a forced tool call.
+        Raises Refusal; ContextOverflow for one that is far beyond a known context, before it is tokenised to its end."""
+        prompt = await self._free_prompt(history, conversations, request, policy, renderer, context_length)
+        if request.forced is None:
+            return prompt
+        opening = renderer.open_call(prompt.ids, request.forced.name)
+        if opening is None:
+            raise Refusal(
+                f"tool_choice: a tool call cannot be forced on policy {policy!r}: its tool-call markup is not one that we can begin for "
+                "it, or its prompt opens a reasoning block; leave tool_choice out, or name the renderer 'qwen3' where its markup is the "
+                "same",
+                param="tool_choice",
+            )
+        return replace(prompt, ids=(*prompt.ids, *opening))
+
+    async def _free_prompt(
+        self,
+        history: History,
+        conversations: Conversations,
+        request: CallRequest,
+        policy: str,
+        renderer: PolicyRenderer,
+        context_length: int | None,
+    ) -> Prompt:
+        tools = digest_tools(request.tools, policy)
+        if request.previous is None:
+            prompt = await self._prompt_of(history, request.messages, tools, request, renderer, context_length)
+            return prompt if request.head is None else replace(prompt, head=digest_head(request.messages[: request.head]))
+        count = request.head or 0
+        head, new = digest_head(request.messages[:count]), request.messages[count:]
+        earlier = conversations.find(request.previous)
+        if earlier.head == head and earlier.call.tools == tools:
             digest = earlier.digest
             for message in new:
                 digest = extend_digest(digest, message)
-            return Prompt(
-                ids=(*past, *said, *suffix),
-                suffix_start=len(past) + len(said),
-                parent_id=earlier.call.id,
-                is_break=False,
-                digest=digest,
-                tools=tools,
-                head=head,
-            )
-    # Other instructions, tools or policy: the tokens begin otherwise, so the conversation is rendered again.
-    messages = (*request.messages[:count], *conversations.messages(earlier), *new)
-    prompt = _prompt_of(history, messages, tools, request, renderer)
-    return replace(prompt, head=head, is_break=prompt.is_break or prompt.parent_id is None)
+            bridged = await self._bridged(earlier.call, new, request, renderer, context_length)
+            if bridged is not None:
+                ids, start = bridged
+                return Prompt(ids=ids, suffix_start=start, parent_id=earlier.call.id, is_break=False, digest=digest, tools=tools, head=head)
+        # Other instructions, tools or policy: the tokens begin otherwise, so the conversation is rendered again.
+        messages = (*request.messages[:count], *conversations.messages(earlier), *new)
+        prompt = await self._prompt_of(history, messages, tools, request, renderer, context_length)
+        return replace(prompt, head=head, is_break=prompt.is_break or prompt.parent_id is None)
 
+    async def _prompt_of(
+        self,
+        history: History,
+        messages: tuple[Mapping[str, Any], ...],
+        tools: bytes,
+        request: CallRequest,
+        renderer: PolicyRenderer,
+        context_length: int | None,
+    ) -> Prompt:
+        size = _size(messages)
+        chain = await self._threads.run(size // _TEXT_TO_DIGEST, lambda: chain_digests(messages))
+        match = history.match(messages, chain, tools)
+        call = match.call
+        if call is not None:
+            bridged = await self._bridged(call, messages[match.covered :], request, renderer, context_length)
+            if bridged is not None:
+                ids, start = bridged
+                return Prompt(ids=ids, suffix_start=start, parent_id=call.id, is_break=match.is_break, digest=chain[-1], tools=tools)
+        is_break = match.is_break or call is not None
+        size += len(pack(request.tools)) if request.tools else 0
+        try:
+            ids = await self._threads.run(size, lambda: renderer.render(messages, request.tools, context_length))
+        except ValueError as error:
+            raise Refusal(str(error), param="messages") from error
+        return Prompt(ids=ids, suffix_start=0, parent_id=None, is_break=is_break, digest=chain[-1], tools=tools)
 
-def _prompt_of(
-    history: History, messages: tuple[Mapping[str, Any], ...], tools: bytes, request: CallRequest, renderer: PolicyRenderer
-) -> Prompt:
-    chain = chain_digests(messages)
-    match = history.match(messages, chain, tools)
-    call = match.call
-    if call is not None:
+    async def _bridged(
+        self,
+        call: PastCall,
+        new: tuple[Mapping[str, Any], ...],
+        request: CallRequest,
+        renderer: PolicyRenderer,
+        context_length: int | None,
+    ) -> tuple[tuple[int, ...], int] | None:
+        """The tokens of an earlier call with those of the new messages, and where these begin; None = they cannot be told."""
         past, said = call.prompt_ids.tolist(), call.completion_ids.tolist()
-        suffix = renderer.bridge(past, said, messages[match.covered :], request.tools)
-        if suffix is not None:
-            return Prompt(
-                ids=(*past, *said, *suffix),
-                suffix_start=len(past) + len(said),
-                parent_id=call.id,
-                is_break=match.is_break,
-                digest=chain[-1],
-                tools=tools,
-            )
-    try:
-        ids = renderer.render(messages, request.tools)
-    except ValueError as error:
-        raise Refusal(str(error), param="messages") from error
-    return Prompt(ids=ids, suffix_start=0, parent_id=None, is_break=match.is_break or call is not None, digest=chain[-1], tools=tools)
+        suffix = await self._threads.run(_size(new), lambda: renderer.bridge(past, said, new, request.tools, context_length))
+        return None if suffix is None else ((*past, *said, *suffix), len(past) + len(said))
+
+
+def _size(messages: Sequence[Mapping[str, Any]]) -> int:
+    """About how many characters are rendered for them."""
+    texts = sum(len(message.get("content") or "") + len(message.get("reasoning_content") or "") for message in messages)
+    return texts + sum(len(pack(message["tool_calls"])) for message in messages if "tool_calls" in message)

@@ -17,7 +17,7 @@ from lightningrl.gateway.request import CallContext
 from lightningrl.store.protocol import AttemptInfo, Store, ToolCallRecord
 from lightningrl.types import ToolCall, ToolStatus
 
-__all__ = ["RefusalLog", "is_refusal"]
+__all__ = ["RefusalLog", "is_refusal", "refusal_message"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,14 @@ class RefusalLog:
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Free an ended attempt's memory."""
         self._counts.pop((rollout_id, attempt), None)
+
+
+def refusal_message(call: ToolCall) -> str:
+    """What a refused call was told."""
+    try:
+        return str(json.loads(call.result)["message"])
+    except (ValueError, KeyError, TypeError):
+        return call.result
 
 
 def is_refusal(call: ToolCall) -> bool:

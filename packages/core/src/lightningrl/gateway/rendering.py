@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import Lock
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, ContextOverflow
 from lightningrl.gateway.bridging import TemplateBridge
 from lightningrl.gateway.tokenizer import QuickTokenizer, load_tokenizer
 
@@ -102,22 +103,26 @@ class PolicyRenderer:
         markup = getattr(config, "tool_parser", None) if config.name == "default" else config.name
         self._tool_id: int | None = added.get("<tool_call>") if markup == "qwen3" else None
         self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
-        self._prompts: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
-        self._suffixes: OrderedDict[bytes, tuple[int, ...] | None] = OrderedDict()
-        self._cache_size = cache_size
+        self._prompts: _Recent[tuple[int, ...]] = _Recent(cache_size)
+        self._suffixes: _Recent[tuple[int, ...] | None] = _Recent(cache_size)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> tuple[int, ...]:
-        """Prompt ids of a conversation from its beginning, with the generation prompt. Raises ValueError with the template's complaint."""
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, context_length: int | None = None
+    ) -> tuple[int, ...]:
+        """Prompt ids of a conversation from its beginning, with the generation prompt. Raises ValueError with the template's complaint,
+        ContextOverflow where they are far beyond a known `context_length`. Any thread may call it."""
         key = hashlib.blake2b(_encode((messages, tools)), digest_size=16).digest()
-        found = self._prompts.get(key)
-        if found is not None:
-            self._prompts.move_to_end(key)
-            return found
+        known = self._prompts.get(key)
+        if known is not None:
+            return known[0]
         try:
-            ids = self._renderer.render_ids(list(messages), tools=list(tools) if tools else None, add_generation_prompt=True)
+            with self.tokenizer.within(context_length):
+                ids = self._renderer.render_ids(list(messages), tools=list(tools) if tools else None, add_generation_prompt=True)
+        except ContextOverflow:
+            raise
         except Exception as error:  # a template is user code: whatever it raises is about these messages
             raise ValueError(f"the chat template of {self.name!r} cannot render these messages: {error}") from error
-        return _keep(self._prompts, key, tuple(ids), self._cache_size)
+        return self._prompts.keep(key, tuple(ids))
 
     def bridge(
         self,
@@ -125,8 +130,20 @@ class PolicyRenderer:
         completion_ids: Sequence[int],
         new_messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
+        context_length: int | None = None,
     ) -> tuple[int, ...] | None:
-        """What the new messages add after an earlier call's own tokens, up to the next completion; None = cannot be told."""
+        """What the new messages add after an earlier call's own tokens, up to the next completion; None = cannot be told. Raises
+        ContextOverflow where that is far beyond a known `context_length`. Any thread may call it."""
+        with self.tokenizer.within(context_length):
+            return self._bridged(prompt_ids, completion_ids, new_messages, tools)
+
+    def _bridged(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        new_messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> tuple[int, ...] | None:
         if self.is_default:
             return self._template_suffix(completion_ids, new_messages)
         past = [*prompt_ids, *completion_ids]
@@ -176,7 +193,10 @@ class PolicyRenderer:
             if self.has_atomic_thinking or not text.lstrip().startswith("<think>"):
                 return ParsedCompletion(text if self.is_default else text.strip(), "", ())
         # The tail of the prompt says whether it left a reasoning block open; scanning all of it costs, and says no more.
-        parsed = self._renderer.parse_response(ids, prompt_ids=tail)
+        try:
+            parsed = self._renderer.parse_response(ids, prompt_ids=tail)
+        except RecursionError:  # arguments nested beyond any parser are no tool call: what the model said stays text
+            return ParsedCompletion(self.decode(ids), "", ())
         return ParsedCompletion(parsed.content or "", parsed.reasoning_content or "", tuple(parsed.tool_calls))
 
     def is_thinking(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> bool:
@@ -198,19 +218,32 @@ class PolicyRenderer:
         if self._bridge is None:
             return None
         key = hashlib.blake2b(_encode(new_messages), digest_size=16).digest()
-        if key in self._suffixes:
-            self._suffixes.move_to_end(key)
-            suffix = self._suffixes[key]
-        else:
-            suffix = _keep(self._suffixes, key, self._bridge.suffix(new_messages), self._cache_size)
+        known = self._suffixes.get(key)
+        suffix = known[0] if known is not None else self._suffixes.keep(key, self._bridge.suffix(new_messages))
         return None if suffix is None else self._bridge.join(completion_ids, suffix)
 
 
-def _keep(cache: OrderedDict[bytes, T], key: bytes, value: T, size: int) -> T:
-    cache[key] = value
-    if len(cache) > size:
-        cache.popitem(last=False)
-    return value
+class _Recent(Generic[T]):
+    """The values that were asked for last, by key. For several threads."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: OrderedDict[bytes, T] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: bytes) -> tuple[T] | None:
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return (self._values[key],)
+
+    def keep(self, key: bytes, value: T) -> T:
+        with self._lock:
+            self._values[key] = value
+            if len(self._values) > self._size:
+                self._values.popitem(last=False)
+        return value
 
 
 def _resolve_config(tokenizer: Any, name: str, wanted: Any, thinking_retention: str | None, options: Mapping[str, Any]) -> Any:

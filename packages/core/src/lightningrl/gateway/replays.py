@@ -27,6 +27,8 @@ class Replays:
         self._done: dict[str, Kept] = {}
         self._keys: defaultdict[str, list[str]] = defaultdict(list)
         self._failed: Counter[str] = Counter()
+        self._unseen: defaultdict[str, list[str]] = defaultdict(list)
+        """Of a body: answers whose client left before they were sent. The next call of this body is a retry, though it may not say so."""
 
     def restore(self, calls: Iterable[StoredCall]) -> None:
         """What the store kept, as after a restart of the server."""
@@ -54,12 +56,23 @@ class Replays:
         if running is not None:
             running.set()
         if kept is not None:
-            self._done[key] = kept
-        else:
+            self.keep(key, kept)
+        elif key not in self._done:
             self._failed[_body_of(key)] += 1
+
+    def keep(self, key: str, kept: Kept) -> None:
+        """What a retry of the call is answered."""
+        self._done[key] = kept
+
+    def keep_unseen(self, key: str, kept: Kept) -> None:
+        """What was recorded but never sent: the next call of the same body is answered with it."""
+        self.keep(key, kept)
+        self._unseen[_body_of(key)].append(key)
 
     def _key_of_body(self, context: CallContext) -> str:
         body = context.body_digest
+        if self._unseen[body]:
+            return self._unseen[body].pop()
         if context.retries and self._failed[body]:
             self._failed[body] -= 1
         elif context.retries and self._keys[body]:

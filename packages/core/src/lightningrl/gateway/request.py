@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from lightningrl.gateway.completion import Choice
+from lightningrl.gateway.completion import Choice, Shown, TextDelta
 
-__all__ = ["Answer", "Begun", "CallContext", "CallRequest", "ForcedCall"]
+__all__ = ["Answer", "Begun", "CallContext", "CallRequest", "Delivery", "ForcedCall"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,25 @@ class CallContext:
     agent: str | None = None
     span_id: str | None = None
     body_digest: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """What of a streamed call has been sent so far."""
+
+    shown: dict[int, Shown] = field(default_factory=dict[int, Shown])
+    """By choice."""
+    _sampled: dict[int, int] = field(default_factory=dict[int, int])
+
+    def add(self, delta: TextDelta, *, was_sent: bool, with_tool_calls: bool) -> None:
+        """Count a delta; one that had nothing to show counts once a later one was sent."""
+        tokens = self._sampled[delta.index] = self._sampled.get(delta.index, 0) + len(delta.token_ids)
+        if was_sent:
+            shown = self.shown.setdefault(delta.index, Shown())
+            shown.tokens = tokens
+            shown.content += len(delta.content)
+            shown.reasoning += len(delta.reasoning)
+            shown.tool_calls += len(delta.tool_calls) if with_tool_calls else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

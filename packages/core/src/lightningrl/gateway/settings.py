@@ -39,6 +39,8 @@ class GatewaySettings:
     """Answers embeddings, and models that no policy serves; None = such calls are refused."""
     upstream_models: Mapping[str, Upstream] = field(default_factory=dict[str, Upstream])
     """By model name or pattern (`gpt-5*`): answered there although a default policy serves every other name."""
+    plain_rollout: str | None = None
+    """A rollout whose first attempt answers below `/v1` as well, for clients that know nothing of rollouts; None = `/v1` is refused."""
     max_body_bytes: int = 16 * 1024 * 1024
     max_choices: int = 64
     """Largest `n`."""

@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, ContextOverflow
 
-__all__ = ["QuickTokenizer", "load_tokenizer"]
+__all__ = ["QuickTokenizer", "context_overflow", "load_tokenizer"]
 
 _SHORT = 256
+_BLOCK = 16_384
+_RARE = 8
+"""Characters a token on average stands for at most in any text that people write; beyond them a long text is counted in blocks first."""
+_SLACK = 4
+"""How many contexts of tokens are made before a prompt is refused unfinished: cut blocks and renderers that encode twice count too much."""
+
+
+def context_overflow(context_length: int, taken: str) -> ContextOverflow:
+    """A prompt beyond the context."""
+    return ContextOverflow(
+        f"this model's maximum context length is {context_length} tokens; your messages and tools take {taken}, "
+        "which leaves no room for an answer; shorten them"
+    )
+
+
+class _Room:
+    """The tokens that a prompt may still take."""
+
+    def __init__(self, context_length: int) -> None:
+        self.context_length = context_length
+        self.left = _SLACK * context_length
+
+    def take(self, tokens: int) -> None:
+        self.left -= tokens
+        if self.left < 0:
+            raise context_overflow(self.context_length, f"more than {self.context_length}")
+
+
+_room: ContextVar[_Room | None] = ContextVar("room", default=None)
 
 
 def load_tokenizer(source: str | Path) -> Any:
@@ -49,7 +80,20 @@ class QuickTokenizer:
         """Token ids; nothing is added around them."""
         if args or options or add_special_tokens:
             return list(self._tokenizer.encode(text, *args, add_special_tokens=add_special_tokens, **options))
-        return list(self._encode_short(text) if len(text) < _SHORT else self._encode(text))
+        ids = list(self._encode_short(text) if len(text) < _SHORT else self._encode(text))
+        room = _room.get()
+        if room is not None:
+            room.take(len(ids))
+        return ids
+
+    @contextmanager
+    def within(self, context_length: int | None) -> Iterator[None]:
+        """In it, a text far beyond the context raises ContextOverflow after a few contexts of tokens, however long it is."""
+        token = _room.set(None if context_length is None else _Room(context_length))
+        try:
+            yield
+        finally:
+            _room.reset(token)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False, **options: Any) -> str:
         """Text; special tokens stay unless asked otherwise."""
@@ -69,4 +113,11 @@ class QuickTokenizer:
         return self._tokenizer(*args, **options)
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._core.encode(text, add_special_tokens=False).ids)
+        if len(text) < _BLOCK:
+            return list(self._core.encode(text, add_special_tokens=False).ids)
+        room = _room.get()
+        if room is not None and len(text) > _RARE * room.context_length:
+            counted = _Room(room.context_length)
+            for start in range(0, len(text), _BLOCK):
+                counted.take(len(self._core.encode(text[start : start + _BLOCK], add_special_tokens=False).ids))
+        return list(self._core.encode_batch_fast([text], add_special_tokens=False)[0].ids)  # it leaves other threads the interpreter

@@ -142,7 +142,7 @@ class _Exchange:
     @property
     def model(self) -> str:
         model = self._said.get("model") if isinstance(self._said, dict) else None
-        return model if isinstance(model, str) else ""
+        return model.encode("utf-8", "replace").decode() if isinstance(model, str) else ""
 
     def add(self, chunk: bytes) -> None:
         self._size += len(chunk)

@@ -47,14 +47,12 @@ class Attempt:
                 output = contextvars.copy_context().run(agent.function, self.lease.task.input)
                 if inspect.isawaitable(output):
                     output = run_on_loop(self._await(output))
-        except KeyboardInterrupt:
-            raise
+            return report_output(output, agent=agent.name, duration_s=time.perf_counter() - started)
         except BaseException as error:  # noqa: BLE001  the boundary: an agent's failure is data
             return self._report(error, time.perf_counter() - started)
         finally:
             with self._lock:
                 self._has_ended = True
-        return report_output(output, agent=agent.name, duration_s=time.perf_counter() - started)
 
     def revoke(self) -> bool:
         """Stop the agent, because the attempt was taken away. False = it cannot be stopped from inside: it is not on the loop. One that

@@ -7,7 +7,6 @@ import json
 import logging
 import threading
 import time
-from dataclasses import asdict
 from typing import Final
 from urllib.parse import quote, urlsplit
 
@@ -17,20 +16,31 @@ from lightningrl.errors import ServerError
 from lightningrl.runtime.lease import Lease
 from lightningrl.runtime.report import AttemptReport
 from lightningrl.tracing.report import Report
+from lightningrl.types import Outcome
 
-__all__ = ["ControlClient"]
+__all__ = ["ControlClient", "RefusedError"]
 
 API: Final = "/api/v1"
 JSON: Final = "application/json"
 TROUBLE: Final = (OSError, http.client.HTTPException)
+NOT_TAKEN: Final = frozenset({400, 413, 422})
+"""Statuses that speak of the body, not of the key or of the attempt."""
 
 logger = logging.getLogger(__name__)
+
+
+class RefusedError(ServerError):
+    """The server answered with an error status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ControlClient:
     """The control API as a worker uses it. Belongs to one thread; `interrupt` may come from another."""
 
-    def __init__(self, server_url: str, run_key: str, *, patience_s: float = 60.0, timeout_s: float = 30.0) -> None:
+    def __init__(self, server_url: str, worker_key: str, *, patience_s: float = 60.0, timeout_s: float = 30.0) -> None:
         parts = urlsplit(server_url.rstrip("/"))
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ServerError(f"server url {server_url!r} is no http(s) url; give something like 'http://127.0.0.1:8000'")
@@ -38,7 +48,7 @@ class ControlClient:
         self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
         self._url = server_url
         self._root = parts.path
-        self._run_key = run_key
+        self._worker_key = worker_key
         self._patience_s = patience_s
         self._timeout_s = timeout_s
         self._interrupted = threading.Event()
@@ -46,7 +56,7 @@ class ControlClient:
     def lease(self, *, worker_id: str, wait_s: float, lease_s: float) -> Lease | None:
         """The next attempt to run; None = there was none for `wait_s`. `worker_id` runs one at a time."""
         body = {"worker_id": worker_id, "wait_s": wait_s, "lease_s": lease_s, "exclusive": True}
-        status, answer = self._post("/leases", body, key=self._run_key, wait_s=wait_s)
+        status, answer = self._post("/leases", body, key=self._worker_key, wait_s=wait_s)
         if status == 204:
             return None
         try:
@@ -56,12 +66,22 @@ class ControlClient:
 
     def heartbeat(self, lease: Lease, *, lease_s: float) -> bool:
         """Keep the attempt; False = it was taken away (cancelled or expired)."""
-        _, answer = self._post(attempt_path(lease, "heartbeat"), {"lease_s": lease_s}, key=self._run_key)
+        _, answer = self._post(attempt_path(lease, "heartbeat"), {"lease_s": lease_s}, key=self._worker_key)
         return bool(json.loads(answer).get("continue", True))
 
     def report(self, lease: Lease, report: AttemptReport) -> None:
-        """Hand in the attempt's result. The first report of an attempt counts."""
-        self._post(attempt_path(lease, "result"), asdict(report), key=self._run_key)
+        """Hand in the attempt's result. The first report of an attempt counts.
+
+        A result that the server cannot take, whatever is wrong with it, is a failure of the agent's: it is told the server's sentence.
+        """
+        try:
+            self._post_result(lease, report)
+        except RefusedError as error:
+            if error.status not in NOT_TAKEN:
+                raise
+            logger.warning("rollout %s: its result was refused, so it failed: %s", lease.rollout_id, error)
+            sentence = f"the server did not take the agent's result: {error}"
+            self._post_result(lease, AttemptReport(outcome=Outcome.AGENT_ERROR, error=sentence, duration_s=report.duration_s))
 
     def hand_in(self, lease: Lease, report: Report) -> None:
         """What the agent itself reported. Raises ServerError with the server's sentence where it is refused."""
@@ -84,6 +104,10 @@ class ControlClient:
     def close(self) -> None:
         self._connection.close()
 
+    def _post_result(self, lease: Lease, report: AttemptReport) -> None:
+        body = {"outcome": report.outcome, "output": report.output, "error": report.error, "duration_s": report.duration_s}
+        self._post(attempt_path(lease, "result"), body, key=self._worker_key)
+
     def _post(self, path: str, body: object, *, key: str, wait_s: float = 0.0) -> tuple[int, bytes]:
         return self._send(API + path, json.dumps(body).encode(), JSON, key=key, wait_s=wait_s)
 
@@ -103,7 +127,8 @@ class ControlClient:
                 if status < 400:
                     return status, answer
                 if status not in {429, 502, 503, 504} or time.monotonic() + pause > deadline:
-                    raise ServerError(f"server {self._url!r} refused {path!r} with {status}: {answer[:500].decode(errors='replace')}")
+                    said = answer[:500].decode(errors="replace")
+                    raise RefusedError(f"server {self._url!r} refused {path!r} with {status}: {said}", status)
             self._interrupted.wait(pause)
             pause = min(2.0, pause * 2 or 0.05)  # at once first: a kept-alive connection may just have been closed
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
+from lightningrl.keys import KEY_VARIABLE
 from lightningrl.tracing.redirect import UNATTRIBUTED_KEY
 from lightningrl.tracing.scope import ActiveRollout
 
@@ -29,10 +30,14 @@ def gateway_environment(server_url: str, base_path: str = "/v1", key: str = UNAT
 
 
 def worker_environment(server_url: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What a worker starts with: `environment`, one thread per numeric library, no proxy before our server, the gateway's variables."""
+    """What a worker starts with: `environment`, one thread per numeric library, no proxy before our server, the gateway's variables.
+
+    The key that whoever starts workers was given stays with them.
+    """
     host = urlsplit(server_url).hostname or ""
     no_proxy = ",".join(dict.fromkeys([*filter(None, environment.get("NO_PROXY", "").split(",")), host]))
-    return {**SINGLE_THREADED, **environment, "NO_PROXY": no_proxy, "no_proxy": no_proxy, **gateway_environment(server_url)}
+    whole = {**SINGLE_THREADED, **environment, "NO_PROXY": no_proxy, "no_proxy": no_proxy, **gateway_environment(server_url)}
+    return {name: value for name, value in whole.items() if name != KEY_VARIABLE}
 
 
 @contextmanager

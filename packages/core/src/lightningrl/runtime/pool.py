@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from lightningrl.errors import ConfigError, LightningError, ServerError
+from lightningrl.keys import is_worker_key, worker_key
 from lightningrl.runtime.agent_loader import agent_reference
 from lightningrl.runtime.control import ControlClient
 from lightningrl.runtime.launcher import WorkerExit, WorkerLauncher, WorkerPoolError
@@ -58,7 +60,7 @@ class WorkerPool:
     def __init__(
         self,
         server_url: str,
-        run_key: str,
+        key: str,
         agent: str | Callable[..., Any],
         *,
         workers: int = 2,
@@ -73,18 +75,19 @@ class WorkerPool:
         lease_wait_s: float = 10.0,
         patience_s: float = 60.0,
     ) -> None:
-        """`environment` is added to that of the workers' machine; `base_urls` are the agent's model endpoints beside the two providers;
-        `launcher` says where workers run, None = as processes of this machine. Raises ConfigError.
+        """`key` is the run's or a worker's; workers get a worker's in any case. `environment` is added to that of the workers' machine;
+        `base_urls` are the agent's model endpoints beside the two providers; `launcher` says where workers run, None = as processes of
+        this machine. Raises ConfigError.
         """
         for name, value in (("workers", workers), ("concurrency", concurrency)):
             if value < 1:
                 raise ConfigError(f"{name} = {value}: a worker pool needs at least 1")
         self._server_url = server_url.rstrip("/")
-        self._run_key = run_key
+        self._worker_key = key if is_worker_key(key) else worker_key(key)
         self._workers = workers
         self._settings = WorkerSettings(
             server_url=self._server_url,
-            run_key=run_key,
+            worker_key=self._worker_key,
             worker_id="",
             agent=agent_reference(agent),
             base_dir=str(Path(base_dir).resolve()),
@@ -194,12 +197,16 @@ class WorkerPool:
             self._fail(error)
         except OSError as error:
             self._fail(WorkerPoolError(f"worker {index} cannot be started: {error}"))
+        except Exception as error:  # the boundary: a pool that loses a worker must not wait for it in silence
+            logger.exception("worker %d: its supervision failed", index)
+            self._fail(WorkerPoolError(f"worker {index} cannot be supervised any more: {type(error).__name__}: {error}"))
 
     async def _live(self, index: int) -> None:
         """One life of worker `index`."""
-        settings = replace(self._settings, worker_id=f"{self._name}-{index}")
+        settings = replace(self._settings, worker_id=f"{self._name}-{index}", event_token=secrets.token_hex(16))
         log = None if self._log_folder is None else self._log_folder / f"worker-{index}.log"
-        process = WatchedWorker(await self._launcher.spawn(settings, environment=self._environment, log=log))
+        line = await self._launcher.spawn(settings, environment=self._environment, log=log)
+        process = WatchedWorker(line, settings.event_token)
         self._living[index] = process
         self._spawned += 1
         if self._is_stopping:
@@ -273,7 +280,7 @@ class WorkerPool:
                 logger.warning("rollout %s: its outcome %s could not be reported: %s", held.rollout_id, outcome, problem)
 
     def _send_report(self, held: HeldAttempt, report: AttemptReport) -> None:
-        client = ControlClient(self._server_url, self._run_key, patience_s=5.0 if self._is_stopping else self._settings.patience_s)
+        client = ControlClient(self._server_url, self._worker_key, patience_s=5.0 if self._is_stopping else self._settings.patience_s)
         lease = Lease(
             rollout_id=held.rollout_id,
             attempt=held.attempt,

@@ -1,4 +1,7 @@
-"""How an attempt ended, and how an exception becomes an outcome."""
+"""How an attempt ended, and how an exception becomes an outcome.
+
+What an agent returns or raises may be anything: what leaves here is text without lone surrogates, and JSON of a bounded size and depth.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,16 @@ from typing import Any, Final
 from lightningrl.tracing.scope import ActiveRollout
 from lightningrl.types import Outcome
 
-__all__ = ["AttemptReport", "report_exception", "report_output"]
+__all__ = ["AttemptReport", "clean_text", "report_exception", "report_output"]
 
 CONTEXT_CODE: Final = "context_length_exceeded"
+BUSY_STATUSES: Final = frozenset({502, 503, 504, 507})
+"""Nobody behind it answers, or there is no room on its disk."""
 LONGEST_ERROR: Final = 4_000
+LONGEST_OUTPUT: Final = 8 * 2**20
+"""Characters of an output as JSON."""
+DEEPEST_OUTPUT: Final = 100
+"""Lists and dicts within each other."""
 FRAMES: Final = 6
 
 
@@ -30,28 +39,58 @@ class AttemptReport:
 
 
 def report_output(output: Any, *, agent: str, duration_s: float) -> AttemptReport:
-    """A success, unless the agent returned nothing or something that is not JSON."""
-    if output is None:
-        error = f"the agent {agent!r} returned nothing; return its answer, which the reward looks at"
-        return AttemptReport(outcome=Outcome.AGENT_ERROR, error=error, duration_s=duration_s)
+    """A success, unless the agent returned nothing, something that is not JSON, or more than is kept."""
     try:
-        json.dumps(output, allow_nan=False)
+        return AttemptReport(outcome=Outcome.SUCCEEDED, output=as_json(output), duration_s=duration_s)
+    except ValueError as problem:
+        return AttemptReport(outcome=Outcome.AGENT_ERROR, error=f"the agent {agent!r} {problem}", duration_s=duration_s)
+
+
+def as_json(output: Any) -> Any:
+    """The output as it will be read again. Raises ValueError, which completes "the agent …"."""
+    if output is None:
+        raise ValueError("returned nothing; return its answer, which the reward looks at")
+    try:
+        text = json.dumps(output, allow_nan=False, ensure_ascii=False)
+        kept = json.loads(replace_surrogates(text)) if len(text) <= LONGEST_OUTPUT else None
     except (TypeError, ValueError, RecursionError) as problem:
-        error = f"the agent {agent!r} returned a {type(output).__name__} that is not JSON ({problem}); return text, numbers, lists or dicts"
-        return AttemptReport(outcome=Outcome.AGENT_ERROR, error=error, duration_s=duration_s)
-    return AttemptReport(outcome=Outcome.SUCCEEDED, output=output, duration_s=duration_s)
+        name = type(output).__name__
+        raise ValueError(f"returned a {name} that is not JSON ({problem}); return text, numbers, lists or dicts") from problem
+    if kept is None:
+        raise ValueError(f"returned {len(text)} characters; at most {LONGEST_OUTPUT} are kept, return what the reward looks at")
+    if not is_shallow(kept):
+        raise ValueError(f"returned lists or dicts more than {DEEPEST_OUTPUT} deep; return something flatter")
+    return kept
+
+
+def is_shallow(value: Any) -> bool:
+    """Whether lists and dicts lie within each other at most `DEEPEST_OUTPUT` deep."""
+    level = [value]
+    for _ in range(DEEPEST_OUTPUT + 1):
+        containers = [outer.values() if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)]
+        level = [inner for container in containers for inner in container]
+        if not level:
+            return True
+    return False
 
 
 def report_exception(error: BaseException, rollout: ActiveRollout, *, duration_s: float) -> AttemptReport:
-    """Whose failure it is: the gateway's (unreachable, 503), the context's length, or else the agent's."""
-    causes = list(iterate_causes(error))
-    if any(is_context_overflow(cause) for cause in causes):
-        outcome = Outcome.CONTEXT_OVERFLOW
-    elif any(cause in rollout.connection_errors or status_of(cause) in {502, 503, 504} for cause in causes):
-        outcome = Outcome.INFRASTRUCTURE_ERROR
-    else:
+    """Whose failure it is: the gateway's (unreachable, 503, a store that keeps nothing), the context's length, or else the agent's."""
+    try:
+        outcome = outcome_of(error, rollout)
+    except BaseException:  # noqa: BLE001  an exception is the agent's code as well, whatever its attributes raise
         outcome = Outcome.AGENT_ERROR
     return AttemptReport(outcome=outcome, error=describe(error), duration_s=duration_s)
+
+
+def outcome_of(error: BaseException, rollout: ActiveRollout) -> Outcome:
+    causes = list(iterate_causes(error))
+    if any(is_context_overflow(cause) for cause in causes):
+        return Outcome.CONTEXT_OVERFLOW
+    unanswered = {id(lost) for lost in rollout.connection_errors}
+    if any(id(cause) in unanswered or is_of_server(cause, rollout) for cause in causes):
+        return Outcome.INFRASTRUCTURE_ERROR
+    return Outcome.AGENT_ERROR
 
 
 def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -71,8 +110,10 @@ def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def status_of(error: BaseException) -> int | None:
     """HTTP status that an SDK's exception carries."""
-    status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
-    return status if isinstance(status, int) else None
+    answer = getattr(error, "response", None)
+    said = getattr(error, "status_code", None) or getattr(answer, "status_code", None)
+    said = said or getattr(error, "status", None)  # aiohttp's
+    return said if isinstance(said, int) else None
 
 
 def is_context_overflow(error: BaseException) -> bool:
@@ -84,9 +125,34 @@ def is_context_overflow(error: BaseException) -> bool:
     return isinstance(text, bytes) and CONTEXT_CODE.encode() in text
 
 
+def is_of_server(error: BaseException, rollout: ActiveRollout) -> bool:
+    """Whether an HTTP error is our server's own failure: any of its 5xx, or one that says that somebody is busy."""
+    status = status_of(error)
+    if status is None or status < 500:
+        return False
+    url = getattr(getattr(error, "response", None), "url", "") or getattr(getattr(error, "request_info", None), "real_url", "")
+    return status in BUSY_STATUSES or rollout.base_path in str(url)
+
+
 def describe(error: BaseException) -> str:
     """`ValueError: text`, then the last frames; short enough to be stored with every failure."""
-    head = "".join(traceback.format_exception_only(error)).strip()
-    frames = "".join(traceback.format_tb(error.__traceback__, limit=-FRAMES))
-    text = f"{head}\n{frames}".strip()
-    return text if len(text) <= LONGEST_ERROR else f"{text[: LONGEST_ERROR - 2]} …"
+    try:
+        head = "".join(traceback.format_exception_only(error)).strip()
+        frames = "".join(traceback.format_tb(error.__traceback__, limit=-FRAMES))
+    except BaseException as problem:  # noqa: BLE001  as above
+        return clean_text(f"{type(error).__name__}, which cannot be shown: {type(problem).__name__}")
+    return clean_text(f"{head}\n{frames}".strip())
+
+
+def clean_text(text: str, longest: int = LONGEST_ERROR) -> str:
+    """What anybody can store and show: at most `longest` characters, no lone surrogates."""
+    return replace_surrogates(text if len(text) <= longest else f"{text[: longest - 2]} …")
+
+
+def replace_surrogates(text: str) -> str:
+    """Halves of characters become U+FFFD; pairs of them, one character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

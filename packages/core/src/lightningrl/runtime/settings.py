@@ -14,7 +14,8 @@ class WorkerSettings:
     """The first line that a worker reads."""
 
     server_url: str
-    run_key: str
+    worker_key: str
+    """Leases and reports; see `lightningrl.keys`."""
     worker_id: str
     agent: str
     """`"agent.py:answer"` or `"package.module:function"`."""
@@ -32,6 +33,8 @@ class WorkerSettings:
     """How long the server may be away."""
     parent_pid: int = 0
     """The worker dies with this process; 0 = with nobody."""
+    event_token: str = ""
+    """Every event carries it, so that what the agent writes into the pipe is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +49,8 @@ class WorkerEvent:
     limit_s: float = 0.0
     """With `started`: after this time the worker is to be killed."""
     error: str = ""
+    token: str = ""
+    """`WorkerSettings.event_token`"""
 
 
 def encode_line(message: WorkerSettings | WorkerEvent) -> bytes:

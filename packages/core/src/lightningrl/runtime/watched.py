@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import hmac
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -34,13 +34,17 @@ class HeldAttempt:
 class WatchedWorker:
     """A running worker. Iterate over `events` until it ends or an attempt overruns its limit."""
 
-    def __init__(self, line: WorkerLine) -> None:
+    def __init__(self, line: WorkerLine, event_token: str) -> None:
         self._line = line
+        self._event_token = event_token
         self.is_ready = False
         self.held: dict[tuple[str, int], HeldAttempt] = {}
 
     async def events(self) -> AsyncIterator[WorkerEvent]:
-        """What the worker says. Ends when the worker ends, or when the time of an attempt is over (see `overdue`)."""
+        """What the worker says. Ends when the worker ends, or when the time of an attempt is over (see `overdue`).
+
+        Lines without its token are left out: half a line of a killed worker, and what the agent wrote into the pipe.
+        """
         while True:
             deadline = min((held.deadline for held in self.held.values()), default=None)
             try:
@@ -49,8 +53,11 @@ class WatchedWorker:
                 return
             if not line:
                 return
-            with contextlib.suppress(msgspec.MsgspecError):  # half a line of a killed worker
+            try:
                 event = decode_event(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                continue
+            if hmac.compare_digest(event.token.encode(), self._event_token.encode()):
                 self._note(event)
                 yield event
 

@@ -14,9 +14,11 @@ import contextlib
 import contextvars
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Awaitable, Iterator
+from dataclasses import replace
 from typing import Any, BinaryIO, Final
 
 from lightningrl.errors import LightningError, ServerError
@@ -26,10 +28,10 @@ from lightningrl.runtime.control import ControlClient
 from lightningrl.runtime.environment import rollout_environment
 from lightningrl.runtime.heartbeat import Heart
 from lightningrl.runtime.lifeline import die_with_parent, take_standard_streams
-from lightningrl.runtime.report import AttemptReport
+from lightningrl.runtime.report import AttemptReport, clean_text
 from lightningrl.runtime.settings import WorkerEvent, WorkerSettings, decode_settings, encode_line
 from lightningrl.tracing.redirect import Redirection
-from lightningrl.tracing.scope import ActiveRollout, RolloutScope
+from lightningrl.tracing.scope import ActiveRollout, RolloutScope, ThreadWatch
 from lightningrl.types import Outcome
 
 __all__ = ["Worker", "main"]
@@ -45,6 +47,7 @@ class Worker:
 
     def __init__(self, settings: WorkerSettings, events: BinaryIO) -> None:
         self._settings = settings
+        self._pid = os.getpid()
         self._events = events
         self._events_lock = threading.Lock()
         self._stopping = threading.Event()
@@ -80,8 +83,7 @@ class Worker:
 
     def emit(self, event: WorkerEvent) -> None:
         with self._events_lock:
-            self._events.write(encode_line(event))
-            self._events.flush()
+            write_event(self._events, event, self._settings)
 
     def _load(self) -> tuple[LoadedAgent, Any]:
         if not self._settings.adapters:
@@ -95,7 +97,7 @@ class Worker:
         return agent, telemetry
 
     def _client(self) -> ControlClient:
-        return ControlClient(self._settings.server_url, self._settings.run_key, patience_s=self._settings.patience_s)
+        return ControlClient(self._settings.server_url, self._settings.worker_key, patience_s=self._settings.patience_s)
 
     async def _serve_slots(self) -> None:
         """Serve in as many threads as attempts may run at a time, with this loop for the async agents in them."""
@@ -142,15 +144,31 @@ class Worker:
         limit_s = lease.timeout_s + (ASYNC_GRACE_S if self._agent.is_async else 0.0)
         self.emit(WorkerEvent(kind="started", rollout_id=lease.rollout_id, attempt=lease.attempt, limit_s=limit_s))
         self._heart.add(attempt)
+        threads = ThreadWatch()
         try:
             with self._scope.entered(rollout), self._surroundings(rollout):
                 report = attempt.run(self._agent, self._run_on_loop)
+            if os.getpid() != self._pid:
+                os._exit(1)  # a process that the agent has forked, and whose work ended where the agent's did, is no worker
+            self._warn_of_threads(rollout, threads)
             report = self._hand_in(attempt, client) or report
             if self._telemetry is not None:
                 self._export(attempt, client)
             client.report(lease, report)
         finally:
             self._heart.remove(attempt)
+
+    def _warn_of_threads(self, rollout: ActiveRollout, threads: ThreadWatch) -> None:
+        """Where the process is the rollout's, nothing tells a thread that it left behind from one of the next rollout's."""
+        names = threads.left_behind() if self._scope.exclusive else []
+        if names:
+            logger.warning(
+                "rollout %s: %d threads that it started still run (%s); model calls that they make from now on are taken for those of "
+                "the rollouts that follow; join them before the agent returns",
+                rollout.rollout_id,
+                len(names),
+                ", ".join(names[:10]),
+            )
 
     def _hand_in(self, attempt: Attempt, client: ControlClient) -> AttemptReport | None:
         """What the agent reported; a failure of the agent's where the server refuses it (a call that never was, say)."""
@@ -183,23 +201,38 @@ class Worker:
             yield
 
     def _run_on_loop(self, awaitable: Awaitable[Any]) -> Any:
-        async def run() -> Any:
-            return await awaitable
+        async def run() -> tuple[Any, BaseException | None]:
+            try:
+                return await awaitable, None
+            except (KeyboardInterrupt, SystemExit) as error:  # raised by a task, they end the loop, which is not only this agent's
+                return None, error
 
         if self._shared_loop is None:
-            return self._runner.run(run(), context=contextvars.copy_context())
-        return asyncio.run_coroutine_threadsafe(run(), self._shared_loop).result()  # carries this thread's context along
+            output, error = self._runner.run(run(), context=contextvars.copy_context())
+        else:
+            output, error = asyncio.run_coroutine_threadsafe(run(), self._shared_loop).result()  # carries this thread's context along
+        if error is not None:
+            raise error
+        return output
 
     def _revoke(self, attempt: Attempt) -> None:
         if not attempt.revoke():
             self.emit(WorkerEvent(kind="revoked", rollout_id=attempt.lease.rollout_id, attempt=attempt.lease.attempt))
 
 
+def write_event(events: BinaryIO, event: WorkerEvent, settings: WorkerSettings) -> None:
+    """One line, with the worker's token and no more of an error than the pool reads."""
+    events.write(encode_line(replace(event, token=settings.event_token, error=clean_text(event.error))))
+    events.flush()
+
+
 def watch_stdin(commands: BinaryIO, worker: Worker) -> None:
-    """`stop` ends the worker after its attempt; the end of the pipe (the pool is gone) ends it now."""
+    """`stop` ends the worker after its attempt; the end of the pipe (the pool is gone) ends it now, with what the agent started."""
     for line in commands:
         if line.strip() == b"stop":
             worker.stop()
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
@@ -223,8 +256,7 @@ def main() -> int:
         worker = Worker(settings, events)
     except LightningError as error:
         logger.error("%s", error, exc_info=True)
-        events.write(encode_line(WorkerEvent(kind="failed", error=str(error))))
-        events.flush()
+        write_event(events, WorkerEvent(kind="failed", error=str(error)), settings)
         return 3
     threading.Thread(target=watch_stdin, args=(commands, worker), name="lightningrl-stdin", daemon=True).start()
     return worker.run()

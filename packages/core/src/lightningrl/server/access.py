@@ -1,16 +1,26 @@
-"""Who may do what: the run key opens everything, a scoped key its own running attempt."""
+"""Who may do what, by the key that is shown.
+
+run key      the trainer's: everything
+worker key   a worker's: lease, and whatever an attempt's key may do, for every attempt; no trajectories, scores, lists or engine link
+attempt key  an agent's: its own running attempt
+"""
 
 from __future__ import annotations
 
 import hmac
+from typing import Final
 
 from starlette.requests import Request
 
 from lightningrl.errors import ServerError
+from lightningrl.keys import worker_key
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.protocol import Store
 
 __all__ = ["Access", "Forbidden"]
+
+_LONGEST_NUMBER: Final = 9
+"""Digits of an attempt's number."""
 
 
 class Forbidden(ServerError):
@@ -18,39 +28,56 @@ class Forbidden(ServerError):
 
 
 class Access:
-    """Checks the `Authorization: Bearer …` of a request, or its `x-api-key`."""
+    """Checks the `Authorization: Bearer …` of a request, or its `x-api-key`, before its body is read."""
 
     def __init__(self, store: Store, run_key: str) -> None:
         self._store = store
         self._run_key = run_key.encode()
+        self._worker_key = worker_key(run_key).encode()
 
     async def run(self, request: Request) -> None:
         """Raises Forbidden unless the run key is shown."""
-        if not self._is_run_key(_shown(request)):
+        key = _shown(request)
+        if not _is_same(key, self._run_key):
+            whose = "a worker's key does not open" if _is_same(key, self._worker_key) else "wrong key for"
+            raise Forbidden(f"{whose} {request.url.path!r}; send the run key as 'Authorization: Bearer …'")
+
+    async def worker(self, request: Request) -> None:
+        """Raises Forbidden unless the run key or the worker key is shown."""
+        if not self._is_trusted(_shown(request)):
             raise Forbidden(f"wrong key for {request.url.path!r}; send the run key as 'Authorization: Bearer …'")
 
-    async def attempt(self, request: Request, rollout_id: str, attempt: int) -> None:
-        """Raises Forbidden, UnknownRecord or AttemptOver unless the run key or the attempt's own is shown."""
+    async def attempt(self, request: Request) -> None:
+        """Of the attempt in the path. Raises Forbidden, UnknownRecord or AttemptOver unless the run key, the worker key or the attempt's
+        own is shown. Whoever has none of them learns nothing about what exists."""
         key = _shown(request)
-        if self._is_run_key(key) or await self._store.authorise(rollout_id, attempt, key) is not None:
+        rollout_id, number = request.path_params["rid"], request.path_params["n"]
+        is_number = number.isascii() and number.isdigit() and len(number) <= _LONGEST_NUMBER
+        if self._is_trusted(key):
+            if not is_number:
+                raise UnknownRecord(f"rollout {rollout_id!r} has no attempt {number[:20]!r}; attempts start with a lease")
             return
-        refusal = await self._store.refusal(rollout_id, attempt, key)
-        if isinstance(refusal, AttemptOver):
-            raise refusal
-        if isinstance(refusal, UnknownRecord):  # whoever has no key learns nothing about what exists
-            raise Forbidden(f"wrong key for attempt {attempt} of rollout {rollout_id!r}; use the key of its lease")
-        raise Forbidden(str(refusal))
+        wrong = Forbidden(f"wrong key for attempt {number[:20]} of rollout {rollout_id!r}; use the key of its lease")
+        if not is_number:
+            raise wrong
+        if await self._store.authorise(rollout_id, int(number), key) is not None:
+            return
+        refusal = await self._store.refusal(rollout_id, int(number), key)
+        raise refusal if isinstance(refusal, AttemptOver) else wrong
 
-    async def ended_attempt(self, request: Request, rollout_id: str, attempt: int) -> bool:
-        """As `attempt`, but the key of an ended attempt passes too; whether it has ended as far as its key tells."""
+    async def ended_attempt(self, request: Request) -> None:
+        """As `attempt`, but the key of an ended attempt passes too."""
         try:
-            await self.attempt(request, rollout_id, attempt)
+            await self.attempt(request)
         except AttemptOver:
-            return True
-        return False
+            return
 
-    def _is_run_key(self, key: str) -> bool:
-        return hmac.compare_digest(key.encode("latin-1", "replace"), self._run_key)
+    def _is_trusted(self, key: str) -> bool:
+        return _is_same(key, self._run_key) or _is_same(key, self._worker_key)
+
+
+def _is_same(key: str, expected: bytes) -> bool:
+    return hmac.compare_digest(key.encode("latin-1", "replace"), expected)
 
 
 def _shown(request: Request) -> str:

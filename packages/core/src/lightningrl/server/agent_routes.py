@@ -6,15 +6,17 @@ POST {OPENAI_BASE_URL}/tool_calls    {"tool_calls": [{"name": "search", "status"
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter
-from starlette.requests import Request
 
 from lightningrl.server.access import Access
+from lightningrl.server.guarded import guarded
 from lightningrl.server.models import ReportedRewardsBody, ReportedToolCall, ReportedToolCallsBody
 from lightningrl.store.errors import UnknownRecord
 from lightningrl.store.protocol import Store, ToolCallRecord
@@ -28,33 +30,42 @@ ANSWER_IDS: Final = ("chatcmpl-", "resp_", "msg_")
 
 def agent_routes(store: Store, access: Access) -> APIRouter:
     """To be mounted before the gateway's routes, which refuse every path of theirs that they do not know."""
-    router = APIRouter(prefix="/rollouts/{rid}/attempts/{n}/v1", tags=["agents"])
+    router = APIRouter(prefix="/rollouts/{rid}/attempts/{n}/v1", tags=["agents"], route_class=guarded(access.attempt))
 
     @router.post("/rewards", status_code=204, summary="Report rewards by name (the attempt's key)")
-    async def rewards(rid: str, n: int, body: ReportedRewardsBody, request: Request) -> None:
+    async def rewards(rid: str, n: int, body: ReportedRewardsBody) -> None:
         """Of the rollout, or of the model call whose answer has the id `call`. The last value of a name stands."""
-        await access.attempt(request, rid, n)
-        transition_id = None if body.call is None else await find_transition(store, rid, n, body.call)
+        (transition_id,) = await find_transitions(store, rid, n, [body.call])
         await store.add_rewards(rid, n, body.rewards, transition_id)
 
     @router.post("/tool_calls", status_code=204, summary="Report tool calls and their outcomes (the attempt's key)")
-    async def tool_calls(rid: str, n: int, body: ReportedToolCallsBody, request: Request) -> None:
+    async def tool_calls(rid: str, n: int, body: ReportedToolCallsBody) -> None:
         """A repeated `tool_call_id` is kept once."""
-        await access.attempt(request, rid, n)
-        records = [_record(one, one.call and await find_transition(store, rid, n, one.call)) for one in body.tool_calls]
-        await store.append_tool_calls(rid, n, records)
+        asked = await find_transitions(store, rid, n, [told.call for told in body.tool_calls])
+        await store.append_tool_calls(rid, n, await asyncio.to_thread(_records, body.tool_calls, asked))
 
     return router
 
 
-async def find_transition(store: Store, rollout_id: str, attempt: int, answer_id: str) -> str:
-    """The transition that an answer's id stands for. Raises UnknownRecord."""
-    transition_id = answer_id
-    for prefix in ANSWER_IDS:
-        transition_id = transition_id.removeprefix(prefix)
-    if all(call.transition.id != transition_id for call in await store.calls(rollout_id, attempt)):
-        raise UnknownRecord(f"rollout {rollout_id!r} has no call {answer_id!r}; give the id of an answer that this attempt was given")
-    return transition_id
+async def find_transitions(store: Store, rollout_id: str, attempt: int, answer_ids: Sequence[str | None]) -> list[str | None]:
+    """The transitions that the ids of answers stand for. Raises UnknownRecord."""
+    known = await store.call_ids(rollout_id, attempt) if any(answer_ids) else frozenset()
+    found: list[str | None] = []
+    for answer_id in answer_ids:
+        if answer_id is None:
+            found.append(None)
+            continue
+        transition_id = answer_id
+        for prefix in ANSWER_IDS:
+            transition_id = transition_id.removeprefix(prefix)
+        if transition_id not in known:
+            raise UnknownRecord(f"rollout {rollout_id!r} has no call {answer_id!r}; give the id of an answer that this attempt was given")
+        found.append(transition_id)
+    return found
+
+
+def _records(told: Sequence[ReportedToolCall], transition_ids: Sequence[str | None]) -> list[ToolCallRecord]:
+    return [_record(one, transition_id) for one, transition_id in zip(told, transition_ids, strict=True)]
 
 
 def _record(told: ReportedToolCall, transition_id: str | None) -> ToolCallRecord:

@@ -11,7 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lightningrl.server.access import Access
+from lightningrl.server.asked_calls import ReadAsked, join_to_answers
 from lightningrl.server.forwarding import SpanForwarder
+from lightningrl.server.guarded import guarded
 from lightningrl.server.models import (
     HeartbeatAnswer,
     HeartbeatBody,
@@ -43,22 +45,26 @@ def attempt_routes(
     access: Access,
     memory: AttemptMemory | None,
     forwarder: SpanForwarder | None = None,
+    read_asked: ReadAsked | None = None,
     *,
     max_body_bytes: int,
     longest_wait_s: float,
 ) -> APIRouter:
-    router = APIRouter(prefix="/api/v1", tags=["attempts"])
+    router = APIRouter()
+    leases, ended, running = (
+        APIRouter(prefix="/api/v1", tags=["attempts"], route_class=guarded(check))
+        for check in (access.worker, access.ended_attempt, access.attempt)
+    )
     base = "/rollouts/{rid}/attempts/{n}"
 
-    @router.post(
+    @leases.post(
         "/leases",
         response_model=LeaseAnswer,
-        summary="Lease the next attempt (run key; long poll)",
+        summary="Lease the next attempt (worker key or run key; long poll)",
         responses={204: {"description": "None yet"}},
     )
     async def lease(body: LeaseBody, request: Request) -> Any:
         """The oldest queued rollout's next attempt, with its scoped key; 204 where none comes within `wait_s`."""
-        await access.run(request)
         wait_s = min(body.wait_s, longest_wait_s)
         found = await while_connected(request, store.lease(body.worker_id, body.lease_s, wait_s, exclusive=body.exclusive))
         if found is None:
@@ -77,16 +83,14 @@ def attempt_routes(
             expires_at=found.expires_at,
         )
 
-    @router.post(base + "/heartbeat", response_model=HeartbeatAnswer, summary="Keep the lease (scoped or run key)")
-    async def heartbeat(rid: str, n: int, body: HeartbeatBody, request: Request) -> HeartbeatAnswer:
+    @ended.post(base + "/heartbeat", response_model=HeartbeatAnswer, summary="Keep the lease (attempt, worker or run key)")
+    async def heartbeat(rid: str, n: int, body: HeartbeatBody) -> HeartbeatAnswer:
         """`continue: false` = the attempt is over: stop working on it."""
-        ended = await access.ended_attempt(request, rid, n)
-        return HeartbeatAnswer(continue_=not ended and await store.heartbeat(rid, n, body.lease_s))
+        return HeartbeatAnswer(continue_=await store.heartbeat(rid, n, body.lease_s))
 
-    @router.post(base + "/result", response_model=ResultAnswer, summary="End the attempt (scoped or run key)")
-    async def result(rid: str, n: int, body: ResultBody, request: Request) -> ResultAnswer:
+    @ended.post(base + "/result", response_model=ResultAnswer, summary="End the attempt (attempt, worker or run key)")
+    async def result(rid: str, n: int, body: ResultBody) -> ResultAnswer:
         """The first result counts; the same outcome again is acknowledged, another is refused (409)."""
-        await access.ended_attempt(request, rid, n)
         outcome = body.outcome
         if outcome is Outcome.AGENT_ERROR and memory is not None and memory.is_overflowed(rid, n):
             outcome = Outcome.CONTEXT_OVERFLOW
@@ -95,15 +99,14 @@ def attempt_routes(
             memory.forget(rid, n)
         return ResultAnswer(state=state)
 
-    @router.post(base + "/rewards", status_code=204, summary="Add rewards by name (scoped or run key)")
-    async def rewards(rid: str, n: int, body: RewardsBody, request: Request) -> None:
+    @running.post(base + "/rewards", status_code=204, summary="Add rewards by name (attempt, worker or run key)")
+    async def rewards(rid: str, n: int, body: RewardsBody) -> None:
         """Of the attempt, or of one transition; null = nobody scored it."""
-        await access.attempt(request, rid, n)
         await store.add_rewards(rid, n, body.rewards, body.transition_id)
 
-    @router.post(
+    @running.post(
         base + "/v1/traces",
-        summary="Export spans: OTLP over HTTP, protobuf or JSON, plain or gzip (scoped or run key)",
+        summary="Export spans: OTLP over HTTP, protobuf or JSON, plain or gzip (attempt, worker or run key)",
         response_class=Response,
         openapi_extra={
             "requestBody": {
@@ -114,20 +117,32 @@ def attempt_routes(
     )
     async def traces(rid: str, n: int, request: Request) -> Response:
         """Spans of tools become tool calls. Repeating an export adds nothing; spans without an id are told of as a partial success."""
-        await access.attempt(request, rid, n)
-        return await take_spans(store, forwarder, rid, n, request, max_body_bytes)
+        return await take_spans(store, forwarder, read_asked, rid, n, request, max_body_bytes)
 
+    for part in (leases, ended, running):
+        router.include_router(part)
     return router
 
 
 async def take_spans(
-    store: Store, forwarder: SpanForwarder | None, rollout_id: str, attempt: int, request: Request, limit: int
+    store: Store,
+    forwarder: SpanForwarder | None,
+    read_asked: ReadAsked | None,
+    rollout_id: str,
+    attempt: int,
+    request: Request,
+    limit: int,
 ) -> Response:
     """Keep what an export holds for us, and hand all of it on."""
     media_type = read_media_type(request.headers.get("content-type", ""))
-    export = parse_export(await request.body(), media_type, request.headers.get("content-encoding", "").lower(), limit)
-    if export.tool_calls:
-        await store.append_tool_calls(rollout_id, attempt, export.tool_calls)
+    encoding = request.headers.get("content-encoding", "").lower()
+    export = await asyncio.to_thread(parse_export, await request.body(), media_type, encoding, limit)
+    tool_calls = export.tool_calls
+    if export.loose and read_asked is not None:
+        asked = await read_asked(rollout_id, attempt)
+        tool_calls = await asyncio.to_thread(join_to_answers, tool_calls, export.loose, asked)
+    if tool_calls:
+        await store.append_tool_calls(rollout_id, attempt, tool_calls)
     if export.spans:
         await store.append_spans(rollout_id, attempt, export.spans)
     if forwarder is not None:

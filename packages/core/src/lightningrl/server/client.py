@@ -16,6 +16,7 @@ import httpx
 import msgspec
 import numpy as np
 
+from lightningrl.clean import clean_json
 from lightningrl.errors import ServerError
 from lightningrl.server.wire import decode_trajectories
 from lightningrl.store.protocol import Lease, RolloutFilter, Score, StepRecord
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_encode = msgspec.json.Encoder().encode
+_encoder = msgspec.json.Encoder()
 
 
 class _Lease(msgspec.Struct):
@@ -93,6 +94,10 @@ class ServerClient:
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         return _count(await self._post("/cancel", {"rollout_ids": list(rollout_ids)}))
+
+    async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
+        """Queue those that failed again; how many."""
+        return _count(await self._post("/retry", {"rollout_ids": list(rollout_ids), "timeout_s": timeout_s}))
 
     async def interrupt(self, reason: str) -> int:
         """Queue all running attempts again; how many."""
@@ -180,6 +185,13 @@ class ServerClient:
                     raise ServerError(_sentence(answer))
             await asyncio.sleep(pause)
             pause = min(2.0, pause * 2)
+
+
+def _encode(body: object) -> bytes:
+    try:
+        return _encoder.encode(body)
+    except UnicodeEncodeError:  # a task of the data set, perhaps: the server would replace its lone surrogates anyway
+        return _encoder.encode(clean_json(msgspec.to_builtins(body)))
 
 
 def _attempt(rollout_id: str, attempt: int, tail: str) -> str:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lightningrl.clean import clean_text
 from lightningrl.errors import LightningError, StoreError
 from lightningrl.server.access import Forbidden
 from lightningrl.store.errors import AttemptOver, Conflict, StoreFull, UnknownRecord
@@ -22,6 +23,11 @@ __all__ = ["BoundedBodies", "add_error_handlers", "error_response"]
 logger = logging.getLogger(__name__)
 
 REPORTS: Final = ("/v1/rewards", "/v1/tool_calls")
+SMALL: Final = ("/v1/rewards", "/rewards", "/heartbeat", "/leases")
+SMALL_BYTES: Final = 256 * 1024
+"""Of a body that holds a few numbers; larger ones would only keep the event loop busy."""
+LONGEST_PATH: Final = 2000
+LONGEST_SENTENCE: Final = 10_000
 _STATUSES: tuple[tuple[type[LightningError], int, str], ...] = (
     (AttemptOver, 409, "attempt_over"),
     (Conflict, 409, "conflict"),
@@ -33,7 +39,8 @@ _STATUSES: tuple[tuple[type[LightningError], int, str], ...] = (
 
 
 def error_response(status: int, message: str, code: str) -> Response:
-    return Response(msgspec.json.encode({"error": {"message": message, "code": code}}), status, media_type="application/json")
+    content = msgspec.json.encode({"error": {"message": clean_text(message)[:LONGEST_SENTENCE], "code": code}})
+    return Response(content, status, media_type="application/json")
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -80,19 +87,24 @@ async def _defect(request: Request, error: Exception) -> Response:
 
 
 class BoundedBodies:
-    """Refuses larger request bodies of the control API and of reports; the gateway bounds its own."""
+    """Refuses larger request bodies of the control API and of reports (the gateway bounds its own), and endless paths of all."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and len(scope["path"]) > LONGEST_PATH:
+            sentence = f"the path has {len(scope['path'])} characters, more than {LONGEST_PATH}; see /openapi.json for those there are"
+            await error_response(414, sentence, "path_too_long")(scope, receive, send)
+            return
         if scope["type"] != "http" or not (scope["path"].startswith("/api/") or scope["path"].endswith(REPORTS)):
             await self._app(scope, receive, send)
             return
-        sentence = f"the request body is larger than {self._limit} bytes; send less at a time"
+        limit = min(self._limit, SMALL_BYTES) if scope["path"].endswith(SMALL) else self._limit
+        sentence = f"the request body is larger than {limit} bytes; send less at a time"
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-        if declared.isdigit() and int(declared) > self._limit:
+        if declared.isdigit() and (len(declared) > 18 or int(declared) > limit):
             await error_response(413, sentence, "body_too_large")(scope, receive, send)
             return
         size = 0
@@ -101,7 +113,7 @@ class BoundedBodies:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
-            if size > self._limit:
+            if size > limit:
                 raise HTTPException(413, sentence)
             return message
 

@@ -4,21 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Final, Self
 
 import msgspec
 
 from lightningrl.errors import ServerError
 from lightningrl.server.settings import ServerSettings
 
-__all__ = ["ServerProcess"]
+__all__ = ["ServerProcess", "StartWatch"]
 
 _STOP_S = 10.0
+_LOOK_S = 1.0
+_SAY_S = 30.0
+"""Between two lines about a server that is still starting."""
+LEAST_CPU_S: Final = 0.2
+"""What a process that works uses within `stall_s`, however busy the machine is."""
+
+logger = logging.getLogger(__name__)
+
+
+class StartWatch:
+    """Whether a process that is starting is to be waited for any longer: while it works, and at most `most_s`."""
+
+    def __init__(self, *, most_s: float, stall_s: float) -> None:
+        self._most_s = most_s
+        self._stall_s = stall_s
+        self._worked_at_s = 0.0
+        self._worked_cpu_s = 0.0
+
+    def give_up(self, elapsed_s: float, cpu_s: float | None) -> str | None:
+        """Why not; None = wait on. `cpu_s` is what the process has used; None = this system does not say."""
+        if elapsed_s >= self._most_s:
+            return f"was not ready after {elapsed_s:.0f} s"
+        if cpu_s is None:
+            return None
+        if cpu_s - self._worked_cpu_s >= LEAST_CPU_S:
+            self._worked_at_s, self._worked_cpu_s = elapsed_s, cpu_s
+        if elapsed_s - self._worked_at_s >= self._stall_s:
+            return f"was not ready after {elapsed_s:.0f} s and has done nothing for {elapsed_s - self._worked_at_s:.0f} s"
+        return None
 
 
 class ServerProcess:
@@ -28,11 +59,12 @@ class ServerProcess:
         client = ServerClient(server.url, settings.run_key)
     """
 
-    def __init__(self, settings: ServerSettings, *, log_path: Path | None = None, ready_s: float = 60.0) -> None:
-        """What it says goes to `log_path`, or to our stderr."""
+    def __init__(self, settings: ServerSettings, *, log_path: Path | None = None, most_s: float = 900.0, stall_s: float = 60.0) -> None:
+        """What it says goes to `log_path`, or to our stderr. Its start may take `most_s`, and `stall_s` of them without any work."""
         self._settings = settings
         self._log_path = log_path
-        self._ready_s = ready_s
+        self._most_s = most_s
+        self._stall_s = stall_s
         self._process: asyncio.subprocess.Process | None = None
         self._url: str | None = None
 
@@ -77,13 +109,9 @@ class ServerProcess:
             if log is not None:
                 log.close()
         try:
-            async with asyncio.timeout(self._ready_s):
-                self._url = await self._ready(self._process)
-        except TimeoutError:
-            await self.stop()
-            raise ServerError(f"the server was not ready after {self._ready_s:g} s; see {self._where}") from None
+            self._url = await self._wait_ready(self._process)
         except BaseException:
-            await self.stop()
+            await self.stop(grace_s=0.0)
             raise
 
     async def restart(self) -> None:
@@ -100,8 +128,8 @@ class ServerProcess:
             raise ServerError("the server was not started; call start first")
         return await self._process.wait()
 
-    async def stop(self) -> None:
-        """Ask it to finish (SIGTERM); kill it where it does not."""
+    async def stop(self, grace_s: float = _STOP_S) -> None:
+        """Ask it to finish (SIGTERM); kill it where it does not within `grace_s`."""
         process = self._process
         if process is None:
             return
@@ -111,13 +139,33 @@ class ServerProcess:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             try:
-                async with asyncio.timeout(_STOP_S):
+                async with asyncio.timeout(grace_s):
                     await process.wait()
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
         await process.wait()
+
+    async def _wait_ready(self, process: asyncio.subprocess.Process) -> str:
+        """Its URL, once it answers; waits while it lives and works."""
+        watch = StartWatch(most_s=self._most_s, stall_s=self._stall_s)
+        started, next_line_s = time.monotonic(), _SAY_S
+        ready = asyncio.create_task(self._ready(process))
+        try:
+            while not ready.done():
+                await asyncio.wait({ready}, timeout=_LOOK_S)
+                elapsed_s, cpu_s = time.monotonic() - started, cpu_seconds(process.pid)
+                why = watch.give_up(elapsed_s, cpu_s)
+                if why is not None and not ready.done():
+                    raise ServerError(f"the server {why}; see {self._where}")
+                if elapsed_s >= next_line_s and not ready.done():
+                    next_line_s += _SAY_S
+                    used = "" if cpu_s is None else f" ({cpu_s:.0f} s of CPU so far)"
+                    logger.warning("waiting for the server since %.0f s: it loads the policies' tokenizers%s", elapsed_s, used)
+            return ready.result()
+        finally:
+            ready.cancel()
 
     async def _ready(self, process: asyncio.subprocess.Process) -> str:
         assert process.stdin is not None and process.stdout is not None
@@ -145,3 +193,12 @@ class ServerProcess:
             return None
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         return self._log_path.open("ab")
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """CPU time that a process has used, with children that have ended; None where this system does not say, or it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

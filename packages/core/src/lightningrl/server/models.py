@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field
 
 from lightningrl.types import Outcome, RolloutMode, RolloutSpec, RolloutState, SamplingSettings, ToolStatus
 
 __all__ = [
+    "LARGEST",
     "AttemptView",
     "CancelBody",
     "CountAnswer",
@@ -27,6 +29,7 @@ __all__ = [
     "ReportedToolCallsBody",
     "ResultAnswer",
     "ResultBody",
+    "RetryBody",
     "RewardsBody",
     "RolloutIdsBody",
     "RolloutView",
@@ -39,6 +42,11 @@ __all__ = [
     "WaitBody",
 ]
 
+LARGEST: Final = 2**31 - 1
+"""Of step and attempt numbers, offsets and counts."""
+MOST_NAMES: Final = 1000
+"""Rewards in one report."""
+
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 
@@ -50,9 +58,17 @@ def _rollout_id(value: str) -> str:
 
 def _spec(spec: RolloutSpec) -> RolloutSpec:
     _rollout_id(spec.id)
-    if spec.max_attempts < 1 or not spec.timeout_s > 0:
+    if not 1 <= spec.max_attempts <= LARGEST or not 0 < spec.timeout_s < math.inf:
         raise ValueError(f"rollout {spec.id!r} needs max_attempts ≥ 1 and timeout_s > 0")
+    if abs(spec.step) > LARGEST:
+        raise ValueError(f"rollout {spec.id!r} is of step {spec.step}; number steps up to {LARGEST}")
     return spec
+
+
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e9, le=1e9)]
+"""A reward: gradients are in float32."""
+Seconds = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e9)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class _Body(BaseModel):
@@ -74,7 +90,7 @@ class CountAnswer(BaseModel):
 
 class LeaseBody(_Body):
     worker_id: str = Field(max_length=200)
-    wait_s: float = Field(default=0.0, ge=0)
+    wait_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     lease_s: float = Field(default=60.0, gt=0, le=86_400)
     exclusive: bool = False
     """The worker runs one attempt at a time: an earlier one of the same `worker_id` is queued again, uncharged."""
@@ -111,7 +127,7 @@ class ResultBody(_Body):
     outcome: Outcome
     output: Any = None
     error: str | None = None
-    duration_s: float = Field(default=0.0, ge=0)
+    duration_s: Seconds = 0.0
 
 
 class ResultAnswer(BaseModel):
@@ -119,32 +135,32 @@ class ResultAnswer(BaseModel):
 
 
 class RewardsBody(_Body):
-    rewards: dict[str, float | None]
+    rewards: dict[Name, Number | None] = Field(max_length=MOST_NAMES)
     transition_id: str | None = None
 
 
 class ReportedRewardsBody(_Body):
     """Of the agent's own."""
 
-    rewards: dict[Annotated[str, Field(min_length=1, max_length=200)], Annotated[float, Field(allow_inf_nan=False)] | None]
+    rewards: dict[Name, Number | None] = Field(max_length=MOST_NAMES)
     """By name; null = nobody scored it."""
-    call: str | None = None
+    call: str | None = Field(default=None, max_length=300)
     """Id of the answer that they are of (`chatcmpl-…`, `resp_…`, `msg_…`); null = of the rollout."""
 
 
 class ReportedToolCall(_Body):
     """One invocation of a tool, as the agent tells it."""
 
-    name: str = Field(min_length=1, max_length=200)
+    name: Name
     status: ToolStatus
     arguments: Any = None
     """A text, or any JSON."""
     result: Any = None
     """A text, or any JSON."""
-    duration_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    duration_s: Seconds = 0.0
     tool_call_id: str | None = Field(default=None, min_length=1, max_length=200)
     """The model's, which says what call asked; or one of the agent's own. A repeat is kept once."""
-    call: str | None = None
+    call: str | None = Field(default=None, max_length=300)
     """Id of the answer that asked, where that was no tool call of the model's."""
     agent: str | None = Field(default=None, max_length=200)
     error_type: str | None = Field(default=None, max_length=200)
@@ -156,8 +172,8 @@ class ReportedToolCallsBody(_Body):
 
 class WaitBody(_Body):
     rollout_ids: list[str]
-    wait_s: float = Field(default=0.0, ge=0)
-    min_finished: int | None = Field(default=None, ge=0)
+    wait_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    min_finished: int | None = Field(default=None, ge=0, le=LARGEST)
 
 
 class WaitAnswer(BaseModel):
@@ -172,13 +188,17 @@ class CancelBody(RolloutIdsBody):
     pass
 
 
+class RetryBody(RolloutIdsBody):
+    timeout_s: float = Field(gt=0)
+
+
 class InterruptBody(_Body):
     reason: str = Field(max_length=1000)
 
 
 class ScoreBody(_Body):
     rollout_id: str
-    attempt: int
+    attempt: int = Field(ge=1, le=LARGEST)
     rewards: dict[str, float | None] = {}
     reward: float | None = None
     transition_rewards: dict[str, dict[str, float | None]] = {}
@@ -191,7 +211,7 @@ class ScoresBody(_Body):
 
 
 class StepBody(_Body):
-    step: int = Field(ge=0)
+    step: int = Field(ge=0, le=LARGEST)
     rollout_ids: list[str]
     metrics: dict[str, float | None] = {}
 
@@ -251,3 +271,7 @@ class StatusAnswer(BaseModel):
     spans_forwarded: int | None = None
     """That the user's collector took; null = none is configured."""
     spans_not_forwarded: int | None = None
+    longest_pause_s: float | None = None
+    """For which the server's event loop stood still, since its start."""
+    memory_bytes: int | None = None
+    """Resident, of the server's process."""

@@ -13,15 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from google.protobuf import json_format  # type: ignore[import-untyped]
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from starlette.exceptions import HTTPException
 
+from lightningrl.clean import parse_json
 from lightningrl.errors import ServerError
-from lightningrl.server.tool_spans import SeenSpan, tool_call_records
+from lightningrl.server.tool_spans import SeenSpan, read_tools
 from lightningrl.store.protocol import SpanRecord, ToolCallRecord
 from lightningrl.tracing.conventions import SpanState, read_span
 
@@ -30,6 +31,8 @@ __all__ = ["JSON", "PROTOBUF", "ParsedExport", "encode_answer", "parse_export", 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 
+MOST_SPANS: Final = 20_000
+"""In one export; a worker sends at most half as many of an attempt."""
 _IDS: Final = {"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"}
 """Hexadecimal in OTLP's JSON, where protobuf's own JSON has base64."""
 _STATES: Final = {Status.STATUS_CODE_ERROR: SpanState.ERROR, Status.STATUS_CODE_OK: SpanState.OK}
@@ -41,6 +44,8 @@ class ParsedExport:
 
     request: ExportTraceServiceRequest
     tool_calls: list[ToolCallRecord]
+    loose: frozenset[str]
+    """See `ReadTools`."""
     spans: list[SpanRecord]
     rejected: int
     """Spans without a usable id."""
@@ -60,6 +65,9 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
         raise ServerError(f"content-encoding {encoding!r} is not understood; send spans plain or with gzip")
     plain = _unzip(body, limit) if encoding == "gzip" else body
     request = _decode_json(plain) if media_type == JSON else _decode_protobuf(plain)
+    count = sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
+    if count > MOST_SPANS:
+        raise ServerError(f"the export has {count} spans, more than {MOST_SPANS}; export fewer at a time")
     seen: list[SeenSpan] = []
     rejected = 0
     for resource in request.resource_spans:
@@ -71,7 +79,8 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
                     rejected += 1
     spans = [SpanRecord(span_id=one.span_id, parent_span_id=one.parent_span_id, agent=one.reading.agent) for one in seen]
     useful = spans if any(span.agent is not None for span in spans) else []  # agents, and what leads to them
-    return ParsedExport(request=request, tool_calls=tool_call_records(seen), spans=useful, rejected=rejected)
+    tools = read_tools(seen)
+    return ParsedExport(request=request, tool_calls=tools.records, loose=tools.loose, spans=useful, rejected=rejected)
 
 
 def encode_answer(media_type: str, rejected: int) -> bytes:
@@ -126,7 +135,7 @@ def _decode_protobuf(body: bytes) -> ExportTraceServiceRequest:
 
 def _decode_json(body: bytes) -> ExportTraceServiceRequest:
     try:
-        document = json.loads(body)
+        document = parse_json(body)
         if not isinstance(document, dict):
             raise ValueError(f"it is a {type(document).__name__}, not an object")
         request = json_format.ParseDict(_with_base64_ids(document), ExportTraceServiceRequest(), ignore_unknown_fields=True)

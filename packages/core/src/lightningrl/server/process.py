@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -110,13 +111,18 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
     from lightningrl.gateway.routing import RoleRule
     from lightningrl.gateway.settings import GatewaySettings
     from lightningrl.server.app import create_app
+    from lightningrl.server.asked_calls import read_kept_answers
+    from lightningrl.server.bounded_http import BoundedHttp
     from lightningrl.server.forwarding import create_forwarder
+    from lightningrl.server.vitals import Vitals
     from lightningrl.store import SqlStore
 
     upstream, upstream_models = read_upstream(settings.upstream, os.environ)
     forwarder = create_forwarder(settings.telemetry, os.environ)
     store = await SqlStore.open(settings.store_url)
     gateway: Gateway | None = None
+    vitals = Vitals()
+    watching = asyncio.create_task(vitals.watch())
     try:
         engines = EngineRegistry(wait_s=settings.engine_wait_s)
         renderers = {name: PolicyRenderer(policy.model, policy.renderer, name=name) for name, policy in settings.policies.items()}
@@ -133,6 +139,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             upstream=upstream,
             upstream_models=upstream_models,
             max_body_bytes=settings.max_body_bytes,
+            plain_rollout=settings.plain_rollout,
         )
         gateway = create_gateway(store, engines, renderers, gateway_settings)
         app = create_app(
@@ -142,13 +149,15 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             routes=[engine_route(engines, settings.run_key), *gateway.routes],
             memory=gateway,
             forwarder=forwarder,
+            read_asked=read_kept_answers(store, renderers),
+            vitals=vitals,
             max_body_bytes=settings.max_body_bytes,
             longest_wait_s=settings.longest_wait_s,
         )
         config = uvicorn.Config(
             app,
             loop="none",
-            http="httptools",
+            http=BoundedHttp,
             ws="websockets-sansio",
             lifespan="off",
             access_log=False,
@@ -173,8 +182,10 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             loop.add_signal_handler(number, stop)
         if lifeline:
             threading.Thread(target=_watch_parent, args=(loop, stop), name="lightningrl-lifeline", daemon=True).start()
+        gc.freeze()  # what was imported stays: a collection that looks through all of it holds every call for a tenth of a second
         await server.serve([listener])
     finally:
+        watching.cancel()
         if gateway is not None:
             await gateway.close()
         if forwarder is not None:

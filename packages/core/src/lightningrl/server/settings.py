@@ -53,6 +53,8 @@ class ServerSettings(BaseModel):
     """Answers embeddings and models that are no policies; keys are read from the server's environment."""
     telemetry: TelemetryConfig | None = None
     """Where ingested spans go as well; header values are read from the server's environment."""
+    plain_rollout: str | None = None
+    """A rollout whose first attempt answers below `/v1` as well, for clients that know nothing of rollouts."""
     engine_wait_s: float = Field(default=600.0, gt=0)
     """How long one call waits while its policy is held or has no engine."""
     max_body_bytes: int = Field(default=32 * 2**20, gt=0)

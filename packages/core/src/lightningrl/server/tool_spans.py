@@ -7,16 +7,21 @@ spans of an export ─► tools ─► those that tell the same call: one ─►
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, insort
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from lightningrl.store.protocol import ToolCallRecord
 from lightningrl.tracing.conventions import AskedCall, Kind, SpanReading, asked_calls, offered_tools
 from lightningrl.types import ToolCall, ToolStatus
 
-__all__ = ["SeenSpan", "tool_call_records"]
+__all__ = ["ReadTools", "SeenSpan", "comparable", "read_tools"]
 
+_NEAREST: Final = 32
+"""Spans of one name that are compared with another on each side: more of them do not run at once."""
 _FAILURES = frozenset(ToolStatus) - {ToolStatus.OK, ToolStatus.UNKNOWN}
 
 
@@ -43,6 +48,16 @@ class SeenSpan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReadTools:
+    """The tool calls of an export."""
+
+    records: list[ToolCallRecord]
+    """In the order of the spans; calls of tools that nobody offered come last."""
+    loose: frozenset[str]
+    """Ids of spans that no model's span asked for: what the gateway's own answers asked for may (`lightningrl.server.asked_calls`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
     """A tool call that a model's answer asked for."""
 
@@ -51,17 +66,29 @@ class _Asked:
     is_offered: bool
 
 
-def tool_call_records(spans: Sequence[SeenSpan]) -> list[ToolCallRecord]:
-    """In the order of the spans; calls of tools that nobody offered come last."""
-    tools = distinct_tools([span for span in spans if span.reading.kind is Kind.TOOL])
+def read_tools(spans: Sequence[SeenSpan]) -> ReadTools:
+    """Each tool call once, with the id of the call that asked where a model's span says it."""
+    by_span: dict[str, SeenSpan] = {}
+    for span in spans:
+        if span.reading.kind is Kind.TOOL:
+            by_span.setdefault(span.span_id, span)
+    tools = distinct_tools(list(by_span.values()))
     asked = [one for span in spans if span.reading.kind is Kind.MODEL and not span.is_ours for one in _asked(span)]
     by_id = {one.call.id: one for one in asked}
     taken = {tool.reading.tool_call_id for tool in tools}
-    waiting = [one for one in asked if one.call.id not in taken]
-    joined = [tool if tool.is_ours else _join(tool, by_id.get(tool.reading.tool_call_id) or _find(tool, waiting)) for tool in tools]
-    ids = {tool.reading.tool_call_id for tool in joined}
-    unrun = [one for one in waiting if not one.is_offered and one.call.id not in ids]
-    return [_record(tool) for tool in joined] + [_unrun(one, number) for number, one in enumerate(unrun)]
+    waiting = _Waiting([one for one in asked if one.call.id not in taken])
+    joined: list[SeenSpan] = []
+    loose: set[str] = set()
+    for tool in tools:
+        found = None if tool.is_ours else by_id.get(tool.reading.tool_call_id) or waiting.take(tool)
+        joined.append(_join(tool, found))
+        if found is None and not tool.is_ours:
+            loose.add(tool.span_id)
+    ids = taken | {tool.reading.tool_call_id for tool in joined}
+    agents = {span.reading.agent for span in spans if span.reading.kind is Kind.AGENT}  # smolagents: asked as tools, offered as agents
+    unrun = {one.call.id: one for one in asked if not one.is_offered and one.call.id not in ids and one.call.name not in agents}
+    records = [_record(tool) for tool in joined] + [_unrun(one) for one in unrun.values()]
+    return ReadTools(records=records, loose=frozenset(loose))
 
 
 def distinct_tools(tools: Sequence[SeenSpan]) -> list[SeenSpan]:
@@ -74,17 +101,54 @@ def distinct_tools(tools: Sequence[SeenSpan]) -> list[SeenSpan]:
     if len({tool.scope for tool in tools}) < 2 and not any(parent in parents for parent in parents.values()):
         return list(tools)
     ranked = sorted(tools, key=lambda tool: (not tool.is_ours, tool.reading.status not in _FAILURES, not tool.reading.tool_call_id))
-    kept: dict[str, SeenSpan] = {}
+    kept = _KeptTools()
     told: set[tuple[str, str]] = set()
     for tool in ranked:
-        same = next((one for one in kept.values() if (one.span_id, tool.scope) not in told and _is_same(one, tool)), None)
+        same = next((one for one in kept.near(tool) if (one.span_id, tool.scope) not in told and _is_same(one, tool)), None)
         if same is None:
-            kept[tool.span_id] = tool
+            kept.add(tool)
             continue
         told.add((same.span_id, tool.scope))
         if not same.reading.tool_call_id:
-            kept[same.span_id] = replace(same, reading=replace(same.reading, tool_call_id=tool.reading.tool_call_id))
-    return [kept[tool.span_id] for tool in tools if tool.span_id in kept]
+            kept.add(replace(same, reading=replace(same.reading, tool_call_id=tool.reading.tool_call_id)))
+    return [kept.by_span[tool.span_id] for tool in tools if tool.span_id in kept.by_span]
+
+
+class _KeptTools:
+    """Spans by what makes two of them the same call, so that each is compared with a few others and not with all."""
+
+    def __init__(self) -> None:
+        self.by_span: dict[str, SeenSpan] = {}
+        self._numbers: dict[str, int] = {}
+        """By span id, in the order of keeping."""
+        self._children: dict[str, list[str]] = defaultdict(list)
+        self._by_id: dict[str, list[str]] = defaultdict(list)
+        self._starts: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        """By name, sorted."""
+
+    def add(self, tool: SeenSpan) -> None:
+        """Keep it, or the same span with an id."""
+        if tool.span_id not in self.by_span:
+            self._numbers[tool.span_id] = len(self._numbers)
+            insort(self._starts[tool.reading.tool], (tool.started_ns, tool.span_id))
+            if tool.parent_span_id is not None:
+                self._children[tool.parent_span_id].append(tool.span_id)
+        if tool.reading.tool_call_id:
+            self._by_id[tool.reading.tool_call_id].append(tool.span_id)
+        self.by_span[tool.span_id] = tool
+
+    def near(self, tool: SeenSpan) -> list[SeenSpan]:
+        """Those that may tell the same call, in the order of keeping: around and inside of it, of its id, and of its name those that began
+        nearest to it."""
+        starts = self._starts[tool.reading.tool]
+        place = bisect_left(starts, (tool.started_ns, tool.span_id))
+        found = {span_id for _, span_id in starts[max(0, place - _NEAREST) : place + _NEAREST]}
+        found.update(self._children[tool.span_id][:_NEAREST])
+        if tool.reading.tool_call_id:
+            found.update(self._by_id[tool.reading.tool_call_id][:_NEAREST])
+        if tool.parent_span_id in self.by_span:
+            found.add(tool.parent_span_id)
+        return [self.by_span[span_id] for span_id in sorted(found, key=self._numbers.__getitem__)]
 
 
 def _is_same(one: SeenSpan, other: SeenSpan) -> bool:
@@ -104,17 +168,40 @@ def _asked(span: SeenSpan) -> list[_Asked]:
     ]
 
 
-def _find(tool: SeenSpan, waiting: list[_Asked]) -> _Asked | None:
-    """What asked for a tool without an id: same name, same arguments, asked before; or the only one of that name."""
-    if tool.reading.tool_call_id:
-        return None
-    named = [one for one in waiting if one.call.name == tool.reading.tool and one.span.ended_ns <= tool.started_ns]
-    arguments = _parse(tool.reading.arguments)
-    exact = [one for one in named if _parse(one.call.arguments) == arguments]
-    found = exact[0] if exact else named[0] if len(named) == 1 else None
-    if found is not None:
-        waiting.remove(found)
-    return found
+class _Waiting:
+    """What was asked for and no span's id names, by name and arguments, in the order of asking."""
+
+    def __init__(self, asked: Sequence[_Asked]) -> None:
+        self._alike: dict[tuple[str, str], deque[_Asked]] = defaultdict(deque)
+        self._named: dict[str, dict[str, _Asked]] = defaultdict(dict)
+        """By name, then by id."""
+        for one in sorted({one.call.id: one for one in asked}.values(), key=lambda one: one.span.ended_ns):
+            self._alike[one.call.name, comparable(one.call.arguments)].append(one)
+            self._named[one.call.name][one.call.id] = one
+
+    def take(self, tool: SeenSpan) -> _Asked | None:
+        """What asked for a tool without an id: same name, same arguments, asked before; or the only one of that name."""
+        if tool.reading.tool_call_id:
+            return None
+        named = self._named[tool.reading.tool]
+        alike = self._alike[tool.reading.tool, comparable(tool.reading.arguments)]
+        while alike and alike[0].call.id not in named:  # taken as the only one of its name
+            alike.popleft()
+        found = alike[0] if alike and alike[0].span.ended_ns <= tool.started_ns else None
+        if found is None:
+            before = [one for one in islice(named.values(), 2) if one.span.ended_ns <= tool.started_ns]
+            found = before[0] if len(before) == 1 else None
+        if found is not None:
+            del named[found.call.id]
+        return found
+
+
+def comparable(arguments: str) -> str:
+    """The same text for the same arguments."""
+    try:
+        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _join(tool: SeenSpan, asked: _Asked | None) -> SeenSpan:
@@ -128,13 +215,6 @@ def _join(tool: SeenSpan, asked: _Asked | None) -> SeenSpan:
         agent=asked.span.reading.agent or tool.reading.agent,
     )
     return replace(tool, reading=reading)
-
-
-def _parse(arguments: str) -> Any:
-    try:
-        return json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
 
 
 def _record(tool: SeenSpan) -> ToolCallRecord:
@@ -152,7 +232,7 @@ def _record(tool: SeenSpan) -> ToolCallRecord:
     return ToolCallRecord(tool_call=call, span_id=tool.span_id, parent_span_id=tool.parent_span_id, started_at=tool.started_ns / 1e9)
 
 
-def _unrun(asked: _Asked, number: int) -> ToolCallRecord:
+def _unrun(asked: _Asked) -> ToolCallRecord:
     """No span is about it: the framework told the model that there is no such tool."""
     call = ToolCall(
         id=asked.call.id,

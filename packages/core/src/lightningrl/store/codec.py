@@ -1,4 +1,8 @@
-"""How values become columns: token ids, logprobs, texts, JSON, span ids. All little-endian; decoding copies nothing it can view."""
+"""How values become columns: token ids, logprobs, texts, JSON, span ids. All little-endian; decoding copies nothing it can view.
+
+Texts are clean on both ways (`lightningrl.clean`): what agents send is kept without lone surrogates, and what older versions kept with
+them can be read.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from lightningrl.clean import DEEPEST, clean_json, clean_text
 from lightningrl.errors import StoreError
 from lightningrl.types import Array, IntArray, SamplingSettings
 
 __all__ = [
+    "as_number",
     "decode_advantages",
     "decode_floats",
     "decode_json",
     "decode_many",
+    "decode_output",
     "decode_sampling",
     "decode_span",
     "decode_text",
@@ -35,6 +42,11 @@ _COMPRESS_FROM = 200
 
 _json = msgspec.json.Encoder(order="deterministic")
 _sampling = msgspec.json.Decoder(SamplingSettings)
+
+
+def as_number(value: int) -> int:
+    """For a comparison: a number beyond 64 bits, which SQLite cannot be asked for, becomes -1, which no attempt or step has."""
+    return value if -(2**63) <= value < 2**63 else -1
 
 
 def encode_tokens(ids: IntArray | Sequence[int]) -> bytes:
@@ -105,7 +117,7 @@ def decode_advantages(data: bytes, length: int) -> Array:
 def encode_text(text: str | None) -> bytes | None:
     if not text:
         return None
-    data = text.encode("utf-8", "surrogatepass")
+    data = clean_text(text).encode()
     return b"z" + zlib.compress(data, 1) if len(data) >= _COMPRESS_FROM else b"p" + data
 
 
@@ -113,19 +125,34 @@ def decode_text(data: bytes | None) -> str:
     if data is None:
         return ""
     plain = zlib.decompress(data[1:]) if data[:1] == b"z" else data[1:]
-    return plain.decode("utf-8", "surrogatepass")
+    return clean_text(plain.decode("utf-8", "surrogatepass"))
 
 
 def encode_json(value: Any, what: str) -> str:
     """Deterministic JSON; `what` names the value in the error."""
     try:
-        return _json.encode(value).decode()
+        try:
+            return _json.encode(value).decode()
+        except UnicodeEncodeError:
+            return _json.encode(clean_json(value, cut=True)).decode()
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise StoreError(f"{what} is not JSON ({error}); use dicts with string keys, lists, strings, numbers, booleans and None") from None
 
 
 def decode_json(text: str | bytes) -> Any:
     return msgspec.json.decode(text)
+
+
+def decode_output(data: bytes | None) -> Any:
+    """What an agent returned; None in place of what lies too deep to be sent on."""
+    if data is None:
+        return None
+    text = decode_text(data)
+    try:
+        value = decode_json(text)
+    except RecursionError:
+        return None
+    return clean_json(value, cut=True) if text.count("[") + text.count("{") > DEEPEST else value
 
 
 def decode_sampling(text: str) -> SamplingSettings:
@@ -136,6 +163,7 @@ def encode_span(span_id: str | None) -> bytes | None:
     """Eight bytes for the 16 hexadecimal digits of a span id; anything else as text."""
     if not span_id:
         return None
+    span_id = clean_text(span_id)
     if len(span_id) == 16:
         try:
             return bytes.fromhex(span_id)

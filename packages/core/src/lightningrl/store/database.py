@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sqlite3
 import time
@@ -11,16 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from sqlalchemy import Engine, create_engine, event, insert, inspect, select
+from sqlalchemy import Connection, Engine, create_engine, event, insert, inspect, select, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from lightningrl.errors import StoreError
 from lightningrl.store.errors import StoreFull
-from lightningrl.store.schema import SCHEMA_VERSION, meta, metadata
+from lightningrl.store.schema import MIGRATIONS, SCHEMA_VERSION, meta, metadata
 
 __all__ = ["Database", "explain", "open_database"]
+
+logger = logging.getLogger(__name__)
 
 _READERS = 2
 _LOCK_S = 2.0
@@ -45,7 +48,10 @@ class Database:
 
 
 def open_database(url: str, *, read_only: bool = False, pragmas: Mapping[str, int] | None = None) -> Database:
-    """Open or create it. Raises StoreError: unknown URL, in use by another process, corrupt, or written by a newer version."""
+    """Open or create it; an older version's is brought up to date.
+
+    Raises StoreError: unknown URL, in use by another process, corrupt, written by a newer version, or by an older one and `read_only`.
+    """
     try:
         parsed = make_url(url)
     except ArgumentError:
@@ -112,14 +118,16 @@ def _engine(path: Path, begin: str, pragmas: Mapping[str, int | str], pool: type
 def _lock(path: Path) -> IO[bytes] | None:
     """One process writes a store. The lock goes with the process, however it ends."""
     try:
-        import fcntl
-    except ImportError:
-        return None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_name(path.name + "-lock").open("ab")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _open_private(path).close()  # SQLite gives its other files the rights of this one
+        lock = _open_private(path.with_name(path.name + "-lock"))
     except OSError as error:
         raise explain(error, str(path)) from error
+    try:
+        import fcntl
+    except ImportError:
+        lock.close()
+        return None
     give_up = time.monotonic() + _LOCK_S
     while True:
         try:
@@ -132,6 +140,22 @@ def _lock(path: Path) -> IO[bytes] | None:
         time.sleep(0.02)
     os.set_inheritable(lock.fileno(), False)
     return lock
+
+
+def _migrate(db: Connection, version: int, name: str) -> None:
+    """Bring an older store up to date, in the transaction of its opening."""
+    for step in range(version, SCHEMA_VERSION):
+        if step not in MIGRATIONS:
+            raise StoreError(f"the store {name!r} has schema version {version}, which nothing brings up to date; start in a new folder")
+        for statement in MIGRATIONS[step]:
+            db.exec_driver_sql(statement)
+    db.execute(update(meta).where(meta.c.key == "schema").values(value=str(SCHEMA_VERSION)))
+    logger.info("store %s: brought from schema version %d to %d", name, version, SCHEMA_VERSION)
+
+
+def _open_private(path: Path) -> IO[bytes]:
+    """For its owner alone where it is made now: what agents were asked and said, and the reference answers."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
 def _prepare(database: Database, *, read_only: bool) -> None:
@@ -150,6 +174,13 @@ def _prepare(database: Database, *, read_only: bool) -> None:
                 f"the store {database.name!r} has schema version {version}, newer than {SCHEMA_VERSION}; "
                 "update lightningrl or open it with the version that wrote it"
             )
+        if version is not None and int(version) < SCHEMA_VERSION:
+            if read_only:
+                raise StoreError(
+                    f"the store {database.name!r} has schema version {version}, older than {SCHEMA_VERSION}; resume or serve its run once, "
+                    "which brings it up to date"
+                )
+            _migrate(db, int(version), database.name)
         if version is None and (tables or read_only):
             raise StoreError(f"{database.name!r} is a database of something else, no LightningRL store; choose another path")
         if version is None:

@@ -84,6 +84,8 @@ class AttemptInfo:
     sampling: SamplingSettings | None
     """The rollout's overrides; None = the policy's defaults."""
     timeout_s: float
+    has_calls: bool = False
+    """Whether calls of it are recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -275,12 +277,18 @@ class Store(Protocol):
         duration_s: float = 0.0,
     ) -> RolloutState:
         """End it; the rollout is succeeded, failed, or queued again where the outcome is `RETRYABLE` and attempts are left.
-        The first result wins: repeating its outcome is acknowledged again, another outcome raises `AttemptOver`."""
+        The first result wins: repeating its outcome is acknowledged again (also `agent_error`, where it was kept as
+        `context_overflow`), another outcome raises `AttemptOver`."""
         ...
 
     async def interrupt(self, reason: str) -> int:
         """End every running attempt as `infrastructure_error` and queue its rollout again without charging the attempt (their
-        workers are gone, as after a restart of the whole run). Returns how many."""
+        workers are gone, as after a restart of the whole run), the first ten times of a rollout. Returns how many."""
+        ...
+
+    async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
+        """Queue those that failed again, with `timeout_s` for each attempt and as many attempts as at first; what was tried
+        stays on record. Returns how many."""
         ...
 
     async def append_call(self, record: CallRecord) -> StoredCall | None:
@@ -293,6 +301,14 @@ class Store(Protocol):
 
     async def calls(self, rollout_id: str, attempt: int) -> tuple[StoredCall, ...]:
         """The attempt's calls in order, prompts whole. Empty where there are none."""
+        ...
+
+    async def call_ids(self, rollout_id: str, attempt: int) -> frozenset[str]:
+        """The ids of the attempt's transitions."""
+        ...
+
+    async def tool_call_ids(self, rollout_id: str, attempt: int) -> frozenset[str]:
+        """The ids of the attempt's tool calls that are kept."""
         ...
 
     async def append_tool_calls(self, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:

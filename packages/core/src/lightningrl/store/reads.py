@@ -1,18 +1,23 @@
-"""The queries. A Reader is a cache of interned words and nothing else; any thread may use it with a connection of its own."""
+"""The queries. A Reader is a cache of interned words and nothing else; any thread may use it with a connection of its own.
+
+What is read before it is committed belongs in a Reader of its own (`Transaction.reader`): a rollback may give a word's number anew.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, select
 
-from lightningrl.store.codec import decode_advantages, decode_json, decode_sampling, decode_text
+from lightningrl.clean import finite
+from lightningrl.store.codec import as_number, decode_advantages, decode_json, decode_output, decode_sampling, decode_text
 from lightningrl.store.errors import UnknownRecord
 from lightningrl.store.protocol import AttemptInfo, AttemptRecord, RolloutFilter, RolloutRecord, Score, StepRecord, StoreCounts, StoredCall
-from lightningrl.store.schema import advantages, attempts, calls, rewards, rollouts, scores, steps, tasks, trained, words
+from lightningrl.store.schema import advantages, attempts, calls, rewards, rollouts, scores, steps, tasks, tool_calls, trained, words
 from lightningrl.store.tokens import build_transition, prompts_and_completions
 from lightningrl.types import Array, Outcome, RolloutMode, RolloutSpec, RolloutState, SamplingSettings, Task
 
@@ -21,6 +26,7 @@ __all__ = ["Reader", "chunks"]
 _K = TypeVar("_K")
 _IN_MOST = 500
 _REWARDS = select(rewards).where(rewards.c.attempt_pk.in_(bindparam("pks", expanding=True)))
+_WORD = select(words.c.text).where(words.c.pk == bindparam("pk"))
 _task = msgspec.json.Decoder(Task)
 
 
@@ -42,18 +48,18 @@ class Reader:
             return None
         known = self._words.get(pk)
         if known is None:
-            self._words.update({row.pk: row.text for row in db.execute(select(words))})
-            known = self._words[pk]
+            known = self._words[pk] = str(db.execute(_WORD, {"pk": pk}).scalar_one())
         return known
 
     def text(self, db: Connection, pk: int) -> str:
         return self.word(db, pk) or ""
 
-    def sampling(self, db: Connection, pk: int) -> SamplingSettings:
-        known = self._sampling.get(pk)
+    def sampling(self, db: Connection, row: Row[Any]) -> SamplingSettings:
+        """Of a call's row."""
+        known = self._sampling.get(row.sampling)
         if known is None:
-            known = self._sampling[pk] = decode_sampling(self.text(db, pk))
-        return known
+            known = self._sampling[row.sampling] = decode_sampling(self.text(db, row.sampling))
+        return known if row.seed is None else replace(known, seed=int(row.seed))
 
     def calls(self, db: Connection, attempt_pk: int) -> tuple[StoredCall, ...]:
         """An attempt's calls as they were recorded, without rewards."""
@@ -67,7 +73,7 @@ class Reader:
                     row,
                     *tokens[row.idx],
                     policy=self.text(db, row.policy),
-                    sampling=self.sampling(db, row.sampling),
+                    sampling=self.sampling(db, row),
                     agent=self.word(db, row.agent),
                     parent_id=None if row.parent is None else rows[row.parent].id,
                     rewards={},
@@ -80,7 +86,7 @@ class Reader:
         row = db.execute(
             select(attempts.c.pk)
             .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
-            .where(rollouts.c.id == rollout_id, attempts.c.number == attempt)
+            .where(rollouts.c.id == rollout_id, attempts.c.number == as_number(attempt))
         ).one_or_none()
         if row is None:
             raise UnknownRecord(f"rollout {rollout_id!r} has no attempt {attempt}; attempts start with a lease")
@@ -88,6 +94,13 @@ class Reader:
 
     def attempt_calls(self, db: Connection, rollout_id: str, attempt: int) -> tuple[StoredCall, ...]:
         return self.calls(db, self.attempt_pk(db, rollout_id, attempt))
+
+    def call_ids(self, db: Connection, rollout_id: str, attempt: int) -> frozenset[str]:
+        return frozenset(db.execute(select(calls.c.id).where(calls.c.attempt_pk == self.attempt_pk(db, rollout_id, attempt))).scalars())
+
+    def tool_call_ids(self, db: Connection, rollout_id: str, attempt: int) -> frozenset[str]:
+        attempt_pk = self.attempt_pk(db, rollout_id, attempt)
+        return frozenset(db.execute(select(tool_calls.c.id).where(tool_calls.c.attempt_pk == attempt_pk)).scalars())
 
     def leased(self, db: Connection, rollout_id: str) -> Any:
         """What a lease hands out."""
@@ -107,9 +120,10 @@ class Reader:
                 rollouts.c.step,
                 rollouts.c.sampling,
                 rollouts.c.timeout_s,
+                exists().where(calls.c.attempt_pk == attempts.c.pk).label("has_calls"),
             )
             .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
-            .where(rollouts.c.id == rollout_id, attempts.c.number == attempt)
+            .where(rollouts.c.id == rollout_id, attempts.c.number == as_number(attempt))
         ).one_or_none()
         if row is None:
             return None
@@ -120,6 +134,7 @@ class Reader:
             step=row.step,
             sampling=None if row.sampling is None else decode_sampling(row.sampling),
             timeout_s=row.timeout_s,
+            has_calls=bool(row.has_calls),
         )
         return row.key_digest, None if row.outcome is None else Outcome(row.outcome), info
 
@@ -273,8 +288,8 @@ def _attempt_record(row: Any) -> AttemptRecord:
         outcome=None if row.outcome is None else Outcome(row.outcome),
         started_at=row.started_at,
         ended_at=row.ended_at,
-        duration_s=row.duration_s,
-        output=None if row.output is None else decode_json(decode_text(row.output)),
+        duration_s=finite(row.duration_s),
+        output=decode_output(row.output),
         error=decode_text(row.error) or None,
         calls=row.calls,
     )

@@ -8,6 +8,8 @@ tasks ◄─ rollouts ◄─ attempts ◄─ calls            words: interned po
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from sqlalchemy import (
     CheckConstraint,
     Column,
@@ -25,6 +27,7 @@ from sqlalchemy import (
 )
 
 __all__ = [
+    "MIGRATIONS",
     "SCHEMA_VERSION",
     "advantages",
     "attempts",
@@ -42,7 +45,11 @@ __all__ = [
     "words",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+MIGRATIONS: Mapping[int, Sequence[str]] = {
+    1: ("ALTER TABLE calls ADD COLUMN seed TEXT",),
+}
+"""By version, what makes a store of it one of the next."""
 
 metadata = MetaData()
 
@@ -116,6 +123,7 @@ calls = Table(
     Column("logprobs", LargeBinary, nullable=False),
     Column("finish", Text, nullable=False),
     Column("sampling", Integer, nullable=False),
+    Column("seed", Text),  # decimal; stores of version 1 have it in the word of `sampling`
     Column("agent", Integer),
     Column("span", LargeBinary),
     Column("is_break", SmallInteger, nullable=False),

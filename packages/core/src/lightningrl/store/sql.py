@@ -89,7 +89,7 @@ class SqlStore:
     async def open(cls, url: str, *, read_only: bool = False, pragmas: Mapping[str, int] | None = None) -> Self:
         """Open the store at `sqlite:///path`, made where there is none. `read_only` beside a running server.
 
-        Raises StoreError: in use by another process, corrupt, written by a newer version, no room.
+        Raises StoreError: in use by another process, corrupt, written by a newer version (or by an older one and `read_only`), no room.
         """
         return cls(await asyncio.to_thread(open_database, url, read_only=read_only, pragmas=pragmas), read_only=read_only)
 
@@ -249,6 +249,9 @@ class SqlStore:
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         return await self._write(lambda tx: writes.cancel(tx, rollout_ids, time.time()))
 
+    async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
+        return await self._write(lambda tx: writes.retry(tx, rollout_ids, timeout_s))
+
     async def wait_finished(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> tuple[str, ...]:
         wanted = frozenset(rollout_ids)
         waiter = _Waiter(wanted, len(wanted) if min_finished is None else min(min_finished, len(wanted)))
@@ -274,10 +277,21 @@ class SqlStore:
             return ()
         if len({(record.rollout_id, record.attempt) for record in records}) > 1:
             raise StoreError("append_calls got calls of several attempts; append them one attempt at a time")
-        return await self._write(lambda tx: writes.append_calls(tx, self._reader, records))
+        kept = await self._write(lambda tx: writes.append_calls(tx, records))
+        place = records[0].rollout_id, records[0].attempt
+        known = self._keys.get(place)
+        if known is not None and not known[1].has_calls:
+            self._keys[place] = known[0], replace(known[1], has_calls=True)
+        return kept
 
     async def calls(self, rollout_id: str, attempt: int) -> tuple[StoredCall, ...]:
         return await self._read(lambda db: self._reader.attempt_calls(db, rollout_id, attempt))
+
+    async def call_ids(self, rollout_id: str, attempt: int) -> frozenset[str]:
+        return await self._read(lambda db: self._reader.call_ids(db, rollout_id, attempt))
+
+    async def tool_call_ids(self, rollout_id: str, attempt: int) -> frozenset[str]:
+        return await self._read(lambda db: self._reader.tool_call_ids(db, rollout_id, attempt))
 
     async def append_tool_calls(self, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
         return await self._write(lambda tx: writes.append_tool_calls(tx, rollout_id, attempt, tool_calls))
@@ -340,7 +354,8 @@ class SqlStore:
         if not hmac.compare_digest(found[0], _digest(key)):
             return StoreError(f"wrong key for attempt {attempt} of rollout {rollout_id!r}; use the key of its lease")
         self._late += 1
-        return over(rollout_id, attempt, found[1] or "ended", "this request")
+        sentence = str(over(rollout_id, attempt, found[1] or "ended", "this request"))
+        return AttemptOver(f"{sentence}; a process that is kept for later rollouts has the address of the one that started it")
 
 
 def _digest(key: str) -> bytes:

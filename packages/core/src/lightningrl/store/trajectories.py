@@ -8,7 +8,8 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Connection, Row, bindparam, select
 
-from lightningrl.store.codec import decode_json, decode_span, decode_text
+from lightningrl.clean import finite
+from lightningrl.store.codec import decode_output, decode_span, decode_text
 from lightningrl.store.errors import Conflict, UnknownRecord
 from lightningrl.store.reads import Reader, chunks, decode_task
 from lightningrl.store.schema import attempts, calls, rollouts, scores, spans, tasks, tool_calls
@@ -77,13 +78,13 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
             outcome=Outcome(head.outcome),
             transitions=transitions,
             tool_calls=_tool_calls(reader, db, tool_rows.get(head.pk, ()), tree, transitions),
-            output=None if head.output is None else decode_json(decode_text(head.output)),
+            output=decode_output(head.output),
             error=decode_text(head.error) or None,
             rewards=terminal.get(head.pk, {}),
             reward=head.reward,
             mode=RolloutMode(head.mode),
             step=head.step,
-            duration_s=head.duration_s,
+            duration_s=finite(head.duration_s),
         )
     return trajectories
 
@@ -108,7 +109,7 @@ def _transitions(
             row,
             *tokens[position],
             policy=reader.text(db, row.policy),
-            sampling=reader.sampling(db, row.sampling),
+            sampling=reader.sampling(db, row),
             agent=reader.word(db, row.agent if row.agent is not None or not tree else _agent(tree, row.span)),
             parent_id=None if row.parent is None else rows[row.parent].id,
             rewards=rewards.get(row.idx, {}),
@@ -143,7 +144,7 @@ def _tool_calls(
             arguments=decode_text(row.arguments),
             result=decode_text(row.result),
             status=ToolStatus(row.status),
-            duration_s=row.duration_s,
+            duration_s=finite(row.duration_s),
             transition_id=row.transition_id or by_call.get(row.id) or by_span.get(decode_span(row.parent_span) or ""),
             agent=reader.word(db, row.agent if row.agent is not None else _agent(tree, row.parent_span)),
             error_type=row.error_type,

@@ -13,8 +13,11 @@ from typing import Any
 from sqlalchemy import Connection, Table, bindparam, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
+from lightningrl.clean import clean_text
+from lightningrl.store.codec import as_number
 from lightningrl.store.database import Database
 from lightningrl.store.errors import AttemptOver, UnknownRecord
+from lightningrl.store.reads import Reader
 from lightningrl.store.schema import attempts, calls, rollouts, words
 from lightningrl.types import Outcome, RolloutState
 
@@ -68,6 +71,8 @@ class Transaction:
         self._events: list[Event] = []
         self._live: dict[tuple[str, int], LiveAttempt] = {}
         self._words: dict[str, int] = {}
+        self.reader = Reader()
+        """What it has read may not be committed yet: forgotten with a rollback, like the rest."""
 
     @contextmanager
     def begin(self) -> Iterator[None]:
@@ -83,6 +88,7 @@ class Transaction:
             self._events.clear()
             self._live.clear()
             self._words.clear()
+            self.reader = Reader()
             self.close()
             raise
 
@@ -125,6 +131,7 @@ class Transaction:
 
     def word(self, text: str) -> int:
         """The number a text is interned under."""
+        text = clean_text(text)
         known = self._words.get(text)
         if known is None:
             known = self.db.execute(_WORD, {"text": text}).scalar()
@@ -138,7 +145,7 @@ class Transaction:
 
     def attempt(self, rollout_id: str, attempt: int) -> Any:
         """The attempt's row and its rollout's. Raises UnknownRecord."""
-        row = self.db.execute(_attempt, {"id": rollout_id, "number": attempt}).one_or_none()
+        row = self.db.execute(_attempt, {"id": rollout_id, "number": as_number(attempt)}).one_or_none()
         if row is None:
             raise UnknownRecord(f"rollout {rollout_id!r} has no attempt {attempt}; attempts start with a lease")
         return row
@@ -167,7 +174,7 @@ class Transaction:
         forgive: bool = False,
         **values: Any,
     ) -> RolloutState:
-        """End the running attempt of `row`; its rollout succeeds, fails, or is queued `again`."""
+        """End the running attempt of `row`; its rollout succeeds, fails, or is queued `again`. `forgive`: the try is not charged."""
         self.db.execute(update(attempts).where(attempts.c.pk == row.pk).values(outcome=outcome, ended_at=now, **values))
         state = RolloutState.QUEUED if again else RolloutState.SUCCEEDED if outcome is Outcome.SUCCEEDED else RolloutState.FAILED
         self.db.execute(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import delete, func, insert, select, update
 
+from lightningrl.clean import clean_text, finite
 from lightningrl.errors import StoreError
 from lightningrl.store.codec import encode_advantages, encode_floats, encode_json, encode_span, encode_text, encode_tokens
 from lightningrl.store.errors import Conflict, UnknownRecord
 from lightningrl.store.protocol import RETRYABLE, CallRecord, Score, SpanRecord, StoredCall, ToolCallRecord
-from lightningrl.store.reads import Reader, chunks
+from lightningrl.store.reads import chunks
 from lightningrl.store.schema import advantages, attempts, calls, rewards, rollouts, scores, spans, steps, tasks, tool_calls, trained
 from lightningrl.store.transaction import ATTEMPT_COLUMNS, Leased, LiveAttempt, Queued, Transaction, over
 from lightningrl.types import Outcome, RolloutSpec, RolloutState
@@ -32,12 +34,18 @@ __all__ = [
     "lease",
     "mark_trained",
     "release",
+    "retry",
     "rollback_steps",
     "set_scores",
 ]
 
 OUTPUT_LIMIT = 16 * 2**20
 """Bytes of JSON that an agent may return."""
+
+MOST_FORGIVEN = 10
+"""Tries of one rollout that are not charged: what ends its worker each time would else be tried for ever."""
+ERROR_LIMIT = 100_000
+"""Characters of what an agent raised; the rest is cut off."""
 
 
 def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec], now: float) -> int:
@@ -138,13 +146,15 @@ def expire(tx: Transaction, now: float) -> float | None:
 
 
 def interrupt(tx: Transaction, reason: str, now: float, worker_id: str | None = None) -> int:
-    """All running attempts, or those of one worker."""
+    """All running attempts, or those of one worker. Not charged, the first `MOST_FORGIVEN` times of a rollout."""
     running = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.outcome.is_(None))
     if worker_id is not None:
         running = running.where(attempts.c.worker_id == worker_id)
     rows = tx.db.execute(running).all()
     for row in rows:
-        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, now=now, again=True, forgive=True, error=encode_text(reason))
+        forgive = row.forgiven < MOST_FORGIVEN
+        again = forgive or row.number < row.max_attempts + row.forgiven
+        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, now=now, again=again, forgive=forgive, error=encode_text(reason))
     return len(rows)
 
 
@@ -153,7 +163,10 @@ def finish(
 ) -> RolloutState:
     row = tx.attempt(rollout_id, attempt)
     if row.outcome is not None:
-        if row.outcome == outcome:
+        # The server keeps an agent_error as context_overflow where a call overflowed, and forgets that it did: a worker that repeats its
+        # agent_error, because the answer was lost, has said the same thing.
+        is_overflow = outcome is Outcome.AGENT_ERROR and row.outcome == Outcome.CONTEXT_OVERFLOW
+        if row.outcome == outcome or is_overflow:
             return RolloutState(row.state)
         raise over(rollout_id, attempt, row.outcome, f"the result {outcome.value!r}")
     body = encode_json(output, f"the output of rollout {rollout_id!r}")
@@ -166,8 +179,8 @@ def finish(
         now=now,
         again=again,
         output=None if output is None else encode_text(body),
-        error=encode_text(error),
-        duration_s=duration_s,
+        error=encode_text(None if error is None else error[:ERROR_LIMIT]),
+        duration_s=finite(duration_s),
     )
 
 
@@ -192,11 +205,26 @@ def cancel(tx: Transaction, rollout_ids: Sequence[str], now: float) -> int:
     return cancelled
 
 
-def append_calls(tx: Transaction, reader: Reader, records: Sequence[CallRecord]) -> tuple[StoredCall | None, ...]:
+def retry(tx: Transaction, rollout_ids: Sequence[str], timeout_s: float) -> int:
+    retried = 0
+    for rollout_id in rollout_ids:
+        state = tx.db.execute(select(rollouts.c.state).where(rollouts.c.id == rollout_id)).scalar()
+        if state is None:
+            raise UnknownRecord(f"no rollout {rollout_id!r} to run again; create it first")
+        if state == RolloutState.FAILED:
+            anew = {"state": RolloutState.QUEUED.value, "outcome": None, "forgiven": rollouts.c.started, "timeout_s": timeout_s}
+            tx.db.execute(update(rollouts).where(rollouts.c.id == rollout_id).values(anew))
+            retried += 1
+    if retried:
+        tx.add_event(Queued())
+    return retried
+
+
+def append_calls(tx: Transaction, records: Sequence[CallRecord]) -> tuple[StoredCall | None, ...]:
     first = records[0]
     live = tx.live(first.rollout_id, first.attempt, f"call {first.id!r}")
     replays = [record.call_key for record in records if record.call_key in live.keys]
-    kept = {call.call_key: call for call in reader.calls(tx.db, live.pk)} if replays else {}
+    kept = {call.call_key: call for call in tx.reader.calls(tx.db, live.pk)} if replays else {}
     for record in records:
         if record.call_key not in kept:
             tx.add_call(_call_row(tx, live, record))
@@ -227,7 +255,8 @@ def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[st
         "completion": encode_tokens(record.completion_ids),
         "logprobs": encode_floats(record.logprobs),
         "finish": record.finish_reason.value,
-        "sampling": tx.word(encode_json(record.sampling, f"sampling of call {record.id!r}")),
+        "sampling": tx.word(encode_json(replace(record.sampling, seed=None), f"sampling of call {record.id!r}")),
+        "seed": None if record.sampling.seed is None else str(record.sampling.seed),
         "agent": tx.word_or_none(record.agent),
         "span": encode_span(record.span_id),
         "is_break": int(record.is_break),
@@ -253,18 +282,18 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, records: S
         rows.append(
             {
                 "attempt_pk": live.pk,
-                "id": call.id,
+                "id": clean_text(call.id),
                 "name": tx.word(call.name),
                 "arguments": encode_text(call.arguments),
                 "result": encode_text(call.result),
                 "status": call.status.value,
-                "duration_s": call.duration_s,
+                "duration_s": finite(call.duration_s),
                 "transition_id": call.transition_id,
                 "agent": tx.word_or_none(call.agent),
-                "error_type": call.error_type,
+                "error_type": None if call.error_type is None else clean_text(call.error_type),
                 "span": span,
                 "parent_span": encode_span(record.parent_span_id),
-                "started_at": record.started_at,
+                "started_at": finite(record.started_at),
             }
         )
     if rows:

@@ -151,6 +151,13 @@ class BackendConformance:
         assert after.token_ids == before.token_ids
         assert after.logprobs == before.logprobs
 
+    async def test_rows_without_an_advantage_leave_the_policy_as_it_is(self) -> None:
+        async with self.backend(learning_rate=self.learning_rate) as backend:
+            before = await generate(backend, self.prompt, max_tokens=8, temperature=0.0)
+            await asyncio.to_thread(backend.learn, [make_row(self.prompt, before, 0.0, 0.1)])
+            after = await generate(backend, self.prompt, max_tokens=8, temperature=0.0)
+        assert (after.token_ids, after.logprobs) == (before.token_ids, before.logprobs)
+
     async def test_recomputed_logprobs_are_those_of_the_engine(self) -> None:
         """Right after sampling the policy is the rollout policy: the estimated KL between them is zero."""
         async with self.backend(learning_rate=0.0) as backend:

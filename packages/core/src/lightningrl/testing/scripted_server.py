@@ -30,6 +30,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from lightningrl.keys import worker_key
 from lightningrl.testing.loopback import LoopbackServer
 from lightningrl.testing.scripted_responses import respond, responses_messages, stream_response_events
 
@@ -176,6 +177,8 @@ class ScriptedServer:
                 await asyncio.sleep(0.01)
 
     async def _lease(self, request: Request) -> Response:
+        if request.headers.get("authorization", "").removeprefix("Bearer ") != worker_key(RUN_KEY):
+            return JSONResponse({"error": "wrong key"}, 401)
         body = await request.json()
         deadline = time.monotonic() + body["wait_s"]
         while not self._queue:
@@ -206,7 +209,7 @@ class ScriptedServer:
         if number >= len(attempts):
             return None
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
-        return attempts[number] if key in {attempts[number].key, RUN_KEY} else None
+        return attempts[number] if key in {attempts[number].key, RUN_KEY, worker_key(RUN_KEY)} else None
 
     async def _heartbeat(self, request: Request) -> Response:
         attempt = self._find(request)

@@ -205,6 +205,21 @@ class StoreConformance:
         trajectory = (await store.trajectories(["a"]))[0]
         assert (trajectory.attempt, [one.id for one in trajectory.transitions]) == (2, ["a/2/0"])
 
+    async def test_failed_rollouts_are_run_again_with_as_many_attempts_as_at_first(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a", max_attempts=2), make_spec("b")])
+        for outcome in (Outcome.INFRASTRUCTURE_ERROR, Outcome.INFRASTRUCTURE_ERROR, Outcome.SUCCEEDED):
+            lease = await leased(store)
+            await store.finish_attempt(lease.rollout_id, lease.attempt, outcome, error="x")
+        assert await store.retry(["a", "b"], 7.0) == 1, "what succeeded stays"
+        assert await store.wait_finished(["a", "b"], 0.0) == ("b",)
+        again = await leased(store)
+        assert (again.rollout_id, again.attempt, again.timeout_s) == ("a", 3, 7.0)
+        assert await store.finish_attempt("a", 3, Outcome.INFRASTRUCTURE_ERROR) is RolloutState.QUEUED
+        last = await leased(store)
+        assert await store.finish_attempt("a", last.attempt, Outcome.INFRASTRUCTURE_ERROR) is RolloutState.FAILED
+        with pytest.raises(UnknownRecord, match="'nope'"):
+            await store.retry(["nope"], 7.0)
+
     async def test_cancelled_rollouts_stop(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a"), make_spec("b"), make_spec("c")])
         await leased(store)
@@ -316,6 +331,30 @@ class StoreConformance:
         await store.append_call(make_call(lease, "c0", [1], [2]))
         with pytest.raises(Conflict, match="'c0'"):
             await store.append_call(make_call(lease, "c0", [1], [2], call_key="other"))
+
+    async def test_the_ids_of_calls_and_tool_calls_are_known(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        assert not await store.call_ids("a", 1) and not await store.tool_call_ids("a", 1)
+        await store.append_calls([make_call(lease, f"c{number}", [1], [2]) for number in range(3)])
+        await store.append_tool_calls("a", 1, [ToolCallRecord(tool_call=ToolCall(id="x", name="y"))])
+        assert await store.call_ids("a", 1) == frozenset({"c0", "c1", "c2"})
+        assert await store.tool_call_ids("a", 1) == frozenset({"x"})
+        with pytest.raises(UnknownRecord):
+            await store.call_ids("a", 2)
+
+    async def test_text_that_utf_8_cannot_carry_is_kept_with_replacement_characters(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        await leased(store)
+        tool_call = ToolCall(id="x", name="n\ud800", arguments="\ud800", result="\udfff" * 300, agent="\ud800", error_type="\ud800")
+        await store.append_tool_calls("a", 1, [ToolCallRecord(tool_call=tool_call, span_id="\ud800")])
+        await store.add_rewards("a", 1, {"r\ud800": 1.0})
+        await store.finish_attempt("a", 1, Outcome.AGENT_ERROR, {"k\ud800": ["\ud800"]}, error="e\ud800", duration_s=float("inf"))
+        (kept,) = await store.trajectories(["a"])
+        assert (kept.output, kept.error, kept.rewards, kept.duration_s) == ({"k\ufffd": ["\ufffd"]}, "e\ufffd", {"r\ufffd": 1.0}, 0.0)
+        (call,) = kept.tool_calls
+        assert (call.name, call.arguments, call.result, call.agent) == ("n\ufffd", "\ufffd", "\ufffd" * 300, "\ufffd")
+        assert (await store.rollout("a")).attempts[0].error == "e\ufffd"
 
     async def test_a_call_after_the_end_is_refused_and_counted(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])

@@ -11,6 +11,7 @@ Three vocabularies: the GenAI conventions (current and older names), OpenInferen
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -120,9 +121,12 @@ def read_agent(name: str, attributes: Mapping[str, Any]) -> str | None:
     for key in AGENT_NAMES:
         if attributes.get(key):
             return str(attributes[key])
+    if name.endswith(".run_agent_step"):  # LlamaIndex: no span is the agent's own
+        step = _LLAMA_INDEX_AGENT.search(str(attributes.get("input.value") or ""))
+        return None if step is None else step[1]
     if read_kind(attributes) is not Kind.AGENT:
         return None
-    return str(attributes.get("traceloop.entity.name") or "") or _untitled(name) or None
+    return str(attributes.get("traceloop.entity.name") or "") or _untitled(name).removesuffix(".run") or None  # smolagents: web_agent.run
 
 
 def read_span(name: str, attributes: Mapping[str, Any], state: SpanState, exceptions: Sequence[str] = ()) -> SpanReading:
@@ -140,7 +144,7 @@ def read_span(name: str, attributes: Mapping[str, Any], state: SpanState, except
         agent=agent,
         tool=_first(attributes, TOOL_NAMES) or _untitled(name),
         tool_call_id=_first(attributes, TOOL_CALL_IDS) or call_id,
-        arguments=_first(attributes, TOOL_ARGUMENTS),
+        arguments=_bare_arguments(_first(attributes, TOOL_ARGUMENTS)),
         result=result,
         status=_status(attributes, error_type, failed=failed),
         error_type=error_type,
@@ -183,6 +187,8 @@ def offered_tools(attributes: Mapping[str, Any]) -> frozenset[str] | None:
     return frozenset(map(str, names)) if names else None
 
 
+_LLAMA_INDEX_AGENT: Final = re.compile(r"current_agent_name='([^']{1,200})'\)\"\}$")
+_PYTHON_CALL: Final = frozenset({"args", "kwargs", "sanitize_inputs_outputs"})
 FLAT_ANSWERS: Final = {
     "llm.output_messages.": ("tool_call.id", "tool_call.function.name", "tool_call.function.arguments"),
     "gen_ai.completion.": ("id", "name", "arguments"),
@@ -228,8 +234,22 @@ def _graph_node(metadata: Any) -> str | None:
     return "/".join(part.partition(":")[0] for part in namespace.split("|") if part) or str(found["langgraph_node"])
 
 
+def _bare_arguments(arguments: str) -> str:
+    """Without the wrapping of a Python call: `{"args": [], "sanitize_inputs_outputs": true, "kwargs": {…}}` (smolagents),
+    `{"kwargs": {…}}` (LlamaIndex, whose tools may also get a `ctx` that is no argument of the model's)."""
+    call = _parse(arguments) if '"kwargs"' in arguments else None
+    if not isinstance(call, dict) or not isinstance(call.get("kwargs"), dict) or call.get("args") or not call.keys() <= _PYTHON_CALL:
+        return arguments
+    kwargs = call["kwargs"]
+    return text_of({name: value for name, value in kwargs.items() if name != "ctx" or not str(value).startswith("<")})
+
+
 def _unwrap(result: str) -> tuple[str, str, bool]:
-    """A tool message of LangChain's: its content, its tool call's id, whether it says `error`. Any other result is as it is."""
+    """Content, tool call's id, and whether it says that it failed: of a tool message of LangChain's, or a ToolOutput of LlamaIndex's. Any
+    other result is as it is."""
+    output = _parse(result) if '"is_error"' in result else None
+    if isinstance(output, dict) and output.keys() >= {"tool_name", "raw_output", "is_error"}:
+        return text_of(output["raw_output"]), "", output["is_error"] is True
     message = _parse(result) if "tool_call_id" in result else None
     message = message.get("output", message) if isinstance(message, dict) else None
     message = message.get("data", message.get("kwargs", message)) if isinstance(message, dict) else None

@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import logging
+import os
 import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,8 +39,18 @@ UNATTRIBUTED_KEY: Final = "unattributed"
 CALL_ID: Final = "x-lightningrl-call-id"
 OUR_PATH: Final = re.compile(r"(?:/rollouts/[^/]+/attempts/\d+)?/v1(?=/)")
 ENDPOINT: Final = re.compile(r"/(?:chat/completions|completions|responses|messages|embeddings|models)(?:/[^?]*)?$")
+ANY_MODEL: Final = re.compile(
+    r"/(?:chat/completions|completions|responses|v1/messages|api/chat|api/generate|[^/]+:(?:stream)?[gG]enerateContent|invoke|converse)$"
+)
+"""What asks a model, at whatever provider: OpenAI's and Anthropic's ways, Ollama, Gemini, Bedrock."""
 OUR_HEADERS: Final = (CALL_ID, "x-lightningrl-agent", "traceparent")
 KEY_HEADERS: Final = ("x-api-key", "api-key")
+
+
+MOST_WARNINGS: Final = 20
+"""About calls outside of any rollout; further ones are counted."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +125,11 @@ class Redirection:
         self._path = server.path
         self._own = Destination(server.hostname, server.port, server.path)
         self._destinations = tuple(Destination.parse(url) for url in (*PROVIDER_HOSTS, *base_urls))
+        self.unattributed = 0
+        """Model calls outside of any rollout, which were refused."""
+        self.pid = os.getpid()
+        """A process that is forked from this one has its patches, and nobody who hands in what it keeps."""
+        self._unseen_hosts: set[str] = set()
         self._active = False
         self._restores: list[Callable[[], None]] = []
 
@@ -141,9 +158,12 @@ class Redirection:
         """Where a request to `url` goes; None = it is no model call and goes where it wants. `body` None: it cannot be read."""
         parts = urlsplit(url)
         tail = self._tail(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80), parts.path)
-        if tail is None:
-            return None
         rollout = self.scope.current()
+        if tail is None:
+            self._note_unseen(rollout, parts.hostname or "", parts.path)
+            return None
+        if rollout is None:
+            self._note_unattributed(parts.path)
         key = UNATTRIBUTED_KEY if rollout is None else rollout.key
         base = "/v1" if rollout is None else rollout.base_path
         headers = {"Authorization": f"Bearer {key}"}
@@ -155,6 +175,26 @@ class Redirection:
             headers.update(self._origin().headers())
         target = urlunsplit(urlsplit(self.server_url + base + tail)._replace(query=parts.query))
         return RedirectedCall(target, self._netloc, headers, rollout, claimed)
+
+    def _note_unseen(self, rollout: ActiveRollout | None, host: str, path: str) -> None:
+        """A model that is neither the policy nor recorded, as far as its path tells."""
+        if rollout is not None and host not in rollout.unseen_hosts and ANY_MODEL.search(path):
+            rollout.unseen_hosts.add(host)
+            if host not in self._unseen_hosts:
+                self._unseen_hosts.add(host)
+                logger.warning(
+                    "rollout %s: a model at %r was called, which is neither recorded nor trained; "
+                    "if the policy is to answer in its place, name it in runtime.base_urls",
+                    rollout.rollout_id,
+                    host,
+                )
+
+    def _note_unattributed(self, path: str) -> None:
+        self.unattributed += 1
+        if self.unattributed <= MOST_WARNINGS:
+            logger.warning(
+                "a call of %r belongs to no rollout and is refused (%d so far): %s", path, self.unattributed, self.scope.why_none()
+            )
 
     def _origin(self) -> CallOrigin:
         """Who makes this call: the role that the agent's own code names stands before what an adapter calls it."""

@@ -44,7 +44,7 @@ def check_lengths(recipe: Recipe, models: Mapping[str, str]) -> None:
     for name, policy in recipe.all_policies.items():
         limit = recipe.options_of(policy).get("context_length") or _context_length(models[name])
         for table, sampling in (("sampling", recipe.sampling), ("validation.sampling", recipe.validation.sampling)):
-            if isinstance(limit, int) and sampling.max_tokens >= limit:
+            if isinstance(limit, int) and sampling.max_tokens is not None and sampling.max_tokens >= limit:
                 raise ConfigError(
                     f"{table}.max_tokens is {sampling.max_tokens}, but policy {name!r} reads {limit} tokens, prompt and completion "
                     f"together; leave room for the prompt, for example --set {table}.max_tokens={max(1, limit // 4)}"

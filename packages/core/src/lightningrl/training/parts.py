@@ -58,7 +58,7 @@ class Parts:
             intermediate=intermediate,
             credit=_credit(recipe, plugins, intermediate, rewards),
             whitened=recipe.credit.whiten,
-            drops_silent=recipe.loop.dynamic_sampling > 0,
+            dynamic_sampling=recipe.loop.dynamic_sampling > 0,
             samples=recipe.samples,
             outcomes=recipe.outcomes,
             trained=_trained_calls(recipe),
@@ -85,10 +85,7 @@ def resolve(reference: Any, folder: Path) -> Callable[..., Any]:
 
 def _trained_calls(recipe: Recipe) -> dict[str, TrainedCalls]:
     trained = {
-        name: TrainedCalls(
-            agents=None if policy.trained_agents is None else frozenset(policy.trained_agents),
-            skip_zero=not recipe.options_of(policy).get("kl_coef"),
-        )
+        name: TrainedCalls(agents=None if policy.trained_agents is None else frozenset(policy.trained_agents))
         for name, policy in recipe.all_policies.items()
         if policy.trainable
     }

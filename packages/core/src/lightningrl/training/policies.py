@@ -23,6 +23,10 @@ class PolicyLink(Protocol):
 
     async def hold(self) -> None: ...
     async def release(self, version: int) -> None: ...
+    @property
+    def call_speed(self) -> float | None:
+        """Tokens per second that a call is sampled with; None = none was yet."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +55,12 @@ class Policies:
     def versions(self) -> dict[str, int]:
         """What each policy serves."""
         return {policy.name: policy.backend.engine.info.version for policy in self._policies}
+
+    @property
+    def call_speed(self) -> float | None:
+        """Tokens per second that a call of the slowest policy is sampled with; None = none was yet."""
+        speeds = [policy.link.call_speed for policy in self._policies]
+        return min((speed for speed in speeds if speed is not None), default=None)
 
     async def learn(self, samples: Sequence[Sample]) -> dict[str, LearnReport]:
         """One optimisation step of every trained policy that has rows, one policy after the other."""

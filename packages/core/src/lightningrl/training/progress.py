@@ -152,8 +152,8 @@ class LineProgress:
         )
 
     def validated(self, step: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
-        score = metrics.get("reward", float("nan"))
-        self._say([f"validation after step {step}: score {score:.3f}", f"[{_outcome_text(outcomes)}]"])
+        score = f"score {metrics['reward']:.3f}" if "reward" in metrics else "no score"
+        self._say([f"validation after step {step}: {score}", f"[{_outcome_text(outcomes)}]"])
         if sample := self._sample.text(self._console.width - 2):
             self._console.print(f"  {sample}", highlight=False, markup=False, soft_wrap=True)
 

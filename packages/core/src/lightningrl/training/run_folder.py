@@ -42,6 +42,8 @@ class LoopState:
     """Time spent in the loop so far, over all its processes."""
     rollouts: int
     """Rollouts whose gradient the weights contain."""
+    steps_with_signal: int | None = 0
+    """Steps in which some group taught anything; None = not counted by the version that made the checkpoint."""
 
 
 class RunFolder:
@@ -131,7 +133,8 @@ class RunFolder:
         found = self.checkpoints()
         if not found:
             return None
-        return found[-1] / "policies", LoopState(**json.loads((found[-1] / "loop.json").read_text(encoding="utf-8")))
+        saved = json.loads((found[-1] / "loop.json").read_text(encoding="utf-8"))
+        return found[-1] / "policies", LoopState(**{"steps_with_signal": None, **saved})
 
     def new_checkpoint(self, step: int) -> Path:
         """A scratch folder for a checkpoint; becomes one by `commit_checkpoint`."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightningrl.config import OutcomesConfig, SamplesConfig
-from lightningrl.credit import whiten
+from lightningrl.credit import has_signal, whiten
 from lightningrl.errors import LightningError
 from lightningrl.gateway.refusals import is_refusal
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, IntermediateReward
 from lightningrl.rewards import RewardSet
 from lightningrl.roles import is_role_among
-from lightningrl.samples import build_samples
+from lightningrl.samples import build_samples, teaching_rows
 from lightningrl.store.protocol import Score
 from lightningrl.types import Advantages, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
 
@@ -29,12 +29,10 @@ __all__ = ["Scored", "Scorer", "TrainedCalls"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedCalls:
-    """Which calls of a policy are trained, and how."""
+    """Which calls of a policy are trained."""
 
     agents: frozenset[str] | None = None
     """Roles; None = all."""
-    skip_zero: bool = True
-    """Whether rows without an advantage may be left out: the loss has no other term."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +44,11 @@ class Scored:
     samples: tuple[Sample, ...]
     metrics: Mapping[str, float]
     outcomes: Mapping[str, int]
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether some group teaches anything."""
+        return self.metrics["groups_without_signal"] < self.metrics["groups"]
 
     @property
     def scores(self) -> list[Score]:
@@ -74,19 +77,19 @@ class Scorer:
         intermediate: Mapping[str, IntermediateReward],
         credit: CreditAssigner,
         whitened: bool = False,
-        drops_silent: bool = False,
+        dynamic_sampling: bool = False,
         samples: SamplesConfig,
         outcomes: OutcomesConfig,
         trained: Mapping[str, TrainedCalls],
         plugins: PluginManager,
     ) -> None:
-        """`trained`: by policy; a policy that is not in it stays as it is. `drops_silent`: groups without signal are no part of the step's
-        means either (DAPO's dynamic sampling)."""
+        """`trained`: by policy; a policy that is not in it stays as it is. `dynamic_sampling`: groups without signal are left
+        out of the step and its means (DAPO); others stand in for them."""
         self._rewards = rewards
         self._intermediate = intermediate
         self._credit = credit
         self._whitened = whitened
-        self._drops_silent = drops_silent
+        self._dynamic_sampling = dynamic_sampling
         self._samples = samples
         self._outcomes = outcomes
         self._trained = dict(trained)
@@ -101,20 +104,18 @@ class Scorer:
             raise failures.exceptions[0] from None
         rewarded = [task.result() for task in tasks]
         for trajectory in rewarded:
-            self._plugins.hook.lightningrl_rollout_finished(trajectory=trajectory)
+            self._plugins.notify("lightningrl_rollout_finished", trajectory=trajectory)
         return rewarded
 
     def credit(self, trajectories: Sequence[Trajectory]) -> Scored:
-        """Group, assign credit, build rows. Pure but for the watching hooks."""
+        """Group, assign credit, build rows. Pure numpy: run it in a thread."""
         groups = self._group(trajectories)
         advantages = tuple(self._credit.assign(group) for group in groups)
-        signals = [_has_signal(group, values) for group, values in zip(groups, advantages, strict=True)]
-        if self._drops_silent:
-            advantages = tuple(values if signal else _unscored(values) for values, signal in zip(advantages, signals, strict=True))
+        signals = [has_signal(group, values) for group, values in zip(groups, advantages, strict=True)]
+        silent = _unscored if self._dynamic_sampling else _without_rounding
+        advantages = tuple(values if signal else silent(values) for values, signal in zip(advantages, signals, strict=True))
         if self._whitened:
             advantages = whiten(groups, advantages)
-        for group, group_advantages in zip(groups, advantages, strict=True):
-            self._plugins.hook.lightningrl_group_credited(group=group, advantages=group_advantages)
         samples = [row for policy in self._trained for row in self._rows(policy, groups, advantages)]
         members = [trajectory for group in groups for trajectory in group.trajectories]
         return Scored(
@@ -127,7 +128,7 @@ class Scorer:
 
     def count_groups_with_signal(self, trajectories: Sequence[Trajectory]) -> int:
         """Groups in which some trained call has an advantage other than 0, before any whitening."""
-        return sum(_has_signal(group, self._credit.assign(group)) for group in self._group(trajectories))
+        return sum(has_signal(group, self._credit.assign(group)) for group in self._group(trajectories))
 
     def missing_roles(self, trajectories: Sequence[Trajectory]) -> str | None:
         """A sentence on the roles that the recipe trains or pays and that none of these calls has: misspelt, or not reached yet."""
@@ -153,7 +154,6 @@ class Scorer:
             rows=self._samples.rows,
             aggregation=self._samples.aggregation,
             constant_length=self._samples.constant_length,
-            skip_zero=self._trained[policy].skip_zero,
         )
 
     async def _reward_one(self, trajectory: Trajectory) -> Trajectory:
@@ -202,13 +202,9 @@ class Scorer:
         return call if trainable == call.trainable else replace(call, trainable=trainable)
 
 
-def _has_signal(group: TrajectoryGroup, advantages: Advantages) -> bool:
-    """Whether some trained call has an advantage other than 0."""
-    return any(
-        credit is not None and call.trainable and bool(credit.any())
-        for trajectory, calls in zip(group.trajectories, advantages, strict=True)
-        for call, credit in zip(trajectory.transitions, calls, strict=True)
-    )
+def _without_rounding(advantages: Advantages) -> Advantages:
+    """What a group without signal has: exact zeros, so that whitening makes no rounding large and learners leave its rows out."""
+    return tuple(tuple(None if credit is None else np.zeros_like(credit) for credit in calls) for calls in advantages)
 
 
 def _unscored(advantages: Advantages) -> Advantages:
@@ -249,9 +245,11 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _describe(signals: Sequence[bool], samples: Sequence[Sample]) -> dict[str, float]:
+    """`rows` with an advantage and `trained_tokens` in them; a learner whose loss has other terms learns from more."""
+    teaching = teaching_rows(samples)
     return {
         "groups": float(len(signals)),
         "groups_without_signal": float(signals.count(False)),
-        "rows": float(len(samples)),
-        "trained_tokens": float(sum(int(sample.mask.sum()) for sample in samples)),
+        "rows": float(len(teaching)),
+        "trained_tokens": float(sum(int(sample.mask.sum()) for sample in teaching)),
     }

@@ -19,6 +19,7 @@ from typing import Any
 from lightningrl.config import OtherPolicyConfig, Recipe
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.gateway.engine_link import EngineLink
+from lightningrl.keys import worker_key
 from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import Backend
@@ -59,7 +60,7 @@ async def train_run(
 ) -> LoopState:
     """Train to the recipe's end in `folder`, from its newest checkpoint if it has one. Draws the curve, also of a run that fails.
 
-    `announce(url, run_key)` is called when workers can join.
+    `announce(url, worker_key)` is called when workers can join.
     """
     saved = folder.latest()
     state = saved[1] if saved else LoopState(step=0, seconds=0.0, rollouts=0)
@@ -87,7 +88,7 @@ async def train_run(
             launcher=launcher,
             starting=lambda what: progress.phase(what, 0, 0),
         ) as served:
-            announce(reachable_url(served.server.url), settings.run_key)
+            announce(reachable_url(served.server.url), worker_key(settings.run_key))
             trainer = Trainer(
                 recipe=recipe,
                 tasks=parts.tasks,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightningrl.config import Recipe, check_options
 from lightningrl.errors import ConfigError
@@ -40,9 +41,12 @@ def plan_step(tasks: Sequence[Task], recipe: Recipe, step: int) -> list[RolloutS
     """The rollouts of a training step: `tasks_per_step` tasks × `group_size`, a fresh shuffle per epoch."""
     loop = recipe.loop
     specs: list[RolloutSpec] = []
+    orders: dict[int, NDArray[np.int64]] = {}
     for position in range(step * loop.tasks_per_step, (step + 1) * loop.tasks_per_step):
         epoch, offset = divmod(position, len(tasks))
-        order = np.random.default_rng((loop.seed, epoch)).permutation(len(tasks))
+        if epoch not in orders:
+            orders[epoch] = np.random.default_rng((loop.seed, epoch)).permutation(len(tasks))
+        order = orders[epoch]
         specs += _group(f"s{step:06d}-{position - step * loop.tasks_per_step:04d}", tasks[int(order[offset])], step, recipe)
     return specs
 
@@ -76,7 +80,7 @@ def _spec(rollout_id: str, task: Task, group: str, mode: RolloutMode, step: int,
         group_id=group,
         mode=mode,
         step=step,
-        sampling=recipe.sampling.settings() if mode is RolloutMode.TRAIN else recipe.validation.sampling.settings(),
+        sampling=recipe.sampling.settings() if mode is RolloutMode.TRAIN else recipe.validation_sampling,
         max_attempts=recipe.runtime.max_attempts,
         timeout_s=recipe.runtime.timeout_s,
     )

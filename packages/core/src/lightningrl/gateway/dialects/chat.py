@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from lightningrl.gateway.completion import parse_arguments
 from lightningrl.gateway.dialects.checks import (
+    check_count,
     check_range,
     check_tool_call_ids,
     decode_body,
@@ -22,6 +22,8 @@ from lightningrl.gateway.dialects.checks import (
     format_instruction,
     function_tool,
     join_text,
+    read_arguments,
+    read_stop,
     read_tools,
     unknown_choice,
     with_instruction,
@@ -108,9 +110,10 @@ def parse_chat_request(data: bytes, *, max_choices: int) -> ChatRequest:
     check_range("max_tokens", limit, 1, None)
     check_range("n", body.n, 1, max_choices)
     check_range("top_logprobs", body.top_logprobs, 0, 20)
+    check_range("seed", body.seed, -(2**63), 2**63 - (body.n or 1))  # each choice is sampled with a seed of its own
     if not body.messages:
         raise Refusal("the request has no messages; send at least one", param="messages")
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    check_count("messages", body.messages)
     messages = [_message(message, i) for i, message in enumerate(body.messages)]
     check_tool_call_ids(messages)
     tools = read_tools(body.tools, _tool)
@@ -124,7 +127,7 @@ def parse_chat_request(data: bytes, *, max_choices: int) -> ChatRequest:
         n=body.n or 1,
         stream=bool(body.stream),
         max_tokens=limit,
-        stop=tuple(text for text in stop if text),
+        stop=read_stop("stop", body.stop),
         seed=body.seed,
     )
     return ChatRequest(
@@ -188,8 +191,7 @@ def _tool_call(call: _ToolCall, index: int) -> dict[str, Any]:
         raise Refusal(
             f"messages[{index}] has a tool call of type {call.type!r}; only functions are supported", param=f"messages[{index}].tool_calls"
         )
-    arguments = call.function.arguments
-    value = parse_arguments(arguments) if isinstance(arguments, str) else arguments or {}
+    value = read_arguments(call.function.arguments, f"messages[{index}]")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": value}}
 
 

@@ -124,6 +124,8 @@ def token_logprobs(token_ids: Sequence[int], logprobs: Sequence[float], renderer
 class ChatStream:
     """Server-sent events of one streamed completion."""
 
+    sends_tool_calls = True
+
     def __init__(self, request: ChatRequest, renderer: PolicyRenderer, begun: Begun) -> None:
         self._request = request
         self._renderer = renderer
@@ -142,12 +144,13 @@ class ChatStream:
             message["content"] = delta.content
         if delta.reasoning:
             message["reasoning_content"] = delta.reasoning
-        if delta.tool_calls:
-            message["tool_calls"] = [{"index": i, **_tool_call(call)} for i, call in delta.tool_calls]
         logprobs = _logprobs(self._request, delta.token_ids, delta.logprobs, self._renderer)
-        if not message and not logprobs:
-            return b""
-        return self._event([{"index": delta.index, "delta": message, "logprobs": logprobs, "finish_reason": None}])
+        calls = [{"tool_calls": [{"index": i, **_tool_call(call)}]} for i, call in delta.tool_calls]  # clients read the first of each
+        parts = [(message, logprobs)] if message or logprobs else []
+        return b"".join(
+            self._event([{"index": delta.index, "delta": part, "logprobs": of_part, "finish_reason": None}])
+            for part, of_part in [*parts, *((call, None) for call in calls)]
+        )
 
     def finish(self, answer: Answer) -> bytes:
         """An answer that was recorded before, as if it streamed now; then the finish reasons, the usage where asked for, and the end."""

@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from lightningrl.gateway.completion import MAX_DEPTH, is_nested_deeply, parse_arguments
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import ForcedCall
 
 __all__ = [
+    "check_count",
     "check_range",
     "check_tool_call_ids",
     "decode_body",
@@ -20,6 +22,8 @@ __all__ = [
     "format_instruction",
     "function_tool",
     "join_text",
+    "read_arguments",
+    "read_stop",
     "read_tools",
     "unknown_choice",
     "with_instruction",
@@ -34,6 +38,10 @@ _BY_NAME = ("properties", "$defs", "definitions")
 _IN_LISTS = ("anyOf", "oneOf", "allOf")
 _PLAIN = frozenset({"type", "description", "title", "default", "enum"})
 _MAX_SCHEMA_DEPTH = 64
+_MOST_MESSAGES = 4096
+_MOST_TOOLS = 1024
+_MOST_STOPS = 16
+_LONGEST_STOP = 1024
 
 
 def decode_body(decode: Callable[[bytes], T], data: bytes, what: str) -> T:
@@ -51,6 +59,33 @@ def decode_body(decode: Callable[[bytes], T], data: bytes, what: str) -> T:
 def check_range(name: str, value: int | None, low: int, high: int | None) -> None:
     if value is not None and (value < low or (high is not None and value > high)):
         raise Refusal(f"{name} is {value}; it must be at least {low}" + (f" and at most {high}" if high is not None else ""), param=name)
+
+
+def check_count(name: str, items: Sequence[Any] | None, most: int = _MOST_MESSAGES) -> None:
+    """No more than can be read in a moment."""
+    if items is not None and len(items) > most:
+        raise Refusal(f"{name} has {len(items)} entries; send at most {most}", param=name)
+
+
+def read_stop(name: str, stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Stop strings, without empty ones."""
+    stops = [stop] if isinstance(stop, str) else stop or []
+    check_count(name, stops, _MOST_STOPS)
+    for text in stops:
+        if len(text.encode()) > _LONGEST_STOP:
+            raise Refusal(f"{name} has a text of {len(text.encode())} bytes; stop at one of at most {_LONGEST_STOP}", param=name)
+    return tuple(text for text in stops if text)
+
+
+def read_arguments(arguments: str | Mapping[str, Any] | None, where: str) -> Any:
+    """A tool call's arguments as a value; text that is no JSON stays text."""
+    try:
+        value = parse_arguments(arguments) if isinstance(arguments, str) else arguments or {}
+        if not is_nested_deeply(value):
+            return value
+    except RecursionError:
+        pass
+    raise Refusal(f"{where} has a tool call whose arguments are nested more than {MAX_DEPTH} deep; flatten them", param=where)
 
 
 def join_text(content: str | Sequence[Mapping[str, Any] | str] | None, where: str) -> str:
@@ -79,6 +114,7 @@ def read_tools(tools: Sequence[T] | None, read: Callable[[T, str], dict[str, Any
     """All tools of a request, each read and checked; None where there are none."""
     if not tools:
         return None
+    check_count("tools", tools, _MOST_TOOLS)
     found: list[dict[str, Any]] = []
     names: set[str] = set()
     for index, tool in enumerate(tools):

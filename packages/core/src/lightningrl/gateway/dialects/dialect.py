@@ -30,6 +30,11 @@ R = TypeVar("R", bound=DialectRequest)
 class EventStream(Protocol):
     """Server-sent events of one streamed answer."""
 
+    @property
+    def sends_tool_calls(self) -> bool:
+        """Whether `delta` shows tool calls; else they come with `finish`."""
+        ...
+
     def delta(self, delta: TextDelta) -> bytes:
         """What a client can show now; empty where there is nothing."""
         ...

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from lightningrl.gateway.dialects.checks import (
+    check_count,
     check_range,
     check_tool_call_ids,
     decode_body,
@@ -24,6 +25,8 @@ from lightningrl.gateway.dialects.checks import (
     format_instruction,
     function_tool,
     join_text,
+    read_arguments,
+    read_stop,
     read_tools,
     unknown_choice,
     with_instruction,
@@ -86,6 +89,7 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
     messages: list[dict[str, Any]] = [{"role": "system", "content": join_text(body.system, "system")}] if body.system else []
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
+    check_count("messages", messages)
     check_tool_call_ids(messages)
     choice = body.tool_choice or {}
     tools = read_tools(body.tools, _tool)
@@ -98,7 +102,7 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
         parallel_tools=choice.get("disable_parallel_tool_use") is not True,
         stream=bool(body.stream),
         max_tokens=body.max_tokens,
-        stop=tuple(text for text in body.stop_sequences or () if text),
+        stop=read_stop("stop_sequences", body.stop_sequences),
     )
     thinking = (body.thinking or {}).get("type")
     return MessagesRequest(call=call, shows_thinking=thinking not in (None, "disabled"))
@@ -183,7 +187,7 @@ def _tool_use(block: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise Refusal(f"{where} has an input that is no object; send the tool's arguments as one", param=where)
     name, call_id = _string(block, "name", where), _string(block, "id", where)
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": read_arguments(arguments, where)}}
 
 
 def _tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:

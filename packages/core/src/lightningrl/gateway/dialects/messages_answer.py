@@ -116,6 +116,8 @@ def _stop(request: MessagesRequest, choice: Choice) -> tuple[str, str | None]:
 class MessagesStream:
     """Server-sent events of one streamed message. Tool calls come last, so that blocks stand as in a whole answer."""
 
+    sends_tool_calls = False
+
     def __init__(self, request: MessagesRequest, begun: Begun) -> None:
         self._request = request
         self._begun = begun

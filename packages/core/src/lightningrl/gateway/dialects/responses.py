@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from lightningrl.gateway.completion import parse_arguments
 from lightningrl.gateway.dialects.checks import (
+    check_count,
     check_range,
     check_tool_call_ids,
     decode_body,
@@ -27,6 +27,7 @@ from lightningrl.gateway.dialects.checks import (
     format_instruction,
     function_tool,
     join_text,
+    read_arguments,
     read_tools,
     unknown_choice,
     with_instruction,
@@ -87,6 +88,7 @@ def parse_responses_request(data: bytes) -> ResponsesRequest:
     check_range("max_output_tokens", body.max_output_tokens, 1, None)
     check_range("top_logprobs", body.top_logprobs, 0, 20)
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) and body.input else body.input or []
+    check_count("input", items)
     conversation = _Conversation()
     for index, item in enumerate(items):
         assert isinstance(item, dict)
@@ -178,7 +180,7 @@ class _Conversation:
         if not isinstance(arguments, str):
             raise Refusal(f"{where} has no arguments; a function_call has them as JSON text", param=where)
         message = self._assistant(item, starts=False)
-        function = {"name": name, "arguments": parse_arguments(arguments)}
+        function = {"name": name, "arguments": read_arguments(arguments, where)}
         message.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
     def _output(self, item: dict[str, Any], where: str) -> None:

@@ -33,6 +33,8 @@ _KINDS = {"reasoning": "reasoning_text", "message": "output_text"}
 class ResponsesStream:
     """Events of one streamed response. Function calls come last, so that items stand as in a whole answer."""
 
+    sends_tool_calls = False
+
     def __init__(self, request: ResponsesRequest, renderer: PolicyRenderer, begun: Begun) -> None:
         self._request = request
         self._renderer = renderer

@@ -1,0 +1,58 @@
+"""What agents send, made fit to be kept and read again: text that UTF-8 can carry, finite numbers, JSON of bounded depth.
+
+bytes ─► parse_json ─► a value whose text is clean ─► store ─► clean_text, clean_json, finite on read, so that what an older version
+                                                              kept can be read, too
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, Final
+
+__all__ = ["DEEPEST", "clean_json", "clean_text", "finite", "parse_json"]
+
+DEEPEST: Final = 100
+"""Levels of lists and objects in a JSON value."""
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def clean_text(text: str) -> str:
+    """Lone surrogates, which JSON may hold as `\\ud800` and UTF-8 may not, become U+FFFD; pairs become the character they stand for."""
+    if text.isascii() or _SURROGATE.search(text) is None:
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def clean_json(value: Any, *, cut: bool = False, levels: int = DEEPEST) -> Any:
+    """The value with clean text. Deeper than `levels`: None in its place with `cut`, else ValueError."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if not isinstance(value, dict | list):
+        return value
+    if levels == 0:
+        if cut:
+            return None
+        raise ValueError(f"it is nested deeper than {DEEPEST} levels; send something flatter")
+    if isinstance(value, list):
+        return [clean_json(item, cut=cut, levels=levels - 1) for item in value]
+    return {clean_text(str(key)): clean_json(item, cut=cut, levels=levels - 1) for key, item in value.items()}
+
+
+def parse_json(body: bytes) -> Any:
+    """JSON with clean text and bounded depth. Raises ValueError: bytes that are no JSON, deeper than `DEEPEST`, endless numbers."""
+    text = body.decode()
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {DEEPEST} levels; send something flatter") from None
+    is_plain = text.count("[") + text.count("{") <= DEEPEST and _ESCAPED_SURROGATE.search(text) is None
+    return value if is_plain else clean_json(value)
+
+
+def finite(value: float) -> float:
+    """The number, or 0.0 where it is none (NaN, infinite)."""
+    return value if math.isfinite(value) else 0.0

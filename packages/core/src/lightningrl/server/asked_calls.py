@@ -1,0 +1,100 @@
+"""What the policies' own answers asked their tools for: the join for frameworks whose spans name no tool-call id.
+
+spans of an export ─► ReadTools.loose ─┐
+kept completions ─► AskedCall… ────────┴► join_to_answers: same id, else same name and arguments, else the only one of that name
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from lightningrl.gateway.completion import CompletionText
+from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.server.tool_spans import comparable
+from lightningrl.store.protocol import Store, ToolCallRecord
+from lightningrl.types import Transition
+
+__all__ = ["AnsweredCall", "ReadAsked", "join_to_answers", "read_kept_answers"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnsweredCall:
+    """A tool call that a recorded answer asked for."""
+
+    transition_id: str
+    id: str
+    """As the agent was given it."""
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+ReadAsked = Callable[[str, int], Awaitable[Sequence[AnsweredCall]]]
+"""From a rollout and an attempt to what its answers asked for so far, in order, less what is recorded already."""
+
+
+def read_kept_answers(store: Store, renderers: Mapping[str, PolicyRenderer]) -> ReadAsked:
+    """From the completions in the store, parsed as they were for the agent. `renderers` by policy name."""
+
+    async def read(rollout_id: str, attempt: int) -> Sequence[AnsweredCall]:
+        told = await store.tool_call_ids(rollout_id, attempt)
+        asked: list[AnsweredCall] = []
+        for call in await store.calls(rollout_id, attempt):
+            renderer = renderers.get(call.transition.policy)
+            if renderer is None or told.issuperset(call.transition.tool_call_ids):
+                continue
+            asked += [one for one in _parse(renderer, call.transition) if one.id not in told]
+            await asyncio.sleep(0)  # other calls' turn
+        return asked
+
+    return read
+
+
+def _parse(renderer: PolicyRenderer, transition: Transition) -> list[AnsweredCall]:
+    ids = transition.tool_call_ids
+    text = CompletionText(renderer, transition.prompt_ids.tolist(), allow_tools=True, stop=transition.sampling.stop, tool_call_ids=ids)
+    text.push(transition.completion_ids.tolist(), transition.logprobs.tolist(), stream=False)
+    choice, _ = text.finish(transition.finish_reason)
+    return [
+        AnsweredCall(transition_id=transition.id, id=call.id, name=call.name, arguments=call.arguments)
+        for call in choice.tool_calls[: len(ids)]
+    ]
+
+
+def join_to_answers(records: Sequence[ToolCallRecord], loose: frozenset[str], asked: Sequence[AnsweredCall]) -> list[ToolCallRecord]:
+    """The records, those of `loose` spans with the id of the call that asked and the transition that it is of. Of calls that are alike,
+    the one asked first goes to the tool that ran first. What fits none, or one of several by its name alone, stays as it is."""
+    known = {one.id for one in asked}
+    taken = {record.tool_call.id for record in records}
+    waiting = [one for one in asked if one.id not in taken]
+    tools = [record for record in records if record.span_id in loose and record.tool_call.id not in known]
+    tools.sort(key=lambda record: record.started_at)
+    joined: dict[str | None, ToolCallRecord] = {}
+
+    alike: dict[tuple[str, str], deque[AnsweredCall]] = defaultdict(deque)
+    for one in waiting:
+        alike[one.name, comparable(one.arguments)].append(one)
+    for tool in tools:
+        same = alike[tool.tool_call.name, comparable(tool.tool_call.arguments)]
+        if same:
+            joined[tool.span_id] = _with_asker(tool, same.popleft())
+
+    named: dict[str, list[AnsweredCall]] = defaultdict(list)
+    for one in chain.from_iterable(alike.values()):
+        named[one.name].append(one)
+    left = Counter(tool.tool_call.name for tool in tools if tool.span_id not in joined)
+    for tool in tools:
+        name = tool.tool_call.name
+        if tool.span_id not in joined and left[name] == len(named[name]) == 1:
+            joined[tool.span_id] = _with_asker(tool, named[name][0])
+    return [joined.get(record.span_id, record) for record in records]
+
+
+def _with_asker(record: ToolCallRecord, asked: AnsweredCall) -> ToolCallRecord:
+    call = record.tool_call
+    whole = replace(call, id=asked.id, transition_id=asked.transition_id, arguments=call.arguments or asked.arguments)
+    return replace(record, tool_call=whole)

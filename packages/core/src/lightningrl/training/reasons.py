@@ -1,0 +1,81 @@
+"""Why a step teaches nothing, and why rollouts fail: sentences for the person who looks on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from lightningrl.gateway.refusals import is_refusal, refusal_message
+from lightningrl.types import Outcome, Trajectory
+
+__all__ = ["explain_failures", "explain_silence", "explain_timeouts"]
+
+_LONGEST = 400
+"""Characters of somebody else's message."""
+_SLOW = 4
+"""An engine is slow where so many whole answers do not fit into a rollout's time."""
+
+
+def explain_silence(trajectories: Sequence[Trajectory]) -> str:
+    """Why no call of a step's trajectories, as they were credited, has an advantage other than 0."""
+    calls = [call for trajectory in trajectories for call in trajectory.transitions]
+    if not calls:
+        return _explain_no_calls(trajectories)
+    if not any(call.trainable for call in calls):
+        roles = ", ".join(sorted({repr(call.agent) if call.agent else "none" for call in calls}))
+        return f"no call is of a policy and role that is trained; roles of the calls: {roles}"
+    rewarded = [trajectory for trajectory in trajectories if trajectory.reward is not None]
+    if not rewarded:
+        return "no rollout has a reward"
+    rewards = sorted({trajectory.reward for trajectory in rewarded if trajectory.reward is not None})
+    if len(rewards) == 1:
+        example = rewarded[0].rollout_id
+        return f"all {len(rewarded)} rewards are {rewards[0]:g}; `lightningrl rollouts show {example}` shows one"
+    groups: dict[str, set[float | None]] = {}
+    for trajectory in rewarded:
+        groups.setdefault(trajectory.group_id, set()).add(trajectory.reward)
+    if all(len(values) == 1 for values in groups.values()):
+        return (
+            f"in each of {len(groups)} groups all rewards are equal (over the step from {rewards[0]:g} to {rewards[-1]:g}); "
+            "raise loop.group_size or sampling.temperature, or take tasks that the policy solves now and then"
+        )
+    return "the credit assigner gives every trained call 0"
+
+
+def _explain_no_calls(trajectories: Sequence[Trajectory]) -> str:
+    refusals = [(trajectory, call) for trajectory in trajectories for call in trajectory.tool_calls if is_refusal(call)]
+    if refusals:
+        trajectory, first = refusals[0]
+        said = _short(refusal_message(first))
+        return f"every model call was refused ({len(refusals)}); first, of {trajectory.rollout_id!r}: {said}"
+    return (
+        f"none of {len(trajectories)} rollouts made a model call that came here; "
+        "where the agent's client has a base URL of its own, name it in runtime.base_urls (the workers' logs say which hosts it called)"
+    )
+
+
+def explain_failures(trajectories: Sequence[Trajectory]) -> str:
+    """Outcomes, and what the first failure said."""
+    outcomes = Counter(trajectory.outcome.value for trajectory in trajectories)
+    counts = ", ".join(f"{count} {name}" for name, count in outcomes.items())
+    failed = next(trajectory for trajectory in trajectories if trajectory.outcome is not Outcome.SUCCEEDED)
+    return f"every rollout failed ({counts}); first, {failed.rollout_id!r}: {_short(failed.error or 'no message')}"
+
+
+def explain_timeouts(trajectories: Sequence[Trajectory], call_speed: float | None, *, max_tokens: int, timeout_s: float) -> str | None:
+    """What the engine has to do with rollouts that ran out of time; None where none did, or where it is fast enough for
+    something else to be the cause. `call_speed`: tokens per second of one call; None = nothing was sampled."""
+    late = sum(trajectory.outcome is Outcome.TIMEOUT for trajectory in trajectories)
+    if not late or call_speed is None or max_tokens * _SLOW < call_speed * timeout_s:
+        return None
+    answer = f"an answer of {max_tokens} tokens takes {max_tokens / call_speed:.0f} s" if call_speed else "no answer comes"
+    return (
+        f"{late} of {len(trajectories)} rollouts ran out of time: the engine samples {call_speed:.3g} tokens/s for a call, "
+        f"so {answer} of the {timeout_s:g} s that a rollout has; "
+        "raise runtime.timeout_s, or give a new run a lower sampling.max_tokens"
+    )
+
+
+def _short(message: str) -> str:
+    text = " ".join(message.split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,0 +1,143 @@
+"""What a worker leaves behind when it ends, and what an agent may do to the line between the worker and its pool."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningrl.runtime.pool import WorkerPool
+from lightningrl.runtime.process import bound_log, open_log
+from lightningrl.testing.scripted_server import ScriptedServer
+
+AGENTS = """
+import asyncio, ctypes, json, multiprocessing, os, pathlib, stat, subprocess, time
+from concurrent.futures import ProcessPoolExecutor
+
+HERE = pathlib.Path(__file__).parent
+kept = []
+
+def start(task):
+    kept.append(ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")))
+    program = subprocess.Popen(["sleep", "60"])
+    return [kept[0].submit(os.getpid).result(), program.pid, os.getpid()]
+
+def crash(task):
+    program = subprocess.Popen(["sleep", "60"])
+    if (child := os.fork()) == 0:
+        time.sleep(60)
+    (HERE / "left").write_text(f"{program.pid} {child}")
+    os._exit(9)
+
+def escape(task):
+    if (child := ctypes.CDLL(None).fork()) == 0:  # Python's own fork would let go of the worker's pipes
+        os.setsid()
+        (HERE / "left").write_text(str(os.getpid()))
+        time.sleep(60)
+    while not (HERE / "left").exists() or not (HERE / "left").read_text():
+        time.sleep(0.01)
+    os._exit(9)
+
+def meddle(task):
+    forged = json.dumps({"kind": "failed", "error": "forged"}).encode()
+    lines = {"write": b"x" * 30_000 + b"\\n" + forged + b"\\n\\xff\\n", "long": b"x" * 2_000_000 + b"\\n"}
+    for name in os.listdir("/proc/self/fd") if task in lines else ():
+        try:
+            if stat.S_ISFIFO(os.fstat(int(name)).st_mode): open(f"/proc/self/fd/{name}", "wb").write(lines[task])
+        except OSError: pass
+    if task == "fork":
+        os.fork()
+    return os.getpid()
+
+async def interrupt(task):
+    if task == "interrupt": raise KeyboardInterrupt
+    if task == "exit": raise SystemExit(3)
+    return os.getpid()
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(lambda body: {"content": "hello"}) as server:
+        yield server
+
+
+def pool_of_one(server: ScriptedServer, folder: Path, agent: str, **options: Any) -> WorkerPool:
+    (folder / "agents.py").write_text(AGENTS)
+    return WorkerPool(server.url, server.run_key, f"agents.py:{agent}", workers=1, base_dir=folder, log_folder=folder / "logs", **options)
+
+
+async def run(server: ScriptedServer, folder: Path, agent: str, *tasks: str, **options: Any) -> list[dict[str, Any]]:
+    """Results of the tasks, in order; the pool has stopped."""
+    for number, task in enumerate(tasks):
+        server.add_rollout(f"r{number}", task, timeout_s=50)
+    async with pool_of_one(server, folder, agent, **options):
+        await server.wait_finished(timeout_s=40)
+    results = [server.result(f"r{number}") for number in range(len(tasks))]
+    return [result for result in results if result is not None]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def wait_dead(*pids: int) -> None:
+    """A process that was killed takes a moment to die."""
+    async with asyncio.timeout(20):
+        while any(map(is_alive, pids)):
+            await asyncio.sleep(0.01)
+
+
+async def test_process_pools_and_programs_of_an_agent_end_with_its_worker(server: ScriptedServer, tmp_path: Path) -> None:
+    (result,) = await run(server, tmp_path, "start", "go")
+    assert result["outcome"] == "succeeded", result
+    await wait_dead(*result["output"])
+
+
+async def test_what_a_crashed_worker_has_started_neither_survives_it_nor_keeps_its_slot(server: ScriptedServer, tmp_path: Path) -> None:
+    (result,) = await run(server, tmp_path, "crash", "go")
+    assert result["outcome"] == "infrastructure_error"
+    assert result["error"].startswith("the worker process exited with status 9 while it ran the agent")
+    await wait_dead(*map(int, (tmp_path / "left").read_text().split()))
+
+
+async def test_a_worker_has_ended_though_a_process_that_left_its_group_holds_its_pipes(server: ScriptedServer, tmp_path: Path) -> None:
+    try:
+        (result,) = await run(server, tmp_path, "escape", "go")
+        assert result["outcome"] == "infrastructure_error"
+    finally:
+        os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+
+
+async def test_an_agent_that_writes_into_the_workers_pipe_or_forks_changes_nothing(server: ScriptedServer, tmp_path: Path) -> None:
+    results = await run(server, tmp_path, "meddle", "write", "long", "fork", "fine", "fine")
+    assert [result["outcome"] for result in results] == ["succeeded"] * 5
+    assert len({result["output"] for result in results}) == 1
+
+
+async def test_an_async_agent_that_raises_what_ends_a_loop_ends_only_itself(server: ScriptedServer, tmp_path: Path) -> None:
+    results = await run(server, tmp_path, "interrupt", "fine", "interrupt", "exit", "fine", concurrency=2)
+    assert [result["outcome"] for result in results] == ["succeeded", "agent_error", "agent_error", "succeeded"]
+    assert results[0]["output"] == results[3]["output"]
+
+
+def test_a_log_is_private_and_its_end_is_kept_when_it_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "worker-0.log"
+    with open_log(path) as log:
+        log.write(b"a" * 500 + b"b" * 500)
+        bound_log(log, most_bytes=1000)
+        assert path.stat().st_size == 1000
+        log.write(b"c")
+        bound_log(log, most_bytes=1000)
+        log.write(b"d")
+        assert path.read_bytes() == b"... this log was cut at 1001 bytes; what follows is its end\n" + b"b" * 499 + b"cd"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
