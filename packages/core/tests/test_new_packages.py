@@ -62,6 +62,7 @@ def test_a_new_agent_is_a_recipe_whose_parts_are_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_new_agent_learns(tmp_path: Path) -> None:
     """In about a minute on two idle cores, with nothing downloaded."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "HF_HUB_OFFLINE": "1"}

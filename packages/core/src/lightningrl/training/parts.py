@@ -47,8 +47,7 @@ class Parts:
         check_lengths(recipe, models)
         for adapter in recipe.adapters:
             plugins.find("lightningrl_adapters", adapter)
-        if isinstance(recipe.agent, str):
-            check_agent_file(recipe)
+        check_agent_file(recipe)
         intermediate = {
             name: _part(plugins, "lightningrl_intermediate_rewards", part.use, part.options, recipe.folder)
             for name, part in recipe.intermediate_rewards.items()
@@ -97,6 +96,8 @@ def _trained_calls(recipe: Recipe) -> dict[str, TrainedCalls]:
 
 def check_agent_file(recipe: Recipe) -> None:
     """Only whether it can be found; workers import it."""
+    if not isinstance(recipe.agent, str):
+        return
     source, _, name = recipe.agent.rpartition(":")
     if not source or not name:
         raise ConfigError(f"agent {recipe.agent!r} names no callable; write 'agent.py:answer' or 'package.module:answer'")

@@ -122,8 +122,8 @@ async def serve_policy(
 ) -> AsyncIterator[Served]:
     """Server, workers and engine, up and watched; the body is cancelled with the sentence of whatever fails for good.
 
-    `starting` is told what is being waited for.
-    With a checkpoint the body starts the workers: what a killed run left queued belongs to newer weights, which it makes first.
+    `starting` is told what is being waited for. With a checkpoint the body starts the workers: what a killed run left queued
+    belongs to newer weights, which it makes first.
     """
     async with AsyncExitStack() as stack:
         starting("starting the server")
@@ -142,7 +142,7 @@ async def serve_policy(
             starter.begin()
         running: list[RunningPolicy] = []
         for name in parts.backends:
-            starting(f"loading {parts.models[name]}")
+            starting(f"loading the weights of {name!r}")
             is_trained = settings.policies[name].trainable
             backend = await asyncio.to_thread(_build_backend, parts, name, checkpoint if is_trained else None)
             stack.callback(backend.close)
