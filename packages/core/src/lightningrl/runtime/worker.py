@@ -183,12 +183,11 @@ class Worker:
         """Spans are a view on the rollout, not the rollout: without them it still counts."""
         from lightningrl.tracing.spans import OTLP_CONTENT_TYPE
 
-        payload = self._telemetry.collect(attempt.rollout)
-        if payload is None:
-            return
         try:
-            client.export_spans(attempt.lease, payload, OTLP_CONTENT_TYPE)
-        except ServerError as error:
+            payload = self._telemetry.collect(attempt.rollout)
+            if payload is not None:
+                client.export_spans(attempt.lease, payload, OTLP_CONTENT_TYPE)
+        except (ServerError, ValueError) as error:  # the latter: a name of the agent's that is no text
             logger.warning("rollout %s: its spans are lost: %s", attempt.lease.rollout_id, error)
 
     @contextlib.contextmanager
