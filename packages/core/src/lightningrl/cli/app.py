@@ -158,7 +158,7 @@ def serve(
 def work(
     recipe: Annotated[Path, typer.Argument(help="The recipe whose agent these workers run.", metavar="RECIPE")],
     server: Annotated[str, typer.Option(help="URL of the Lightning Server.")],
-    key: Annotated[str, typer.Option(help="The run's key.", envvar="LIGHTNINGRL_KEY")],
+    key: Annotated[str, typer.Option(help="The worker key that `train` prints (or the run's).", envvar="LIGHTNINGRL_KEY")],
     workers: WorkersOption = None,
     settings: SetOption = None,
 ) -> None:
