@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lightningrl import clean
 from lightningrl.tracing.scope import ActiveRollout
 from lightningrl.types import Outcome
 
@@ -52,7 +53,7 @@ def as_json(output: Any) -> Any:
         raise ValueError("returned nothing; return its answer, which the reward looks at")
     try:
         text = json.dumps(output, allow_nan=False, ensure_ascii=False)
-        kept = json.loads(replace_surrogates(text)) if len(text) <= LONGEST_OUTPUT else None
+        kept = json.loads(clean.clean_text(text)) if len(text) <= LONGEST_OUTPUT else None
     except (TypeError, ValueError, RecursionError) as problem:
         name = type(output).__name__
         raise ValueError(f"returned a {name} that is not JSON ({problem}); return text, numbers, lists or dicts") from problem
@@ -146,13 +147,4 @@ def describe(error: BaseException) -> str:
 
 def clean_text(text: str, longest: int = LONGEST_ERROR) -> str:
     """What anybody can store and show: at most `longest` characters, no lone surrogates."""
-    return replace_surrogates(text if len(text) <= longest else f"{text[: longest - 2]} …")
-
-
-def replace_surrogates(text: str) -> str:
-    """Halves of characters become U+FFFD; pairs of them, one character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+    return clean.clean_text(text if len(text) <= longest else f"{text[: longest - 2]} …")
