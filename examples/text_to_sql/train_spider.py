@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from lightningrl.cli import run_command
 from lightningrl.cli.train import train_command
 from lightningrl.config import parse_setting
 
@@ -29,4 +30,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(lambda: typer.run(main))

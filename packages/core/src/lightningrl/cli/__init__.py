@@ -1,22 +1,28 @@
-"""The command line: `lightningrl train | serve | work | rollouts | plugins | export | new`."""
+"""The command line: `lightningrl init | train | try | serve | work | rollouts | recipe | plugins | export | new`."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 
-__all__ = ["main"]
+__all__ = ["main", "run_command"]
 
 
 def main() -> None:
-    """Entry point. Errors of ours end with one sentence and their exit code; others keep their traceback."""
-    import os
-
+    """Entry point."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from lightningrl.cli.app import app
+
+    run_command(app)
+
+
+def run_command(command: Callable[[], object]) -> None:
+    """Run it. Errors of ours end with one sentence and their exit code; others keep their traceback."""
     from lightningrl.errors import LightningError, Stopped
 
     try:
-        app(standalone_mode=True)
+        command()
     except LightningError as error:
         from rich.console import Console
 
