@@ -56,6 +56,23 @@ def crowd() -> Crowd:
     return sized(Crowd(rollouts=40, shared_workers=1, exclusive_workers=2), Crowd(rollouts=200, shared_workers=2, exclusive_workers=4))
 
 
+# ------------------------------------------------------------------ reports
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Iterator[Any]:
+    """What hostile text left in a test's log may not end the process that would send the report."""
+    return sendable((yield))
+
+
+def sendable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {key: sendable(item) for key, item in value.items()}
+    return type(value)(sendable(item) for item in value) if isinstance(value, list | tuple) else value
+
+
 # ------------------------------------------------------------------ plain modules
 
 

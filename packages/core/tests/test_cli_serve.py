@@ -25,7 +25,7 @@ def serve_by(monkeypatch: pytest.MonkeyPatch, error: BaseException, *, writes_lo
     async def fail(recipe: Any, checkpoint: Any, scratch: Path, *more: Any) -> None:
         if writes_log:
             (scratch / "server.log").write_text("what went wrong")
-        raise error
+        raise error if not isinstance(error, ServerError) else ServerError(f"{error}; see {str(scratch / 'server.log')!r}")
 
     monkeypatch.setattr(serve, "_serve", fail)
     serve.serve_command(Path("recipe.toml"), run=None, host="127.0.0.1", port=0, settings={})
@@ -33,7 +33,7 @@ def serve_by(monkeypatch: pytest.MonkeyPatch, error: BaseException, *, writes_lo
 
 def test_the_log_that_an_error_names_is_there_to_read(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ServerError):
-        serve_by(monkeypatch, ServerError("the server was not ready; see its log"), writes_log=True)
+        serve_by(monkeypatch, ServerError("the server was not ready"), writes_log=True)
     (log,) = here.rglob("server.log")
     assert log.read_text() == "what went wrong"
 
