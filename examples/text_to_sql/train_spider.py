@@ -26,7 +26,7 @@ def main(
     recipe = Path(__file__).with_name("spider.toml")
     given = dict(parse_setting(text) for text in settings or [])
     given |= {"tasks.options.path": str(spider.resolve()), "policy.model": policy}
-    train_command(recipe, resume=False, run=run, runs=Path("runs"), settings=given)
+    train_command(recipe, resume=False, overwrite=False, run=run, runs=Path("runs"), settings=given)
 
 
 if __name__ == "__main__":
