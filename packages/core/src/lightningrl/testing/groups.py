@@ -26,7 +26,7 @@ def make_transition(
     policy: str = "policy",
     tool_call_ids: tuple[str, ...] = (),
 ) -> Transition:
-    """One call; the logprob of token x is -x/1000, so that a misplaced one shows."""
+    """One call; the logprob of token x is -x/1000, so that a misplaced one shows. It starts at the second `index`."""
     return Transition(
         id=id,
         index=index,
@@ -42,6 +42,7 @@ def make_transition(
         tool_call_ids=tool_call_ids,
         rewards=dict(rewards or {}),
         trainable=trainable,
+        started_at=float(index),
     )
 
 
