@@ -24,7 +24,7 @@ from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.training.scoring import Scorer, TrainedCalls
 from lightningrl.types import Advantages, TrajectoryGroup, Transition
 
-README = Path(__file__).parents[3] / "README.md"
+CREDIT_PAGE = Path(__file__).parents[3] / "docs" / "plugins" / "credit.md"
 RELATIVE: list[Baseline] = ["grpo", "dr_grpo", "rloo"]
 
 
@@ -38,8 +38,8 @@ def values_of(advantages: Advantages) -> set[float]:
 
 
 def last_call() -> CreditAssigner:
-    """The credit assigner that the README shows, as it is printed there."""
-    block = re.search(r"```python title=my_credit\.py\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    """The credit assigner that docs/plugins/credit.md shows, as it is printed there."""
+    block = re.search(r"```python title=my_credit\.py\n(.*?)```", CREDIT_PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert block is not None
     namespace: dict[str, Any] = {}
     exec(block[1], namespace)
@@ -155,7 +155,7 @@ def test_small_differences_of_small_rewards_are_signal() -> None:
 
 
 class TestLastCall(CreditConformance):
-    """The README's own."""
+    """The page's own."""
 
     def make_assigner(self) -> CreditAssigner:
         return last_call()
