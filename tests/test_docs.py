@@ -61,6 +61,10 @@ def test_a_blocks_title_stands_in_the_site_and_links_stay_within_it(tmp_path: Pa
     assert 'class="language-python"' in page
     assert "title=my_graph.py" not in page
     assert "examples/text_to_sql/README.md</code> in the repository" in page
+    numbered = (tmp_path / "site" / "cluster" / "index.html").read_text(encoding="utf-8")
+    assert "```" not in numbered, "a block within a list is a block"
+    drawn = (tmp_path / "site" / "concepts" / "index.html").read_text(encoding="utf-8")
+    assert "\n   │ ▲" in drawn, "a drawing stays as it is"
 
 
 @pytest.mark.parametrize("page", OWN_PROJECTS, ids=name_of)
