@@ -1,5 +1,5 @@
 # make quickstart: train the text-to-SQL agent and draw its curve.   make test: pass the tests.   Both install what they need.
-.PHONY: help quickstart test test-long test-verl test-verl-run check fix bench table clean
+.PHONY: help quickstart test test-long test-verl test-verl-run check fix bench table docs clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -44,11 +44,14 @@ fix: .venv/.installed  ## Mend what ruff can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: .venv/.installed  ## Measure the numbers of the README's benchmark table
+bench: .venv/.installed  ## Measure the numbers of the benchmark table in docs/results.md
 	@$(BIN)/python benchmarks/run_all.py
 
-table: .venv/.installed  ## Reproduce the README's learning tables (3 seeds, control, variants); one of them: make table EXAMPLE=rag
+table: .venv/.installed  ## Reproduce the learning tables of docs/results.md (3 seeds, control, variants); one of them: make table EXAMPLE=rag
 	@$(BIN)/python benchmarks/learning_table.py $(EXAMPLE)
 
+docs: .venv/.installed  ## Write the documentation as a site: site/index.html
+	@$(BIN)/mkdocs build --quiet --strict
+
 clean:  ## Remove .venv and caches
-	@rm -rf .venv .venv-verl .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	@rm -rf .venv .venv-verl .mypy_cache .pytest_cache .ruff_cache .import_linter_cache site

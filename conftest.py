@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import types
@@ -156,15 +157,30 @@ def warm() -> Iterator[WarmCommand]:
         yield command
 
 
+@pytest.fixture(scope="session")
+def first_agent(warm: WarmCommand, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `lightningrl init first` writes, its policy included; made once."""
+    folder = tmp_path_factory.mktemp("init")
+    made = warm.run("lightningrl", "init", "first", cwd=folder)
+    assert made.returncode == 0, made.stderr
+    return folder / "first"
+
+
 @pytest.fixture
-def run_page(tmp_path: Path, warm: WarmCommand) -> Callable[..., str]:
-    """Run every fenced block of a page, top to bottom: titled ones are files, bash is run, but for `make`. Returns what was said.
-    With `--long` each `lightningrl` is a fresh process, as a reader's is."""
+def run_page(tmp_path: Path, warm: WarmCommand, request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Run every fenced block of a page in an empty folder, top to bottom: titled ones are files, bash is run, but for `make`, `pip` and
+    `source`. Returns what was said. With `--long` each `lightningrl` is a fresh process, as a reader's is; without it, `init first` is a
+    copy of `first_agent`."""
     fence = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     is_fresh = sized(False, True)
 
     def run_line(line: str, environment: dict[str, str]) -> str:
         words = shlex.split(line)
+        if words[0] in {"make", "pip", "source"}:
+            return ""
+        if words == ["lightningrl", "init", "first"] and not is_fresh:
+            shutil.copytree(request.getfixturevalue("first_agent"), tmp_path / "first")
+            return ""
         if words[0] == "lightningrl" and not is_fresh:
             ran = warm.run(*words, cwd=tmp_path, environment=environment)
         else:
@@ -174,14 +190,14 @@ def run_page(tmp_path: Path, warm: WarmCommand) -> Callable[..., str]:
         return ran.stdout
 
     def run(page: str, **environment: str) -> str:
-        (tmp_path / "starter").symlink_to(EXAMPLES / "text_to_sql" / "starter")
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         said = ""
         for language, title, body in (match.groups() for match in fence.finditer((ROOT / page).read_text(encoding="utf-8"))):
             assert title or language in {"bash", "text"}, f"a block of {page} in {language} has no title, so nothing runs it"
             if title:
+                (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / title).write_text(body, encoding="utf-8")
-            elif language == "bash" and not body.startswith("make "):
+            elif language == "bash":
                 for line in body.strip().splitlines():
                     said += run_line(line, {"COLUMNS": "160", "PATH": path, **environment})
         return said

@@ -24,7 +24,7 @@ from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.training.scoring import Scorer, TrainedCalls
 from lightningrl.types import Advantages, TrajectoryGroup, Transition
 
-README = Path(__file__).parents[3] / "README.md"
+CREDIT_PAGE = Path(__file__).parents[3] / "docs" / "plugins" / "credit.md"
 RELATIVE: list[Baseline] = ["grpo", "dr_grpo", "rloo"]
 
 
@@ -37,12 +37,13 @@ def values_of(advantages: Advantages) -> set[float]:
     return {value for credit in firsts(advantages) for value in credit}
 
 
-def last_call() -> CreditAssigner:
-    """The credit assigner that the README shows, as it is printed there."""
-    block = re.search(r"```python title=my_credit\.py\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+def last_call(**names: Any) -> CreditAssigner:
+    """The credit assigner that docs/plugins/credit.md shows, as it is printed there, but for `names` of its module."""
+    block = re.search(r"```python title=my_credit\.py\n(.*?)```", CREDIT_PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert block is not None
     namespace: dict[str, Any] = {}
     exec(block[1], namespace)
+    namespace.update(names)
     made: CreditAssigner = namespace["LastCall"]()
     return made
 
@@ -155,7 +156,7 @@ def test_small_differences_of_small_rewards_are_signal() -> None:
 
 
 class TestLastCall(CreditConformance):
-    """The README's own."""
+    """The page's own."""
 
     def make_assigner(self) -> CreditAssigner:
         return last_call()
@@ -202,8 +203,9 @@ def make_scorer(credit: CreditAssigner, *, whitened: bool = False) -> Scorer:
 @pytest.mark.parametrize("whitened", [False, True])
 def test_a_rounding_is_no_signal_of_a_group_and_no_gradient(whitened: bool) -> None:
     group = make_group((0.1,), (0.1,), (0.1,))
-    assert values_of(last_call().assign(group)) != {0.0}, "else this shows nothing"
-    scorer = make_scorer(last_call(), whitened=whitened)
+    rounding = last_call(mean=lambda rewards: sum(rewards) / len(rewards))
+    assert values_of(rounding.assign(group)) != {0.0}, "else this shows nothing"
+    scorer = make_scorer(rounding, whitened=whitened)
     scored = scorer.credit(group.trajectories)
     assert scored.metrics["groups_without_signal"] == scored.metrics["groups"] == 1
     assert len(scored.samples) == 3

@@ -1,0 +1,98 @@
+"""The pages as a whole: the site builds, every link leads somewhere, the blocks of the pages that no package owns run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*/README.md")],
+)
+OWN_PROJECTS = sorted((ROOT / "docs" / "plugins").glob("*.md"))
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def without_blocks(text: str) -> str:
+    return re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def headings(page: Path) -> set[str]:
+    """A page's anchors, as GitHub and the site make them."""
+    titles = re.findall(r"^#+ (.+)$", without_blocks(page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_and_picture_leads_to_a_file_and_its_heading(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_blocks(page.read_text(encoding="utf-8"))):
+        if "://" in link:
+            continue
+        path, _, heading = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name_of(page)}: {link} leads nowhere"
+        assert not heading or heading in headings(target), f"{name_of(page)}: {name_of(target)} has no heading {heading}"
+
+
+def test_the_site_builds_without_a_warning_and_has_every_page(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT / "docs").with_suffix("")
+        folder = tmp_path / "site" / (name.parent if name.name == "index" else name)
+        assert (folder / "index.html").is_file(), name
+
+
+def test_a_blocks_title_stands_in_the_site_and_links_stay_within_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
+    subprocess.run(command, cwd=ROOT, check=True)
+    page = (tmp_path / "site" / "langchain" / "index.html").read_text(encoding="utf-8")
+    assert "<code>my_graph.py</code>" in page
+    assert 'class="language-python"' in page
+    assert "title=my_graph.py" not in page
+    assert "examples/text_to_sql/README.md</code> in the repository" in page
+    numbered = (tmp_path / "site" / "cluster" / "index.html").read_text(encoding="utf-8")
+    assert "```" not in numbered, "a block within a list is a block"
+    drawn = (tmp_path / "site" / "concepts" / "index.html").read_text(encoding="utf-8")
+    assert "\n   │ ▲" in drawn, "a drawing stays as it is"
+
+
+@pytest.mark.parametrize("page", OWN_PROJECTS, ids=name_of)
+def test_a_plugins_page_shows_a_whole_project_with_its_entry_point(page: Path) -> None:
+    (block,) = re.findall(r"^```toml title=\S*pyproject\.toml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    project = tomllib.loads(block)
+    ((name, module),) = project["project"]["entry-points"]["lightningrl"].items()
+    assert module == f"lightningrl_{name}.plugin"
+    assert project["project"]["name"] == f"lightningrl-{name.replace('_', '-')}"
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == [f"src/lightningrl_{name}"]
+    assert project["build-system"]["build-backend"] == "hatchling.build"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("docs/install.md", "langchain"),
+        ("docs/plugins.md", "made lightningrl-exact-date"),
+        ("docs/loggers.md", "(3, 0.6"),
+        ("docs/plugins/adapter.md", "made lightningrl-haystack"),
+        ("docs/plugins/backend.md", "made lightningrl-bigram"),
+        ("docs/plugins/credit.md", "succeeded"),
+        ("docs/plugins/intermediate-reward.md", "[-0.1, None]"),
+        ("docs/plugins/launcher.md", "True"),
+        ("docs/plugins/reward.md", "brief"),
+        ("docs/plugins/watchers.md", "1 0.5"),
+    ],
+)
+def test_the_blocks_of_a_page_run_from_top_to_bottom(page: str, said: str, run_page: Callable[..., str]) -> None:
+    assert said in run_page(page)
