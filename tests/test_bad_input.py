@@ -18,6 +18,8 @@ AGENT = """
 import time
 from openai import OpenAI
 
+pytestmark = pytest.mark.slow
+
 client = OpenAI(max_retries=0)
 
 

@@ -14,6 +14,8 @@ from lightningrl.loading import load_callable
 from lightningrl.testing.adapter_conformance import AdapterConformance
 from lightningrl_openai_agents import OpenAIAgentsAdapter
 
+pytestmark = pytest.mark.slow
+
 KINDS = {"sync": "synchronous", "async": "asynchronous"}
 
 

@@ -18,6 +18,8 @@ from lightningrl.testing.adapter_conformance import AdapterConformance, Instrume
 from lightningrl.tracing import semconv
 from lightningrl.tracing.origin import Adapter, CallOrigin, resolve_origin
 
+pytestmark = pytest.mark.slow
+
 
 def load(name: str) -> Callable[..., Any]:
     return load_callable(f"otel_agents.py:{name}", Path(__file__).parent)

@@ -21,6 +21,8 @@ from lightningrl.testing.scripted_server import ScriptedServer
 
 SDK_AGENT = """
 import openai
+
+pytestmark = pytest.mark.slow
 client = openai.OpenAI(api_key="sk-the-users-own", max_retries=0)
 
 def ask():

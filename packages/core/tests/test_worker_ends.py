@@ -20,6 +20,8 @@ AGENTS = """
 import asyncio, ctypes, json, multiprocessing, os, pathlib, stat, subprocess, time
 from concurrent.futures import ProcessPoolExecutor
 
+pytestmark = pytest.mark.slow
+
 HERE = pathlib.Path(__file__).parent
 kept = []
 
