@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def crowd() -> Crowd:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_report_to_serializable() -> Iterator[Any]:
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
     """What hostile text left in a test's log may not end the process that would send the report."""
     return sendable((yield))
 
