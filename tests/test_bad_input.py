@@ -61,7 +61,7 @@ use = "data.py:one"
 timeout_s = 1.0
 [runtime]
 workers = 1
-timeout_s = 10.0
+timeout_s = 900.0
 [loop]
 steps = 1
 tasks_per_step = 1
@@ -198,14 +198,14 @@ def test_a_mended_reward_goes_on_where_the_run_stopped(here: Here) -> None:
     ("function", "outcome", "says"),
     [
         ("raises", "agent_error", "RuntimeError: the database is on fire"),
-        ("hangs", "timeout", "longer than its time limit of 10 s"),
+        ("hangs", "timeout", "longer than its time limit of 2 s"),
         ("returns_nothing", "agent_error", "returned nothing"),
         ("returns_an_object", "agent_error", "JSON"),
         ("overflows", "context_overflow", "context"),
     ],
 )
 def test_an_agent_that_fails_is_typed_and_the_run_says_so(here: Here, function: str, outcome: str, says: str) -> None:
-    said = here.train(f"agent=agent.py:{function}")
+    said = here.train(f"agent=agent.py:{function}", *(["runtime.timeout_s=2.0"] if function == "hangs" else []))
     assert f"every rollout failed (2 {outcome})" in said
     assert says in said
     assert "--resume" in said

@@ -264,7 +264,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
 
 examples = settings(
     deadline=None,
-    max_examples=sized(10, 40),
+    max_examples=sized(6, 40),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -291,7 +291,7 @@ def test_one_conversation_is_one_transition_in_every_dialect_whole_or_streamed(
     assert all(one == heard[0] for one in heard)
 
 
-@settings(examples, max_examples=sized(6, 25))
+@settings(examples, max_examples=sized(4, 25))
 @given(conversation=conversations, said=st.lists(answers, min_size=2, max_size=3), streams=st.lists(st.booleans(), min_size=3, max_size=3))
 def test_a_tool_loop_is_the_same_transitions_in_every_dialect_whole_or_streamed(
     served: Served, conversation: Conversation, said: list[str], streams: list[bool]
@@ -405,7 +405,7 @@ anything = st.recursive(
 )
 
 
-@settings(examples, max_examples=sized(60, 150))
+@settings(examples, max_examples=sized(40, 150))
 @given(body=st.dictionaries(fields, anything, max_size=6), path=st.sampled_from([*PATHS, "messages/count_tokens", "embeddings"]))
 def test_no_body_is_answered_with_an_error_of_ours(served: Served, body: dict[str, Any], path: str) -> None:
     attempt = served.attempt()

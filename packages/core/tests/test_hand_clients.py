@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from attribution import Crowd
 
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.testing.whole_path import whole_path
+from lightningrl.testing.whole_path import WholePath, running_services
 from lightningrl.types import Outcome, Trajectory
 
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 HERE = Path(__file__).parent
 SYNC = (
     *("openai", "openai_stream", "responses", "anthropic", "anthropic_stream", "httpx", "httpx_stream", "httpx2"),
@@ -38,25 +41,31 @@ def check(trajectory: Trajectory) -> None:
     assert sorted(call.agent or "" for call in trajectory.transitions) == ["", "team/critic", "team/critic", "team/planner"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("agent", "kinds"), [("act", SYNC), ("act_async", ASYNC)], ids=["sync", "async"])
-async def test_every_plain_client_is_recorded_with_no_code_changes(tmp_path: Path, agent: str, kinds: tuple[str, ...]) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def path(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WholePath]:
+    """One server for all of these tests."""
     engine = ScriptedEngine(tiny_tokenizer(), reply=lambda _: "fine, thanks")
-    async with whole_path(tmp_path, f"hand_agents.py:{agent}", base_dir=HERE, engine=engine) as path:
-        trajectories = await path.run({f"r-{kind}": {"client": kind, "rid": f"r-{kind}"} for kind in kinds})
+    async with running_services(tmp_path_factory.mktemp("path"), engine=engine) as path:
+        yield path
+
+
+@pytest.mark.parametrize(("agent", "kinds"), [("act", SYNC), ("act_async", ASYNC)], ids=["sync", "async"])
+async def test_every_plain_client_is_recorded_with_no_code_changes(path: WholePath, agent: str, kinds: tuple[str, ...]) -> None:
+    async with path.workers(f"hand_agents.py:{agent}", base_dir=HERE):
+        trajectories = await path.run({f"{agent}-{kind}": {"client": kind, "rid": f"{agent}-{kind}"} for kind in kinds})
     for trajectory in trajectories:
         check(trajectory)
         assert trajectory.output == ["fine, thanks"] * 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("agent", "kinds"), [("act", SYNC), ("act_async", ASYNC)], ids=["threads", "asyncio"])
-async def test_many_rollouts_at_once_never_mix(tmp_path: Path, crowd: Crowd, agent: str, kinds: tuple[str, ...]) -> None:
-    tasks = {f"r-{number}": {"client": kinds[number % len(kinds)], "rid": f"r-{number}"} for number in range(crowd.rollouts)}
+async def test_many_rollouts_at_once_never_mix(path: WholePath, crowd: Crowd, agent: str, kinds: tuple[str, ...]) -> None:
+    names = [f"{agent}-{number}" for number in range(crowd.rollouts)]
+    tasks = {name: {"client": kinds[number % len(kinds)], "rid": name} for number, name in enumerate(names)}
     workers, each = crowd.shared_workers, crowd.rollouts // crowd.shared_workers
-    async with whole_path(tmp_path, f"hand_agents.py:{agent}", base_dir=HERE, workers=workers, concurrency=each) as path:
+    async with path.workers(f"hand_agents.py:{agent}", base_dir=HERE, workers=workers, concurrency=each):
         path.engine.pause()
-        running = asyncio.create_task(path.run(tasks, wait_s=280))
+        running = asyncio.create_task(path.run(tasks))
         while (await path.client.status())["states"].get("running", 0) < crowd.rollouts:
             await asyncio.sleep(0.1)
         path.engine.resume()

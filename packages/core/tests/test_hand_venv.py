@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -56,9 +57,12 @@ sampling.max_tokens = 8
 def folder(tmp_path: Path) -> Path:
     """The recipe's folder, with the agent's own environment `theirs` in it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "theirs"], cwd=tmp_path, check=True)
-    pip = [sys.executable, "-m", "pip", "--python", "theirs/bin/python", "--disable-pip-version-check"]
-    command = [*pip, "install", "--quiet", "--no-compile", "openai"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+    if importlib.util.find_spec("uv"):
+        command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", "theirs/bin/python", "openai"]
+    else:
+        pip = [sys.executable, "-m", "pip", "--python", "theirs/bin/python", "--disable-pip-version-check"]
+        command = [*pip, "install", "--quiet", "--no-compile", "openai"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     if ran.returncode != 0:
         pytest.skip(f"pip could not install the package: {ran.stderr.strip()[-200:]}")
     for name, text in (("program.py", PROGRAM), ("agent.py", AGENT), ("recipe.toml", RECIPE)):

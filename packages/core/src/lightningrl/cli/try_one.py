@@ -52,7 +52,7 @@ async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, cons
         task=task,
         group_id=ROLLOUT,
         mode=RolloutMode.VALIDATION,
-        sampling=recipe.sampling.settings(),
+        sampling=recipe.validation_sampling,
         timeout_s=recipe.runtime.timeout_s,
     )
     with console.status("starting") as status:
