@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests first, so that no process is left with one at the end; `long` ones only where they are asked for."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Files of many slow tests first, so that no process is left with one at the end; `long` tests only where they are asked for."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
     if LONG not in os.environ:
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)

@@ -12,14 +12,13 @@ from warm import WarmCommand
 
 from lightningrl.store import SqlStore
 
+pytestmark = pytest.mark.slow
+
 STARTER = Path(__file__).resolve().parents[1] / "examples" / "text_to_sql" / "starter"
 
 AGENT = """
 import time
 from openai import OpenAI
-
-pytestmark = pytest.mark.slow
-
 client = OpenAI(max_retries=0)
 
 

@@ -15,7 +15,6 @@ from lightningrl.testing.adapter_conformance import AdapterConformance
 from lightningrl_openai_agents import OpenAIAgentsAdapter
 
 pytestmark = pytest.mark.slow
-
 KINDS = {"sync": "synchronous", "async": "asynchronous"}
 
 

@@ -25,7 +25,6 @@ from lightningrl.testing.tokenizers import CHATML_TEMPLATE, tiny_tokenizer
 from lightningrl.types import FinishReason, TrajectoryGroup, Transition
 
 pytestmark = pytest.mark.slow
-
 NAMED = '<tool_call>\n{"name": "search", "arguments":'
 ANY = "<tool_call>\n"
 PATHS = ("chat/completions", "responses", "messages")

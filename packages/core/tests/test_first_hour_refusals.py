@@ -22,7 +22,6 @@ from lightningrl.training.parts import Parts
 from lightningrl.training.run_folder import LoopState, RunFolder, newest_run
 
 pytestmark = pytest.mark.slow
-
 DATA = """
 def tasks(): return [{"input": "a"}, {"id": 7, "input": "b"}, "c"]
 def lists(): return [["a"]]

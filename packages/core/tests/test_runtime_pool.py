@@ -19,10 +19,10 @@ from lightningrl.runtime.process import LocalLauncher
 from lightningrl.testing.launcher_conformance import AGENT_CODE, LauncherConformance
 from lightningrl.testing.scripted_server import ScriptedServer
 
+pytestmark = pytest.mark.slow
+
 SDK_AGENT = """
 import openai
-
-pytestmark = pytest.mark.slow
 client = openai.OpenAI(api_key="sk-the-users-own", max_retries=0)
 
 def ask():

@@ -16,12 +16,11 @@ from lightningrl.runtime.pool import WorkerPool
 from lightningrl.runtime.process import bound_log, open_log
 from lightningrl.testing.scripted_server import ScriptedServer
 
+pytestmark = pytest.mark.slow
+
 AGENTS = """
 import asyncio, ctypes, json, multiprocessing, os, pathlib, stat, subprocess, time
 from concurrent.futures import ProcessPoolExecutor
-
-pytestmark = pytest.mark.slow
-
 HERE = pathlib.Path(__file__).parent
 kept = []
 
