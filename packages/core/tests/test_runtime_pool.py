@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError
 from lightningrl.runtime.pool import WorkerPool
@@ -138,7 +139,7 @@ def test_workers_die_with_a_killed_pool(server: ScriptedServer, folder: Path) ->
     process.wait()
     process.stdout.close()
     worker = (server.result("r0") or {})["output"]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while is_alive(worker):
         assert time.monotonic() < deadline, "the worker outlived its pool"
         time.sleep(0.02)

@@ -19,6 +19,7 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": 
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError
 from lightningrl.runtime.launcher import WorkerPoolError
@@ -76,8 +77,8 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def wait_gone(pid: int, timeout_s: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout_s
+def wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]:
         assert time.monotonic() < deadline, f"process {pid} lives on"
         time.sleep(0.02)
@@ -177,7 +178,7 @@ def test_workers_of_the_command_line_die_with_it(cluster: Cluster, server: Scrip
     environment = {**os.environ, "RAY_ADDRESS": cluster.address, "LIGHTNINGRL_KEY": server.run_key}
     with (folder / "work.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while server.result("r0") is None or not server._attempts["r1"]:
         assert process.poll() is None and time.monotonic() < deadline, (folder / "work.log").read_text()
         time.sleep(0.02)
