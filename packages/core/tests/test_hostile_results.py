@@ -128,3 +128,20 @@ async def test_a_result_that_the_server_refuses_ends_its_attempt_with_the_server
     assert trajectory.error is not None
     assert trajectory.error.startswith("the server did not take the agent's result: ")
     assert "413" in trajectory.error
+
+
+async def test_the_deepest_output_that_a_worker_hands_in_is_taken_by_the_server(tmp_path: Path) -> None:
+    deepest = returns(nested(DEEPEST_OUTPUT))
+    async with live_control(tmp_path) as control:
+        await control.store.create_rollouts([make_spec("r")])
+
+        def lease_and_report() -> None:
+            client = ControlClient(control.url, control.run_key)
+            lease = client.lease(worker_id="w", wait_s=0, lease_s=30)
+            assert lease is not None
+            client.report(lease, deepest)
+            client.close()
+
+        await asyncio.to_thread(lease_and_report)
+        (trajectory,) = await control.store.trajectories(["r"])
+    assert (trajectory.outcome, trajectory.output) == (Outcome.SUCCEEDED, nested(DEEPEST_OUTPUT)), trajectory.error

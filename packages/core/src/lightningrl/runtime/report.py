@@ -23,7 +23,7 @@ BUSY_STATUSES: Final = frozenset({502, 503, 504, 507})
 LONGEST_ERROR: Final = 4_000
 LONGEST_OUTPUT: Final = 8 * 2**20
 """Characters of an output as JSON."""
-DEEPEST_OUTPUT: Final = 100
+DEEPEST_OUTPUT: Final = clean.DEEPEST - 1  # the body that carries it to the server is a level, too
 """Lists and dicts within each other."""
 FRAMES: Final = 6
 
@@ -53,26 +53,16 @@ def as_json(output: Any) -> Any:
         raise ValueError("returned nothing; return its answer, which the reward looks at")
     try:
         text = json.dumps(output, allow_nan=False, ensure_ascii=False)
-        kept = json.loads(clean.clean_text(text)) if len(text) <= LONGEST_OUTPUT else None
+        kept = json.loads(text) if len(text) <= LONGEST_OUTPUT else None
     except (TypeError, ValueError, RecursionError) as problem:
         name = type(output).__name__
         raise ValueError(f"returned a {name} that is not JSON ({problem}); return text, numbers, lists or dicts") from problem
     if kept is None:
         raise ValueError(f"returned {len(text)} characters; at most {LONGEST_OUTPUT} are kept, return what the reward looks at")
-    if not is_shallow(kept):
-        raise ValueError(f"returned lists or dicts more than {DEEPEST_OUTPUT} deep; return something flatter")
-    return kept
-
-
-def is_shallow(value: Any) -> bool:
-    """Whether lists and dicts lie within each other at most `DEEPEST_OUTPUT` deep."""
-    level = [value]
-    for _ in range(DEEPEST_OUTPUT + 1):
-        containers = [outer.values() if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)]
-        level = [inner for container in containers for inner in container]
-        if not level:
-            return True
-    return False
+    try:
+        return clean.clean_json(kept, levels=DEEPEST_OUTPUT)
+    except ValueError:
+        raise ValueError(f"returned lists or dicts more than {DEEPEST_OUTPUT} deep; return something flatter") from None
 
 
 def report_exception(error: BaseException, rollout: ActiveRollout, *, duration_s: float) -> AttemptReport:
