@@ -18,35 +18,46 @@ import numpy as np
 
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import CallRecord, Lease, Score, ToolCallRecord
-from lightningrl.types import FinishReason, Outcome, RolloutSpec, SamplingSettings, Task, ToolCall, ToolStatus
+from lightningrl.types import FinishReason, Outcome, RolloutSpec, SamplingSettings, Task, ToolCall, ToolStatus, Transition
 
 PROMPT, COMPLETION, VOCABULARY = 120, 60, 150_000
 WORDS = ["select", "from", "where", "join", "group", "by", "order", "limit", "count", "name", "id", "city", "country", "year", "singer"]
 
 
-def make_call(lease: Lease, index: int, rng: np.random.Generator) -> CallRecord:
-    """Turn `index`, a child of the turn before."""
-    place = f"{lease.rollout_id}/{lease.attempt}"
-    return CallRecord(
-        rollout_id=lease.rollout_id,
-        attempt=lease.attempt,
-        call_key=f"{rng.integers(2**63):016x}",
-        id=f"{place}/{index}",
+def make_call(lease: Lease, index: int, rng: np.random.Generator, parent: CallRecord | None) -> CallRecord:
+    """Turn `index`, which goes on from the turn before."""
+    before = () if parent is None else (parent.transition.prompt_ids, parent.transition.completion_ids)
+    transition = Transition(
+        id=f"{lease.rollout_id}/{lease.attempt}/{index}",
         policy="main",
         policy_version=12,
-        suffix_ids=rng.integers(0, VOCABULARY, PROMPT, dtype=np.int32),
+        prompt_ids=np.concatenate([*before, rng.integers(0, VOCABULARY, PROMPT, dtype=np.int32)]),
         completion_ids=rng.integers(0, VOCABULARY, COMPLETION, dtype=np.int32),
         logprobs=-rng.random(COMPLETION, dtype=np.float32),
         finish_reason=FinishReason.STOP,
-        parent_id=f"{place}/{index - 1}" if index else None,
+        parent_id=None if parent is None else parent.transition.id,
         sampling=SamplingSettings(temperature=1.0, max_tokens=256),
         agent="write",
         span_id=f"{rng.integers(2**63):016x}",
         tool_call_ids=(f"call_{index}",),
         started_at=time.time(),
         duration_s=0.5,
+    )
+    return CallRecord(
+        rollout_id=lease.rollout_id,
+        attempt=lease.attempt,
+        call_key=f"{rng.integers(2**63):016x}",
+        transition=transition,
         history_key=f"{rng.integers(2**63):016x}{rng.integers(2**63):016x}",
     )
+
+
+def make_calls(lease: Lease, turns: int, rng: np.random.Generator) -> list[CallRecord]:
+    """A conversation of so many turns."""
+    calls: list[CallRecord] = []
+    for index in range(turns):
+        calls.append(make_call(lease, index, rng, calls[-1] if calls else None))
+    return calls
 
 
 async def record_rollout(store: SqlStore, rollout_id: str, turns: int, rng: np.random.Generator) -> None:
@@ -56,8 +67,8 @@ async def record_rollout(store: SqlStore, rollout_id: str, turns: int, rng: np.r
     lease = await store.lease("worker", 60.0)
     assert lease is not None
     tools = []
-    for index in range(turns):
-        await store.append_call(make_call(lease, index, rng))
+    for index, record in enumerate(make_calls(lease, turns, rng)):
+        await store.append_call(record)
         call = ToolCall(
             id=f"call_{index}",
             name="execute",
@@ -96,7 +107,7 @@ async def cost_per_call(rollouts: int, turns: int = 50) -> tuple[float, float]:
         specs = [RolloutSpec(id=f"r{index}", task=Task(id="t", input=0), group_id="g") for index in range(rollouts)]
         await store.create_rollouts(specs)
         leases = [lease for _ in specs if (lease := await store.lease("w", 600.0))]
-        batches = [[make_call(lease, index, rng) for index in range(turns)] for lease in leases]
+        batches = [make_calls(lease, turns, rng) for lease in leases]
 
         async def run(calls: list[CallRecord]) -> None:
             for call in calls:

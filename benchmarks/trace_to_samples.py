@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from lightningrl.samples import build_samples
-from lightningrl.server.wire import decode_trajectories, encode_trajectories
 from lightningrl.store import SqlStore
 from lightningrl.store.database import open_database
 from lightningrl.store.reads import Reader
 from lightningrl.store.trajectories import read_trajectories
 from lightningrl.types import Trajectory, TrajectoryGroup
+from lightningrl.wire import decode_trajectories, encode_trajectories
 
 sys.path.insert(0, str(Path(__file__).parent))
 from store_bytes import COMPLETION, record_rollout

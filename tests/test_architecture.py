@@ -13,7 +13,7 @@ HEAVY = (
     "langchain_core",
     "langgraph",
     "sqlalchemy",
-    "fastapi",
+    "starlette",
     "uvicorn",
     "httpx",
     "matplotlib",

@@ -19,9 +19,9 @@ import torch
 from openai import AsyncOpenAI
 from sizes import PATIENCE_S
 
+from lightningrl.control.client import ServerClient
 from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.samples import build_samples
-from lightningrl.server.client import ServerClient
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.types import (
@@ -166,7 +166,7 @@ async def test_a_history_that_only_grows_has_no_breaks(world: World) -> None:
             assert call.parent_id == before.id and not call.is_break
             past = [*before.prompt_ids.tolist(), *before.completion_ids.tolist()]
             assert call.prompt_ids.tolist()[: len(past)] == past
-    assert (await world.client.status())["breaks"] == 0
+    assert (await world.client.status()).counts.breaks == 0
 
 
 def credit(trajectories: list[Trajectory]) -> Advantages:
@@ -218,7 +218,7 @@ async def test_calls_during_a_weight_update_wait_and_are_answered(world: World) 
     await asyncio.sleep(0.3)
     await asyncio.to_thread(world.backend.learn, samples)
     assert len(world.engine.chunks) == sampled, "nothing is sampled while weights change"
-    assert (await world.client.status())["policies"][0]["held"]
+    assert (await world.client.status()).policies[0].held
     await world.link.release(world.backend.engine.info.version)
     late = calls_of([trajectory for task in during for trajectory in await task])
     assert {call.policy_version for call in late} == {version + 1}

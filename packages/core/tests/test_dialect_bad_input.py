@@ -12,16 +12,16 @@ import httpx
 import openai
 import pytest
 
+from lightningrl.control.client import ServerClient
 from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.runtime.pool import WorkerPool
-from lightningrl.server.client import ServerClient
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.training.scoring import describe_rollouts
-from lightningrl.types import Outcome, RolloutSpec, Task, ToolStatus
+from lightningrl.types import OtherCallKind, Outcome, RolloutSpec, Task
 
 CONTEXT = 400
 RUN_KEY = "the-run-key"
@@ -243,11 +243,11 @@ async def test_bad_input_is_refused_as_the_dialect_does_it_and_kept_with_the_att
     assert gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt) is (kind == "too long")
     await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED, "swallowed")
     (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
-    assert [(call.name, call.error_type, call.status) for call in trajectory.tool_calls] == [
-        (f"refused:{DIALECTS[dialect]}", code_of(dialect, kind), ToolStatus.ERROR)
+    assert trajectory.tool_calls == (), "no reward of tools sees them"
+    assert [(call.kind, call.path, call.code, call.status) for call in trajectory.other_calls] == [
+        (OtherCallKind.REFUSED, DIALECTS[dialect], code_of(dialect, kind), 400)
     ] * 2
-    assert all(part in trajectory.tool_calls[0].result for part in sentence if part != "prompt is too long")
-    assert trajectory.tool_calls[0].transition_id is None
+    assert all(part in trajectory.other_calls[0].message for part in sentence if part != "prompt is too long")
     assert describe_rollouts([trajectory])["calls_refused"] == 2
 
 
@@ -270,7 +270,7 @@ async def test_an_agent_that_asks_again_and_again_does_not_fill_the_store(gatewa
             assert (await client.post("/chat/completions", json={})).status_code == 400
     await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED, "swallowed")
     (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
-    assert len(trajectory.tool_calls) == 100
+    assert len(trajectory.other_calls) == 100
 
 
 @asynccontextmanager
@@ -311,7 +311,6 @@ async def test_an_agent_that_raises_is_typed_and_one_that_swallows_a_refusal_lea
         else:
             assert (trajectory.outcome, trajectory.output) == (Outcome.SUCCEEDED, "I did what I could")
         assert len(trajectory.transitions) == 1, "what was answered is there, what was refused is not"
-        (refused,) = trajectory.tool_calls
-        assert (refused.name, refused.error_type) == (f"refused:{DIALECTS[dialect]}", code_of(dialect, kind))
-        assert refused.transition_id is None
+        (refused,) = trajectory.other_calls
+        assert (refused.path, refused.code) == (DIALECTS[dialect], code_of(dialect, kind))
     assert len(engine.requests) == len(tasks)

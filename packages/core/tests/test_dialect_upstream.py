@@ -26,7 +26,7 @@ from lightningrl.gateway.settings import GatewaySettings, Upstream
 from lightningrl.server.settings import read_upstream
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl.testing.loopback import serving
-from lightningrl.types import Outcome, ToolCall, ToolStatus
+from lightningrl.types import OtherCall, OtherCallKind, Outcome
 
 USER: Any = {"role": "user", "content": "hi"}
 
@@ -89,10 +89,11 @@ async def gateway(tmp_path: Path, provider: Provider) -> AsyncIterator[LiveGatew
             await running.gateway.close()
 
 
-async def recorded(attempt: LiveAttempt) -> tuple[ToolCall, ...]:
+async def recorded(attempt: LiveAttempt) -> tuple[OtherCall, ...]:
     await attempt.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED)
     (trajectory,) = await attempt.store.trajectories([attempt.rollout_id])
-    return trajectory.tool_calls
+    assert trajectory.tool_calls == (), "no reward of tools sees them"
+    return trajectory.other_calls
 
 
 async def test_embeddings_are_answered_by_the_upstream_and_recorded(gateway: LiveGateway, provider: Provider) -> None:
@@ -108,15 +109,10 @@ async def test_embeddings_are_answered_by_the_upstream_and_recorded(gateway: Liv
     assert attempt.key not in json.dumps(headers) and not any(name.startswith("x-lightningrl") for name in headers)
     assert await attempt.transitions() == ()
     (call,) = await recorded(attempt)
-    assert (call.name, call.status, call.agent, call.transition_id) == (
-        "upstream:text-embedding-3-small",
-        ToolStatus.OK,
-        "retriever",
-        None,
-    )
-    assert json.loads(call.arguments)["path"] == "/embeddings"
-    assert json.loads(call.result)["answer"]["data"] == {"vectors": 2}
-    assert json.loads(call.result)["answer"]["usage"]["total_tokens"] == 3
+    assert (call.kind, call.model, call.path) == (OtherCallKind.FORWARDED, "text-embedding-3-small", "embeddings")
+    assert (call.status, call.code, call.agent) == (200, None, "retriever")
+    assert call.request["input"] == ["a", "b"]
+    assert call.answer["data"] == {"vectors": 2} and call.answer["usage"]["total_tokens"] == 3
 
 
 async def test_a_listed_model_goes_to_the_upstream_and_every_other_name_to_the_policy(gateway: LiveGateway, provider: Provider) -> None:
@@ -128,7 +124,7 @@ async def test_a_listed_model_goes_to_the_upstream_and_every_other_name_to_the_p
     assert trained.choices[0].message.content == "ok"
     assert len(await attempt.transitions()) == 1
     assert [body["model"] for _, _, body in provider.requests] == ["judge-large"]
-    assert [call.name for call in await recorded(attempt)] == ["upstream:judge-large"]
+    assert [call.model for call in await recorded(attempt)] == ["judge-large"]
 
 
 async def test_streams_pass_through_as_they_come(gateway: LiveGateway) -> None:
@@ -143,7 +139,7 @@ async def test_streams_pass_through_as_they_come(gateway: LiveGateway) -> None:
     assert text == "from the provider"
     assert times[-1] - times[0] > 0.05
     (call,) = await recorded(attempt)
-    assert "[DONE]" in json.loads(call.result)["answer"]
+    assert "[DONE]" in call.answer
 
 
 async def test_anthropics_calls_carry_the_users_key_its_way(gateway: LiveGateway, provider: Provider) -> None:
@@ -165,7 +161,7 @@ async def test_the_upstreams_errors_are_the_agents_and_recorded(gateway: LiveGat
     assert caught.value.response.headers["retry-after"] == "7"
     assert "x-secret" not in caught.value.response.headers
     (call,) = await recorded(attempt)
-    assert (call.status, call.error_type) == (ToolStatus.ERROR, "http_429")
+    assert (call.status, call.code) == (429, "http_429")
 
 
 async def test_an_upstream_that_is_not_there_is_told_in_the_dialects_format(tmp_path: Path) -> None:
@@ -178,18 +174,18 @@ async def test_an_upstream_that_is_not_there_is_told_in_the_dialects_format(tmp_
                 await client.messages.create(model="judge", max_tokens=5, messages=[USER])
         assert caught.value.status_code == 502
         (call,) = await recorded(attempt)
-        assert (call.status, call.error_type) == (ToolStatus.ERROR, "ConnectError")
+        assert (call.status, call.code) == (None, "ConnectError")
         await gateway.gateway.close()
 
 
 async def test_a_client_that_goes_away_is_recorded(gateway: LiveGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt, kept, keep = await gateway.attempt(), asyncio.Event(), gateway.store.append_tool_calls
+    attempt, kept, keep = await gateway.attempt(), asyncio.Event(), gateway.store.append_other_calls
 
     async def keep_and_tell(*arguments: Any) -> None:
         await keep(*arguments)
         kept.set()
 
-    monkeypatch.setattr(gateway.store, "append_tool_calls", keep_and_tell)
+    monkeypatch.setattr(gateway.store, "append_other_calls", keep_and_tell)
     async with httpx.AsyncClient() as client:
         headers = {"authorization": f"Bearer {attempt.key}"}
         body = {"model": "judge", "messages": [USER], "stream": True}
@@ -198,8 +194,8 @@ async def test_a_client_that_goes_away_is_recorded(gateway: LiveGateway, monkeyp
                 break
     await kept.wait()
     (call,) = await recorded(attempt)
-    assert call.name == "upstream:judge"
-    assert call.error_type in ("client_gone", None)
+    assert call.model == "judge"
+    assert call.code in ("client_gone", None)
 
 
 async def test_without_an_upstream_the_sentence_says_what_to_configure(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from starlette.types import Message
 from lightningrl.gateway.app import create_gateway
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.settings import GatewaySettings
-from lightningrl.store.protocol import CallRecord, Store, StoredCall
+from lightningrl.store.protocol import CallRecord, Store
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 
 USER = {"role": "user", "content": "hi"}
@@ -71,7 +71,7 @@ async def test_an_attempt_that_was_dropped_from_memory_is_found_again_whoever_ca
 
 async def test_an_attempts_first_call_reads_no_history(gateway: LiveGateway) -> None:
     class NoReads(_Passing):
-        async def calls(self, rollout_id: str, attempt: int) -> tuple[StoredCall, ...]:
+        async def calls(self, rollout_id: str, attempt: int) -> tuple[CallRecord, ...]:
             raise AssertionError("a history was read")
 
     app = app_of(gateway, NoReads(gateway.store))
@@ -98,7 +98,7 @@ class SlowStore(_Passing):
         self.is_kept = asyncio.Event()
         self.may_return = asyncio.Event()
 
-    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[StoredCall | None, ...]:
+    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[CallRecord | None, ...]:
         kept = await self._store.append_calls(records)
         self.is_kept.set()
         await self.may_return.wait()

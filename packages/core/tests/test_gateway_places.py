@@ -17,17 +17,17 @@ from lightningrl.gateway.app import create_gateway
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.store.errors import StoreFull
-from lightningrl.store.protocol import CallRecord, Store, StoredCall
+from lightningrl.store.protocol import CallRecord, Store
 from lightningrl.testing.live_gateway import live_gateway
-from lightningrl.types import Outcome, ToolCall
+from lightningrl.types import OtherCall, Outcome
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 
 
-async def kept(store: Store, rollout_id: str) -> tuple[ToolCall, ...]:
+async def kept(store: Store, rollout_id: str) -> tuple[OtherCall, ...]:
     await store.finish_attempt(rollout_id, 1, Outcome.SUCCEEDED)
     (trajectory,) = await store.trajectories([rollout_id])
-    return trajectory.tool_calls
+    return trajectory.other_calls
 
 
 @pytest.mark.parametrize("key_header", ["x-api-key", "authorization"])
@@ -62,7 +62,7 @@ async def test_a_path_that_nobody_answers_is_kept_with_the_attempt_where_the_key
             assert (one.status_code, one.json()["error"]["code"]) == (404, "unknown_path")
         assert ("end the client's base URL in /v1" in answer.text) == ("v1" not in path)
         (refusal,) = await kept(gateway.store, attempt.rollout_id)
-        assert refusal.name == f"refused:{path.removeprefix('v1/')}" and refusal.error_type == "unknown_path"
+        assert (refusal.path, refusal.code) == (path.removeprefix("v1/"), "unknown_path")
 
 
 async def test_a_wrong_key_learns_not_whether_there_is_such_a_rollout(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ class TroubledStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[StoredCall | None, ...]:
+    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[CallRecord | None, ...]:
         raise self._error
 
 

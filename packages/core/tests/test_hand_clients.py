@@ -14,7 +14,7 @@ from attribution import Crowd
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.testing.whole_path import WholePath, running_services
-from lightningrl.types import Outcome, Trajectory
+from lightningrl.types import Outcome, RolloutState, Trajectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 HERE = Path(__file__).parent
@@ -66,7 +66,7 @@ async def test_many_rollouts_at_once_never_mix(path: WholePath, crowd: Crowd, ag
     async with path.workers(f"hand_agents.py:{agent}", base_dir=HERE, workers=workers, concurrency=each):
         path.engine.pause()
         running = asyncio.create_task(path.run(tasks))
-        while (await path.client.status())["states"].get("running", 0) < crowd.rollouts:
+        while (await path.client.status()).counts.states.get(RolloutState.RUNNING, 0) < crowd.rollouts:
             await asyncio.sleep(0.1)
         path.engine.resume()
         trajectories = await running

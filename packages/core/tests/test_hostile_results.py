@@ -11,19 +11,20 @@ from typing import Any
 import httpx
 import pytest
 
+from lightningrl.control.api import Result
+from lightningrl.control.blocking import ControlClient
 from lightningrl.runtime.agent_loader import LoadedAgent
 from lightningrl.runtime.attempt import Attempt
-from lightningrl.runtime.control import ControlClient
-from lightningrl.runtime.lease import Lease, LeasedTask
-from lightningrl.runtime.report import DEEPEST_OUTPUT, LONGEST_ERROR, LONGEST_OUTPUT, AttemptReport
+from lightningrl.runtime.report import DEEPEST_OUTPUT, LONGEST_ERROR, LONGEST_OUTPUT
+from lightningrl.store.protocol import Lease
 from lightningrl.testing.live_control import live_control
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.tracing.scope import ActiveRollout
-from lightningrl.types import Outcome
+from lightningrl.types import Outcome, RolloutMode, Task
 
 
-def run_agent(act: Callable[[Any], Any]) -> AttemptReport:
-    lease = Lease(rollout_id="r", attempt=1, task=LeasedTask(id="t", input="hi"), timeout_s=30, key="k", base_path=BASE)
+def run_agent(act: Callable[[Any], Any]) -> Result:
+    lease = Lease(rollout_id="r", attempt=1, task=Task(id="t", input="hi"), mode=RolloutMode.TRAIN, timeout_s=30, key="k", expires_at=0.0)
     agent = LoadedAgent(name="agent.py:act", function=act, is_async=False)
     return Attempt(lease, ActiveRollout(rollout_id="r", attempt=1, base_path=BASE, key="k")).run(agent, asyncio.run)  # type: ignore[arg-type]
 
@@ -31,11 +32,11 @@ def run_agent(act: Callable[[Any], Any]) -> AttemptReport:
 BASE = "/rollouts/r/attempts/1/v1"
 
 
-def returns(output: Any) -> AttemptReport:
+def returns(output: Any) -> Result:
     return run_agent(lambda task: output)
 
 
-def raises(error: BaseException) -> AttemptReport:
+def raises(error: BaseException) -> Result:
     def act(task: Any) -> None:
         raise error
 
@@ -119,7 +120,7 @@ async def test_a_result_that_the_server_refuses_ends_its_attempt_with_the_server
             client = ControlClient(control.url, control.run_key)
             lease = client.lease(worker_id="w", wait_s=0, lease_s=30)
             assert lease is not None
-            client.report(lease, AttemptReport(outcome=Outcome.SUCCEEDED, output="x" * 3000))
+            client.report(lease, Result(outcome=Outcome.SUCCEEDED, output="x" * 3000))
             client.close()
 
         await asyncio.to_thread(lease_and_report)

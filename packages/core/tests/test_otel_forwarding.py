@@ -18,9 +18,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from sizes import PATIENCE_S
 
 from lightningrl.config import Recipe, TelemetryConfig
+from lightningrl.control.client import ServerClient
 from lightningrl.errors import ConfigError, ServerError
 from lightningrl.server import forwarding
-from lightningrl.server.client import ServerClient
 from lightningrl.server.forwarding import SpanForwarder, create_forwarder
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import ServerSettings
@@ -108,7 +108,7 @@ async def test_the_servers_spans_reach_the_collector(tmp_path: Path, collector: 
         await export(server.url, client, "a", make_request("one", "two").SerializeToString())
         await until(lambda: collector.received)
         status = await client.status()
-        assert (status["spans_forwarded"], status["spans_not_forwarded"]) == (2, 0)
+        assert (status.spans_forwarded, status.spans_not_forwarded) == (2, 0)
     ((path, headers, request),) = collector.received
     assert (path, headers["authorization"], headers["content-type"]) == ("/v1/traces", "Bearer secret", "application/x-protobuf")
     assert [span.name for span in spans_of(request)] == ["one", "two"]
@@ -123,7 +123,7 @@ async def test_rollouts_do_not_notice_that_the_collector_is_down(tmp_path: Path)
     async with ServerProcess(settings, log_path=tmp_path / "server.log") as server, ServerClient(server.url, RUN_KEY) as client:
         for number in range(20):
             await export(server.url, client, f"r{number}", make_request("one").SerializeToString())
-        assert (await client.status())["outcomes"] == {"succeeded": 20}
+        assert (await client.status()).counts.outcomes == {Outcome.SUCCEEDED: 20}
     log = (tmp_path / "server.log").read_text()
     assert log.count("spans do not reach 'http://127.0.0.1:9/v1/traces': ConnectError") == 1
     assert "0 spans reached 'http://127.0.0.1:9/v1/traces', 20 did not" in log

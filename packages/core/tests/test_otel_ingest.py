@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
+from lightningrl.control.client import ServerClient
 from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.server.app import create_app
-from lightningrl.server.client import ServerClient
 from lightningrl.server.otlp import JSON, PROTOBUF, parse_export
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Lease

@@ -8,13 +8,13 @@ from typing import Any
 
 from lightningrl.runtime.agent_loader import load_agent
 from lightningrl.runtime.attempt import Attempt
-from lightningrl.runtime.lease import Lease, LeasedTask
+from lightningrl.store.protocol import Lease
 from lightningrl.tracing.scope import ActiveRollout
-from lightningrl.types import Outcome
+from lightningrl.types import Outcome, RolloutMode, Task
 
 
 def make_attempt() -> Attempt:
-    lease = Lease(rollout_id="r", attempt=1, task=LeasedTask(id="t", input="hi"), timeout_s=30, key="k", base_path="/v1")
+    lease = Lease(rollout_id="r", attempt=1, task=Task(id="t", input="hi"), mode=RolloutMode.TRAIN, timeout_s=30, key="k", expires_at=0.0)
     return Attempt(lease, ActiveRollout(rollout_id="r", attempt=1, base_path="/v1", key="k"))
 
 

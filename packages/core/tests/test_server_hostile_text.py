@@ -13,14 +13,14 @@ import httpx
 import pytest
 
 from lightningrl.clean import DEEPEST, clean_json, clean_text, parse_json
+from lightningrl.control.client import ServerClient
 from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.server.app import create_app
-from lightningrl.server.client import ServerClient
-from lightningrl.server.wire import decode_trajectories
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Lease
 from lightningrl.testing.store_conformance import leased, make_call, make_spec
 from lightningrl.types import Outcome, Trajectory
+from lightningrl.wire import decode_trajectories
 
 RUN_KEY = "the-run-key"
 LONE = "\\ud800"

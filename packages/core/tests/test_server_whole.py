@@ -13,8 +13,8 @@ import httpx
 import pytest
 from sizes import sized
 
+from lightningrl.control.client import ServerClient
 from lightningrl.gateway.engine_link import EngineLink
-from lightningrl.server.client import ServerClient
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.store.protocol import Lease
@@ -76,7 +76,7 @@ async def test_a_call_is_answered_recorded_and_fetched_exactly_as_sampled(tmp_pa
         late = await ask(http, server.url, lease, "call-2", [{"role": "user", "content": "more"}])
         assert late.status_code == 410 and "is over (succeeded)" in late.text
         status = await client.status()
-        assert [(one["policy"], one["connected"], one["held"]) for one in status["policies"]] == [(engine.policy, 1, False)]
+        assert [(one.policy, one.connected, one.held) for one in status.policies] == [(engine.policy, 1, False)]
 
 
 async def test_an_agent_that_failed_on_a_full_context_is_typed_so(tmp_path: Path) -> None:

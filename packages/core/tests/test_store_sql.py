@@ -20,6 +20,7 @@ from lightningrl.errors import StoreError
 from lightningrl.store import SqlStore
 from lightningrl.store.errors import StoreFull
 from lightningrl.store.protocol import Store
+from lightningrl.store.schema import SCHEMA_VERSION
 from lightningrl.testing.store_conformance import StoreConformance, leased, make_call, make_spec
 from lightningrl.types import Outcome, RolloutState
 
@@ -44,11 +45,12 @@ async def test_what_was_acknowledged_is_there_after_reopening(tmp_path: Path) ->
     store = await SqlStore.open(url)
     await store.create_rollouts([make_spec("a")])
     lease = await leased(store)
-    await store.append_call(make_call(lease, "c0", [1, 2], [3]))
+    first = make_call(lease, "c0", [1, 2], [3])
+    await store.append_call(first)
     await store.close()
     store = await SqlStore.open(url)
     assert await store.authorise("a", 1, lease.key) is not None
-    assert await store.append_call(make_call(lease, "c1", [4], [5], parent_id="c0")) is None
+    assert await store.append_call(make_call(lease, "c1", [4], [5], parent=first)) is None
     assert [one.transition.prompt_ids.tolist() for one in await store.calls("a", 1)] == [[1, 2], [1, 2, 3, 4]]
     await store.close()
 
@@ -71,7 +73,7 @@ async def test_a_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     db.execute("UPDATE meta SET value = '99'")
     db.commit()
     db.close()
-    with pytest.raises(StoreError, match="schema version 99, newer than 2; update lightningrl"):
+    with pytest.raises(StoreError, match=f"schema version 99, newer than {SCHEMA_VERSION}; update lightningrl"):
         await SqlStore.open(url)
 
 

@@ -5,28 +5,33 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lightningrl.errors import StoreError
 from lightningrl.store import SqlStore
-from lightningrl.store.schema import MIGRATIONS, SCHEMA_VERSION
-from lightningrl.testing.store_conformance import leased, make_call, make_spec
-from lightningrl.types import Outcome, SamplingSettings
+from lightningrl.store.migrations import MIGRATIONS
+from lightningrl.store.schema import SCHEMA_VERSION
+from lightningrl.testing.store_conformance import make_call, make_spec
+from lightningrl.types import FinishReason, OtherCall, OtherCallKind, Outcome, RolloutMode, RolloutState, SamplingSettings, ToolStatus
 
-SETTINGS = SamplingSettings(temperature=0.5, seed=7)
+VERSION_2 = Path(__file__).with_name("data") / "store_of_version_2.sql"
+"""As version 2 wrote it: `a` succeeded and is trained, `b` failed, `c` is queued."""
 
 
-async def make_store_of_version_1(folder: Path) -> str:
-    """With one finished rollout `a` whose call has a seed, and a queued one, `b`."""
-    url = f"sqlite:///{folder}/store.db"
-    store = await SqlStore.open(url)
-    await store.create_rollouts([make_spec("a"), make_spec("b")])
-    await store.append_call(make_call(await leased(store), "c0", [1], [2], sampling=SETTINGS))
-    await store.finish_attempt("a", 1, Outcome.SUCCEEDED, "42")
-    await store.close()
+def make_store_of_version_2(folder: Path) -> str:
+    with closing(sqlite3.connect(folder / "store.db")) as db, db:
+        db.executescript(VERSION_2.read_text(encoding="utf-8"))
+    return f"sqlite:///{folder}/store.db"
+
+
+def make_store_of_version_1(folder: Path) -> str:
+    """The seed was a part of the interned settings."""
+    url = make_store_of_version_2(folder)
     with closing(sqlite3.connect(folder / "store.db")) as db, db:
         db.execute("UPDATE words SET text = replace(text, '\"seed\":null', '\"seed\":7')")
         db.execute("ALTER TABLE calls DROP COLUMN seed")
@@ -34,23 +39,84 @@ async def make_store_of_version_1(folder: Path) -> str:
     return url
 
 
-async def test_a_store_of_an_older_version_is_brought_up_to_date_and_loses_nothing(tmp_path: Path) -> None:
-    url = await make_store_of_version_1(tmp_path)
+@pytest.mark.parametrize("make", [make_store_of_version_1, make_store_of_version_2])
+async def test_a_store_of_an_older_version_is_brought_up_to_date_and_loses_nothing(tmp_path: Path, make: Callable[[Path], str]) -> None:
+    url = make(tmp_path)
     for _ in range(2):
         store = await SqlStore.open(url)
         (trajectory,) = await store.trajectories(["a"])
-        assert (trajectory.output, trajectory.transitions[0].sampling) == ("42", SETTINGS)
+        assert (trajectory.output, trajectory.rewards, trajectory.reward) == ({"sql": "SELECT 1"}, {"style": 0.5, "match": 1.0}, 1.0)
+        first, second = trajectory.transitions
+        assert (first.prompt_ids.tolist(), second.prompt_ids.tolist()) == ([1, 2, 70_000], [1, 2, 70_000, 3, 4, 5])
+        assert (first.sampling, first.tool_call_ids, first.span_id) == (
+            SamplingSettings(temperature=0.5, seed=7),
+            ("call_1",),
+            "00000000000000aa",
+        )
+        assert (first.agent, second.agent, second.parent_id) == ("planner", "write", "c0")
+        assert (second.finish_reason, second.is_break, second.trainable) == (FinishReason.LENGTH, True, False)
+        assert second.rewards == {"turn": 1.0}
+        (tool,) = trajectory.tool_calls
+        assert (tool.name, tool.result, tool.status, tool.transition_id) == ("sql", "x" * 300, ToolStatus.OK, "c0")
+        assert trajectory.other_calls == (
+            OtherCall(
+                kind=OtherCallKind.REFUSED,
+                path="chat/completions",
+                agent="write",
+                status=503,
+                code="engine_unavailable",
+                message="no engine",
+                started_at=3.0,
+            ),
+            OtherCall(
+                kind=OtherCallKind.FORWARDED,
+                path="chat/completions",
+                model="gpt-9",
+                status=200,
+                request={"model": "gpt-9"},
+                answer={"id": "x"},
+                started_at=4.0,
+                duration_s=0.25,
+            ),
+        )
+        (step,) = await store.steps()
+        assert (step.step, step.rollout_ids, step.metrics) == (1, ("a",), {"loss": 0.25})
+        (score,) = await store.scores(["a"])
+        assert np.array_equal(score.advantages["c0"], [0.5, 0.5]) and score.advantages["c1"] is None  # type: ignore[arg-type]
+        failed = await store.rollout("b")
+        assert failed.state is RolloutState.FAILED and (failed.attempts[0].error or "").startswith("ValueError: no xxx")
         await store.close()
-    store = await SqlStore.open(url)
-    lease = await leased(store)
+
+
+async def test_a_store_that_was_brought_up_to_date_goes_on(tmp_path: Path) -> None:
+    store = await SqlStore.open(make_store_of_version_2(tmp_path))
+    assert await store.create_rollouts([make_spec("a", sampling=SamplingSettings(temperature=0.5)), make_spec("d")]) == 1
+    lease = await store.lease("w", 60.0)
+    assert lease is not None and (lease.rollout_id, lease.mode) == ("c", RolloutMode.VALIDATION)
     await store.append_call(make_call(lease, "d0", [1], [2], sampling=SamplingSettings(seed=8)))
-    assert (await store.calls("b", 1))[0].transition.sampling.seed == 8
+    assert (await store.calls("c", 1))[0].transition.sampling.seed == 8
+    await store.append_other_calls("c", 1, [OtherCall(kind=OtherCallKind.ELSEWHERE, path="api.example.com")])
+    await store.finish_attempt("c", 1, Outcome.SUCCEEDED, "42")
+    assert (await store.trajectories(["c"]))[0].other_calls[0].path == "api.example.com"
     await store.close()
 
 
+async def test_a_migrated_store_has_the_tables_of_a_new_one(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    for url in (make_store_of_version_1(tmp_path), f"sqlite:///{tmp_path}/new/store.db"):
+        await (await SqlStore.open(url)).close()
+    tables = []
+    for path in (tmp_path / "store.db", tmp_path / "new" / "store.db"):
+        with closing(sqlite3.connect(path)) as db:
+            names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            tables.append({name: {column[1] for column in db.execute(f"PRAGMA table_info({name})")} for name in names})
+    assert tables[0] == tables[1]
+
+
 async def test_a_store_of_an_older_version_is_not_read_without_a_word(tmp_path: Path) -> None:
-    url = await make_store_of_version_1(tmp_path)
-    with pytest.raises(StoreError, match=r"schema version 1, older than 2; resume or serve its run once, which brings it up to date"):
+    url = make_store_of_version_1(tmp_path)
+    says = rf"schema version 1, older than {SCHEMA_VERSION}; resume or serve its run once, which brings it up to date"
+    with pytest.raises(StoreError, match=says):
         await SqlStore.open(url, read_only=True)
     await (await SqlStore.open(url)).close()
     reader = await SqlStore.open(url, read_only=True)
@@ -59,7 +125,7 @@ async def test_a_store_of_an_older_version_is_not_read_without_a_word(tmp_path: 
 
 
 async def test_a_store_of_a_version_that_nothing_brings_up_to_date_is_refused(tmp_path: Path) -> None:
-    url = await make_store_of_version_1(tmp_path)
+    url = make_store_of_version_2(tmp_path)
     with closing(sqlite3.connect(tmp_path / "store.db")) as db, db:
         db.execute("UPDATE meta SET value = '0' WHERE key = 'schema'")
     with pytest.raises(StoreError, match="schema version 0, which nothing brings up to date; start in a new folder"):

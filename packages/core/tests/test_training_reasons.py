@@ -21,6 +21,7 @@ from rich.console import Console
 
 from lightningrl.cli.train import _describe
 from lightningrl.config import Recipe
+from lightningrl.control.client import ServerClient
 from lightningrl.credit import IdenticalAssignment
 from lightningrl.errors import LightningError
 from lightningrl.gateway.engine_link import EngineLink
@@ -28,7 +29,6 @@ from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.protocols import LearnReport, StepReport
 from lightningrl.server.app import create_app
-from lightningrl.server.client import ServerClient
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Lease
 from lightningrl.testing.groups import make_trajectory, make_transition

@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sizes import PATIENCE_S
 
 from lightningrl.runtime.pool import WorkerPool
+from lightningrl.testing.live_control import live_control
 from lightningrl.testing.scripted_server import ScriptedServer
+from lightningrl.testing.store_conformance import make_spec
 from lightningrl.tracing.scope import ActiveRollout, RolloutScope
+from lightningrl.training.reasons import explain_silence
+from lightningrl.types import OtherCallKind
 
 AGENT = """
 import asyncio, threading
@@ -80,6 +85,21 @@ async def test_bare_threads_and_models_elsewhere_are_told_of_in_the_workers_log(
     assert log.count("threads that it started") == 1
     assert log.count("a model at '127.0.0.1' was called, which is neither recorded nor trained") == 1
     assert "runtime.base_urls" in log
+
+
+async def test_hosts_that_an_agent_called_past_us_are_named_in_the_runs_sentence(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    async with live_control(tmp_path) as control:
+        specs = [make_spec(f"r{number}", "asks elsewhere") for number in range(2)]
+        await control.store.create_rollouts(specs)
+        async with WorkerPool(control.url, control.run_key, "agent.py:answer", workers=1, base_dir=tmp_path, log_folder=tmp_path):
+            await control.store.wait_finished([spec.id for spec in specs], PATIENCE_S)
+        trajectories = await control.store.trajectories([spec.id for spec in specs])
+    assert [[(call.kind, call.path) for call in one.other_calls] for one in trajectories] == [[(OtherCallKind.ELSEWHERE, "127.0.0.1")]] * 2
+    assert explain_silence(trajectories) == (
+        "none of 2 rollouts made a model call that came here: the agent called models at '127.0.0.1' (2 rollouts); "
+        "if the policy is to answer in their place, name them in runtime.base_urls"
+    )
 
 
 @pytest.mark.parametrize("exclusive", [True, False])

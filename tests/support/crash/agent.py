@@ -7,9 +7,9 @@ from typing import Any
 
 from openai import OpenAI
 
-from lightningrl.runtime.control import ControlClient
-from lightningrl.runtime.lease import Lease
-from lightningrl.runtime.report import AttemptReport
+from lightningrl.control.api import Result
+from lightningrl.control.blocking import ControlClient
+from lightningrl.store.protocol import Lease
 
 client = OpenAI()
 
@@ -36,7 +36,7 @@ def write_journal(*words: str) -> None:
 report = ControlClient.report
 
 
-def report_and_write(self: ControlClient, lease: Lease, result: AttemptReport) -> None:
+def report_and_write(self: ControlClient, lease: Lease, result: Result) -> None:
     """The worker's own report; in the journal once the server has acknowledged it."""
     report(self, lease, result)
     write_journal("result", lease.rollout_id, str(lease.attempt), str(result.outcome))

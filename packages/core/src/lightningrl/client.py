@@ -12,7 +12,6 @@ that the same agent serves in production. Other languages: `POST $OPENAI_BASE_UR
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
 import math
@@ -23,9 +22,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-from lightningrl.errors import ServerError
 from lightningrl.tracing.redirect import installed_redirection
 from lightningrl.tracing.report import Report
 from lightningrl.tracing.role import current_role, role
@@ -114,17 +111,10 @@ def _report(report: Report) -> None:
 
 def _post(base_url: str, key: str, report: Report) -> None:
     """Raises ServerError with the server's sentence."""
-    parts = urlsplit(base_url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    from lightningrl.control.blocking import ControlClient
+
+    client = ControlClient(base_url, "", patience_s=0.0, timeout_s=TIMEOUT_S)
     try:
-        connection.request("POST", f"{parts.path}/{report.path}", json.dumps(report.body), headers)
-        response = connection.getresponse()
-        answer = response.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise ServerError(f"{base_url!r} does not take {report.path}: {type(error).__name__}: {error}") from error
+        client.post(f"/{report.path}", report, key=key)
     finally:
-        connection.close()
-    if response.status >= 400:
-        raise ServerError(f"{base_url!r} refused {report.path} with {response.status}: {answer[:500].decode(errors='replace')}")
+        client.close()

@@ -1,6 +1,6 @@
 """The data model: an agent's execution as a Markov decision process, one frozen type per noun.
 
-    Task ─► Rollout ─► Attempt ─► Trajectory = Transition… + ToolCall… + rewards + outcome
+    Task ─► Rollout ─► Attempt ─► Trajectory = Transition… + ToolCall… + OtherCall… + rewards + outcome
                                       │
               TrajectoryGroup ◄───────┘ (same task)  ─► Advantages ─► Sample… ─► Learner
 
@@ -25,7 +25,10 @@ __all__ = [
     "FinishReason",
     "GenerateRequest",
     "IntArray",
+    "OtherCall",
+    "OtherCallKind",
     "Outcome",
+    "PolicyStatus",
     "RolloutMode",
     "RolloutSpec",
     "RolloutState",
@@ -44,7 +47,13 @@ IntArray = NDArray[np.int32]
 Array = NDArray[np.float32]
 
 
-class RolloutState(StrEnum):
+class _Choice(StrEnum):
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise ValueError(f"{value!r} is none of {', '.join(repr(member.value) for member in cls)}")
+
+
+class RolloutState(_Choice):
     """Where a rollout stands."""
 
     QUEUED = "queued"
@@ -53,7 +62,7 @@ class RolloutState(StrEnum):
     FAILED = "failed"
 
 
-class Outcome(StrEnum):
+class Outcome(_Choice):
     """How an attempt ended. Only `SUCCEEDED` carries a training signal unless the recipe says otherwise."""
 
     SUCCEEDED = "succeeded"
@@ -64,14 +73,14 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
 
 
-class RolloutMode(StrEnum):
+class RolloutMode(_Choice):
     """What a rollout is for: only `TRAIN` rollouts reach the learner."""
 
     TRAIN = "train"
     VALIDATION = "validation"
 
 
-class ToolStatus(StrEnum):
+class ToolStatus(_Choice):
     """What became of a tool invocation."""
 
     OK = "ok"
@@ -82,7 +91,18 @@ class ToolStatus(StrEnum):
     UNKNOWN = "unknown"
 
 
-class FinishReason(StrEnum):
+class OtherCallKind(_Choice):
+    """Why a model call is no transition."""
+
+    REFUSED = "refused"
+    """The gateway said no."""
+    FORWARDED = "forwarded"
+    """The user's own provider answered it."""
+    ELSEWHERE = "elsewhere"
+    """It went past the gateway, to a host that the worker saw."""
+
+
+class FinishReason(_Choice):
     """Why a completion ends. An engine says `STOP` or `LENGTH`."""
 
     STOP = "stop"
@@ -159,6 +179,19 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyStatus:
+    """How a policy is served now."""
+
+    policy: str
+    version: int | None
+    """Of the latest engine; None = none was ever connected."""
+    connected: int
+    held: bool
+    in_flight: int
+    """Calls being generated or waiting."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
     """One invocation of a tool, as monitoring saw it."""
 
@@ -176,13 +209,37 @@ class ToolCall:
     error_type: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherCall:
+    """A call of a model that is no transition: nothing is trained on it, and rewards of tools never see it."""
+
+    kind: OtherCallKind
+    path: str
+    """Below the base URL (`chat/completions`); of one elsewhere, the host."""
+    model: str = ""
+    """As asked for; empty = not known."""
+    agent: str | None = None
+    status: int | None = None
+    """HTTP status of the answer; None = none was seen."""
+    code: str | None = None
+    """What kind of failure, where it is one: `context_length_exceeded`, `http_429`, `ReadTimeout`."""
+    message: str = ""
+    """What a refused call was told."""
+    request: Any = None
+    """JSON; of a forwarded call, its size alone where it is long."""
+    answer: Any = None
+    started_at: float = 0.0
+    """Unix seconds."""
+    duration_s: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Transition:
     """One call of a policy: state (prompt), action (completion), and all that training needs of it."""
 
     id: str
-    index: int
-    """Position in the attempt, from 0, in order of arrival."""
+    index: int = 0
+    """Position in the attempt, from 0, in order of arrival: the store counts."""
     policy: str
     policy_version: int
     prompt_ids: IntArray
@@ -243,6 +300,7 @@ class Trajectory:
     outcome: Outcome
     transitions: tuple[Transition, ...]
     tool_calls: tuple[ToolCall, ...] = ()
+    other_calls: tuple[OtherCall, ...] = ()
     output: Any = None
     """What the agent returned (JSON)."""
     error: str | None = None

@@ -22,7 +22,7 @@ from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import RolloutFilter, RolloutRecord, Score
 from lightningrl.training.run_folder import newest_run
-from lightningrl.types import Outcome, RolloutMode, Trajectory, Transition
+from lightningrl.types import OtherCall, Outcome, RolloutMode, Trajectory, Transition
 
 __all__ = ["list_command", "show_command"]
 
@@ -85,6 +85,8 @@ def show_command(rollout_id: str, *, run: Path | None, runs: Path, full: bool) -
     for tool in trajectory.tool_calls:
         if tool.transition_id is None:
             console.print(Text(f"tool {tool.name}({tool.arguments}) → [{tool.status.value}] {tool.result}"[:400], style="magenta"))
+    for other in trajectory.other_calls:
+        console.print(_other_line(other))
     console.print(_ending(trajectory, score))
 
 
@@ -201,6 +203,12 @@ def _call_panel(call: Transition, decode: Decode, advantages: Any, rewards: Any,
         subtitle_align="left",
         border_style="green" if advantages is not None else "white",
     )
+
+
+def _other_line(call: OtherCall) -> Text:
+    answered = " ".join(str(part) for part in (call.status, call.code, call.message) if part not in (None, ""))
+    where = f"{call.path} {call.model}".strip()
+    return Text(f"{call.kind.value} call · {call.agent or 'no role'} · {where} → {answered or 'not seen'}"[:400], style="yellow")
 
 
 def _ending(trajectory: Trajectory, score: Score | None) -> Panel:

@@ -31,8 +31,8 @@ from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.threads import Threads
 from lightningrl.gateway.tokenizer import context_overflow
 from lightningrl.store.errors import AttemptOver, StoreFull
-from lightningrl.store.protocol import AttemptInfo, CallRecord, Store, StoredCall
-from lightningrl.types import EngineInfo, SamplingSettings
+from lightningrl.store.protocol import AttemptInfo, CallRecord, Store
+from lightningrl.types import EngineInfo, IntArray, SamplingSettings, Transition
 
 __all__ = ["Caller", "answer_again"]
 
@@ -288,19 +288,15 @@ class Caller:
             seed=request.seed if base.seed is None else base.seed,
         )
 
-    def _record(self, call: _Call, prompt: Prompt, one: SampledChoice, key: str, duration: float) -> CallRecord:
-        info, policy = call.info, call.policy
-        index = one.choice.index
+    def _record(self, call: _Call, prompt: Prompt, prompt_ids: IntArray, one: SampledChoice, key: str, duration: float) -> CallRecord:
+        policy, index = call.policy, one.choice.index
         answer = extend_digest(prompt.digest, one.choice.as_message())
         trainable = self._settings.trainable
-        return CallRecord(
-            rollout_id=info.rollout_id,
-            attempt=info.attempt,
-            call_key=key if index == 0 else f"{key}#{index}",
+        transition = Transition(
             id=one.id,
             policy=policy,
             policy_version=one.version,
-            suffix_ids=as_ids(prompt.ids[prompt.suffix_start :]),
+            prompt_ids=prompt_ids,
             completion_ids=as_ids(one.choice.token_ids),
             logprobs=as_logprobs(one.choice.logprobs),
             finish_reason=one.choice.finish_reason,
@@ -313,17 +309,23 @@ class Caller:
             trainable=trainable is None or policy in trainable,
             started_at=call.started,
             duration_s=duration,
+        )
+        return CallRecord(
+            rollout_id=call.info.rollout_id,
+            attempt=call.info.attempt,
+            call_key=key if index == 0 else f"{key}#{index}",
+            transition=transition,
             history_key=history_key(prompt.digest, answer, prompt.tools, prompt.head),
         )
 
-    async def _keep(self, call: _Call, prompt: Prompt, sampled: Sequence[SampledChoice], key: str) -> tuple[StoredCall, ...]:
+    async def _keep(self, call: _Call, prompt: Prompt, sampled: Sequence[SampledChoice], key: str) -> tuple[CallRecord, ...]:
         """Record the choices, then remember them; returns those kept before where this is a replay."""
         duration = time.perf_counter() - call.clock
-        kept_before = await self._store.append_calls([self._record(call, prompt, one, key, duration) for one in sampled])
+        ids = as_ids(prompt.ids)
+        kept_before = await self._store.append_calls([self._record(call, prompt, ids, one, key, duration) for one in sampled])
         stored = tuple(kept for kept in kept_before if kept is not None)
         if stored:
             return stored
-        ids = as_ids(prompt.ids)
         for one in sampled:
             said = one.choice.as_message()
             answer = extend_digest(prompt.digest, said)
@@ -344,7 +346,7 @@ class Caller:
         return ()
 
 
-def _answer(call: _Call, prompt: Prompt, sampled: Sequence[SampledChoice], stored: Sequence[StoredCall]) -> Answer:
+def _answer(call: _Call, prompt: Prompt, sampled: Sequence[SampledChoice], stored: Sequence[CallRecord]) -> Answer:
     """What was sampled, or (`stored`) what was answered before."""
     if stored:
         return answer_again(call.renderer, call.request, stored)
@@ -364,7 +366,7 @@ def _over_long(error: ContextOverflow) -> Refusal:
     return Refusal(str(error), code="context_length_exceeded", param="messages")
 
 
-def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence[StoredCall]) -> Answer:
+def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence[CallRecord]) -> Answer:
     """The answer of a call that the store kept, as it was given the first time."""
     choices = []
     for index, call in enumerate(stored):

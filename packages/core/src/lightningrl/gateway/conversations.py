@@ -13,7 +13,7 @@ from typing import Any
 
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.history import PastCall, chain_digests
-from lightningrl.store.protocol import StoredCall
+from lightningrl.store.protocol import CallRecord
 
 __all__ = ["Conversation", "Conversations", "digest_head"]
 
@@ -68,7 +68,7 @@ class Conversations:
             step = self._by_id.get(step.previous) if step.previous is not None else None
         return tuple(message for part in reversed(parts) for message in part)
 
-    def restore(self, calls: Iterable[StoredCall]) -> None:
+    def restore(self, calls: Iterable[CallRecord]) -> None:
         """From what the store kept, as after a restart of the server."""
         for call in calls:
             if call.history_key is None:

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from lightningrl.errors import EngineUnavailable
 from lightningrl.protocols import Engine
-from lightningrl.types import EngineInfo, FinishReason, GenerateRequest, TokenChunk
+from lightningrl.types import EngineInfo, FinishReason, GenerateRequest, PolicyStatus, TokenChunk
 
-__all__ = ["EngineGone", "EngineRegistry", "PolicyStatus", "closing"]
+__all__ = ["EngineGone", "EngineRegistry", "closing"]
 
 
 _MOST_DEATHS = 4
@@ -25,19 +25,6 @@ _MOST_DEATHS = 4
 
 class EngineGone(EngineUnavailable):
     """The engine went away in mid-call; another may answer."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyStatus:
-    """How a policy is served now."""
-
-    policy: str
-    version: int | None
-    """Of the latest engine; None = none was ever connected."""
-    connected: int
-    held: bool
-    in_flight: int
-    """Calls being generated or waiting."""
 
 
 @dataclass(slots=True, eq=False)

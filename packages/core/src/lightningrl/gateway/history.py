@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lightningrl.store.protocol import StoredCall
+from lightningrl.store.protocol import CallRecord
 from lightningrl.types import Array, IntArray
 
 __all__ = ["History", "Match", "PastCall", "as_ids", "as_logprobs", "chain_digests", "digest_tools", "extend_digest", "history_key", "pack"]
@@ -74,7 +74,7 @@ class History:
         return Match(None, 0, broken)
 
     @classmethod
-    def restore(cls, calls: Iterable[StoredCall]) -> History:
+    def restore(cls, calls: Iterable[CallRecord]) -> History:
         """From what the store kept, as after a restart of the server."""
         history = cls()
         for call in calls:

@@ -1,27 +1,21 @@
-"""Refused calls, kept with their attempt: an agent may swallow the error, and its rollout still says what went wrong.
-
-The record is a tool call named `refused:{path}` that no transition asked for, so that no reward or credit ever reads it as one.
-"""
+"""Refused calls, kept with their attempt: an agent may swallow the error, and its rollout still says what went wrong."""
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import OrderedDict
-from secrets import token_hex
 
 from lightningrl.errors import StoreError
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallContext
-from lightningrl.store.protocol import AttemptInfo, Store, ToolCallRecord
-from lightningrl.types import ToolCall, ToolStatus
+from lightningrl.store.protocol import AttemptInfo, Store
+from lightningrl.types import OtherCall, OtherCallKind
 
-__all__ = ["RefusalLog", "is_refusal", "refusal_message"]
+__all__ = ["RefusalLog"]
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "refused:"
 _MOST_KEPT = 100
 """Of one attempt: an agent that asks again and again would fill the store with one sentence."""
 
@@ -44,33 +38,21 @@ class RefusalLog:
         self._counts.move_to_end(place)
         if len(self._counts) > self._max_attempts:
             self._counts.popitem(last=False)
-        call = ToolCall(
-            id=f"refused-{token_hex(12)}",
-            name=f"{_PREFIX}{path}",
-            arguments=json.dumps({"path": f"/{path}", "param": refusal.param}),
-            result=json.dumps({"status": refusal.status, "message": refusal.message}, ensure_ascii=False),
-            status=ToolStatus.ERROR,
+        call = OtherCall(
+            kind=OtherCallKind.REFUSED,
+            path=path,
             agent=context.agent,
-            error_type=refusal.code,
+            status=refusal.status,
+            code=refusal.code,
+            message=refusal.message,
+            request=None if refusal.param is None else {"param": refusal.param},
+            started_at=time.time(),
         )
         try:
-            await self._store.append_tool_calls(*place, [ToolCallRecord(tool_call=call, started_at=time.time())])
+            await self._store.append_other_calls(*place, [call])
         except StoreError as error:  # the attempt has ended meanwhile: its outcome is decided
             logger.info("rollout %s, attempt %s: a refused call is not recorded: %s", *place, error)
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Free an ended attempt's memory."""
         self._counts.pop((rollout_id, attempt), None)
-
-
-def refusal_message(call: ToolCall) -> str:
-    """What a refused call was told."""
-    try:
-        return str(json.loads(call.result)["message"])
-    except (ValueError, KeyError, TypeError):
-        return call.result
-
-
-def is_refusal(call: ToolCall) -> bool:
-    """Whether what is kept as a tool call is a call of a model that was refused."""
-    return call.name.startswith(_PREFIX)

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from secrets import token_hex
 
 from lightningrl.gateway.request import Answer, CallContext
-from lightningrl.store.protocol import StoredCall
+from lightningrl.store.protocol import CallRecord
 
 __all__ = ["Kept", "Replays"]
 
-Kept = Answer | tuple[StoredCall, ...]
+Kept = Answer | tuple[CallRecord, ...]
 """An answer of this process, or the choices the store kept for an earlier one."""
 
 
@@ -30,9 +30,9 @@ class Replays:
         self._unseen: defaultdict[str, list[str]] = defaultdict(list)
         """Of a body: answers whose client left before they were sent. The next call of this body is a retry, though it may not say so."""
 
-    def restore(self, calls: Iterable[StoredCall]) -> None:
+    def restore(self, calls: Iterable[CallRecord]) -> None:
         """What the store kept, as after a restart of the server."""
-        choices: defaultdict[str, list[StoredCall]] = defaultdict(list)
+        choices: defaultdict[str, list[CallRecord]] = defaultdict(list)
         for call in calls:
             choices[call.call_key.partition("#")[0]].append(call)
         for key, kept in choices.items():

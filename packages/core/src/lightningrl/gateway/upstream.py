@@ -3,7 +3,7 @@
 call ─► a model of the upstream's? ─► POST {base_url}/{path} with the user's key ─► chunks, untouched, to the agent
                                                                                └─► a record of the attempt, before the answer ends
 
-The record is a tool call named `upstream:{model}` that no transition asked for, so that no reward or credit ever reads it as one.
+The record is an `OtherCall`, which no reward or credit ever reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import Send
@@ -24,8 +23,8 @@ from lightningrl.gateway.calls import Caller
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallContext
 from lightningrl.gateway.settings import GatewaySettings, Upstream
-from lightningrl.store.protocol import AttemptInfo, Store, ToolCallRecord
-from lightningrl.types import ToolCall, ToolStatus
+from lightningrl.store.protocol import AttemptInfo, Store
+from lightningrl.types import OtherCall, OtherCallKind
 
 if TYPE_CHECKING:
     import httpx
@@ -119,7 +118,7 @@ class Forwarder:
 
     async def _record(self, info: AttemptInfo, record: _Exchange) -> None:
         try:
-            await self._store.append_tool_calls(info.rollout_id, info.attempt, [record.tool_call()])
+            await self._store.append_other_calls(info.rollout_id, info.attempt, [record.call()])
         except StoreError as error:  # the attempt has ended meanwhile: nothing is trained on it, the answer may still be read
             logger.warning("rollout %s: a call to the upstream could not be recorded: %s", info.rollout_id, error)
 
@@ -149,20 +148,20 @@ class _Exchange:
         if self._size <= _KEPT_BYTES:
             self._kept.append(chunk)
 
-    def tool_call(self) -> ToolCallRecord:
+    def call(self) -> OtherCall:
         is_ok = self.error is None and self.status is not None and self.status < 400
-        asked = self._said if len(self._request) <= _KEPT_BYTES else {"model": self.model, "bytes": len(self._request)}
-        call = ToolCall(
-            id=f"upstream-{token_hex(12)}",
-            name=f"upstream:{self.model}",
-            arguments=json.dumps({"path": f"/{self._path}", "request": asked}),
-            result=json.dumps({"status": self.status, "answer": self._answer()}),
-            status=ToolStatus.OK if is_ok else ToolStatus.ERROR,
-            duration_s=time.perf_counter() - self._clock,
+        return OtherCall(
+            kind=OtherCallKind.FORWARDED,
+            path=self._path,
+            model=self.model,
             agent=self._context.agent,
-            error_type=None if is_ok else self.error or f"http_{self.status}",
+            status=self.status,
+            code=None if is_ok else self.error or f"http_{self.status}",
+            request=self._said if len(self._request) <= _KEPT_BYTES else {"model": self.model, "bytes": len(self._request)},
+            answer=self._answer(),
+            started_at=self._started_at,
+            duration_s=time.perf_counter() - self._clock,
         )
-        return ToolCallRecord(tool_call=call, started_at=self._started_at)
 
     def _answer(self) -> Any:
         if self._size > _KEPT_BYTES:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from lightningrl.control.api import Result
 from lightningrl.runtime.agent_loader import LoadedAgent
-from lightningrl.runtime.lease import Lease
-from lightningrl.runtime.report import AttemptReport, report_exception, report_output
+from lightningrl.runtime.report import report_exception, report_output
+from lightningrl.store.protocol import Lease
 from lightningrl.tracing.scope import ActiveRollout
 from lightningrl.types import Outcome
 
@@ -37,7 +38,7 @@ class Attempt:
         self._is_revoked = False
         self._has_ended = False
 
-    def run(self, agent: LoadedAgent, run_on_loop: RunOnLoop) -> AttemptReport:
+    def run(self, agent: LoadedAgent, run_on_loop: RunOnLoop) -> Result:
         """Call the agent with the task's input. Whatever it raises becomes a report."""
         started = time.perf_counter()
         try:
@@ -84,11 +85,11 @@ class Attempt:
             with self._lock:
                 self._task = None
 
-    def _report(self, error: BaseException, duration_s: float) -> AttemptReport:
+    def _report(self, error: BaseException, duration_s: float) -> Result:
         if isinstance(error, AttemptTimeoutError):
-            return AttemptReport(outcome=Outcome.TIMEOUT, error=str(error), duration_s=duration_s)
+            return Result(outcome=Outcome.TIMEOUT, error=str(error), duration_s=duration_s)
         if self._is_revoked and isinstance(error, CANCELLED):
-            return AttemptReport(outcome=Outcome.CANCELLED, error="the attempt was cancelled", duration_s=duration_s)
+            return Result(outcome=Outcome.CANCELLED, error="the attempt was cancelled", duration_s=duration_s)
         return report_exception(error, self.rollout, duration_s=duration_s)
 
 

@@ -6,9 +6,9 @@ import logging
 import threading
 from collections.abc import Callable
 
+from lightningrl.control.blocking import ControlClient
 from lightningrl.errors import ServerError
 from lightningrl.runtime.attempt import Attempt
-from lightningrl.runtime.control import ControlClient
 
 __all__ = ["Heart"]
 

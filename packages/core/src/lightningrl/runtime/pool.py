@@ -20,17 +20,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from lightningrl.control.api import Result
+from lightningrl.control.blocking import ControlClient
 from lightningrl.errors import ConfigError, LightningError, ServerError
 from lightningrl.keys import is_worker_key, worker_key
 from lightningrl.runtime.agent_loader import agent_reference
-from lightningrl.runtime.control import ControlClient
 from lightningrl.runtime.launcher import WorkerExit, WorkerLauncher, WorkerPoolError
-from lightningrl.runtime.lease import Lease, LeasedTask
 from lightningrl.runtime.process import LocalLauncher
-from lightningrl.runtime.report import AttemptReport
 from lightningrl.runtime.settings import WorkerSettings
 from lightningrl.runtime.watched import HeldAttempt, WatchedWorker
-from lightningrl.types import Outcome
+from lightningrl.store.protocol import Lease
+from lightningrl.types import Outcome, RolloutMode, Task
 
 __all__ = ["PoolStatus", "WorkerPool", "WorkerPoolError"]
 
@@ -273,21 +273,22 @@ class WorkerPool:
         """Tell the server how attempts ended whose worker cannot."""
         for held in attempts:
             self._killed += 1
-            report = AttemptReport(outcome=outcome, error=error, duration_s=time.monotonic() - held.started_at)
+            report = Result(outcome=outcome, error=error, duration_s=time.monotonic() - held.started_at)
             try:
                 await asyncio.to_thread(self._send_report, held, report)
             except ServerError as problem:
                 logger.warning("rollout %s: its outcome %s could not be reported: %s", held.rollout_id, outcome, problem)
 
-    def _send_report(self, held: HeldAttempt, report: AttemptReport) -> None:
+    def _send_report(self, held: HeldAttempt, report: Result) -> None:
         client = ControlClient(self._server_url, self._worker_key, patience_s=5.0 if self._is_stopping else self._settings.patience_s)
         lease = Lease(
             rollout_id=held.rollout_id,
             attempt=held.attempt,
-            task=LeasedTask(id="", input=None),
+            task=Task(id="", input=None),
+            mode=RolloutMode.TRAIN,
             timeout_s=held.limit_s,
             key="",
-            base_path="",
+            expires_at=0.0,
         )
         try:
             client.report(lease, report)

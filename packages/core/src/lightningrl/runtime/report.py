@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from lightningrl import clean
+from lightningrl.control.api import Result
 from lightningrl.tracing.scope import ActiveRollout
 from lightningrl.types import Outcome
 
-__all__ = ["AttemptReport", "clean_text", "report_exception", "report_output"]
+__all__ = ["clean_text", "report_exception", "report_output"]
 
 CONTEXT_CODE: Final = "context_length_exceeded"
 BUSY_STATUSES: Final = frozenset({502, 503, 504, 507})
@@ -28,23 +28,12 @@ DEEPEST_OUTPUT: Final = clean.DEEPEST - 1  # the body that carries it to the ser
 FRAMES: Final = 6
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptReport:
-    """The result of an attempt."""
-
-    outcome: Outcome
-    output: Any = None
-    """What the agent returned (JSON)."""
-    error: str | None = None
-    duration_s: float = 0.0
-
-
-def report_output(output: Any, *, agent: str, duration_s: float) -> AttemptReport:
+def report_output(output: Any, *, agent: str, duration_s: float) -> Result:
     """A success, unless the agent returned nothing, something that is not JSON, or more than is kept."""
     try:
-        return AttemptReport(outcome=Outcome.SUCCEEDED, output=as_json(output), duration_s=duration_s)
+        return Result(outcome=Outcome.SUCCEEDED, output=as_json(output), duration_s=duration_s)
     except ValueError as problem:
-        return AttemptReport(outcome=Outcome.AGENT_ERROR, error=f"the agent {agent!r} {problem}", duration_s=duration_s)
+        return Result(outcome=Outcome.AGENT_ERROR, error=f"the agent {agent!r} {problem}", duration_s=duration_s)
 
 
 def as_json(output: Any) -> Any:
@@ -65,13 +54,13 @@ def as_json(output: Any) -> Any:
         raise ValueError(f"returned lists or dicts more than {DEEPEST_OUTPUT} deep; return something flatter") from None
 
 
-def report_exception(error: BaseException, rollout: ActiveRollout, *, duration_s: float) -> AttemptReport:
+def report_exception(error: BaseException, rollout: ActiveRollout, *, duration_s: float) -> Result:
     """Whose failure it is: the gateway's (unreachable, 503, a store that keeps nothing), the context's length, or else the agent's."""
     try:
         outcome = outcome_of(error, rollout)
     except BaseException:  # noqa: BLE001  an exception is the agent's code as well, whatever its attributes raise
         outcome = Outcome.AGENT_ERROR
-    return AttemptReport(outcome=outcome, error=describe(error), duration_s=duration_s)
+    return Result(outcome=outcome, error=describe(error), duration_s=duration_s)
 
 
 def outcome_of(error: BaseException, rollout: ActiveRollout) -> Outcome:

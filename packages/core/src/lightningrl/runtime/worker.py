@@ -21,14 +21,15 @@ from collections.abc import Awaitable, Iterator
 from dataclasses import replace
 from typing import Any, BinaryIO, Final
 
+from lightningrl.control.api import Result
+from lightningrl.control.blocking import ControlClient
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.runtime.agent_loader import LoadedAgent, load_agent
 from lightningrl.runtime.attempt import Attempt
-from lightningrl.runtime.control import ControlClient
 from lightningrl.runtime.environment import rollout_environment
 from lightningrl.runtime.heartbeat import Heart
 from lightningrl.runtime.lifeline import die_with_parent, take_standard_streams
-from lightningrl.runtime.report import AttemptReport, clean_text
+from lightningrl.runtime.report import clean_text
 from lightningrl.runtime.settings import WorkerEvent, WorkerSettings, decode_settings, encode_line
 from lightningrl.tracing.redirect import Redirection
 from lightningrl.tracing.scope import ActiveRollout, RolloutScope, ThreadWatch
@@ -36,6 +37,7 @@ from lightningrl.types import Outcome
 
 __all__ = ["Worker", "main"]
 
+MOST_HOSTS: Final = 100
 ASYNC_GRACE_S: Final = 5.0
 """How long an async agent may take to react to its cancellation at the time limit, before the process is killed."""
 
@@ -152,6 +154,8 @@ class Worker:
                 os._exit(1)  # a process that the agent has forked, and whose work ended where the agent's did, is no worker
             self._warn_of_threads(rollout, threads)
             report = self._hand_in(attempt, client) or report
+            if rollout.unseen_hosts:
+                report.unseen_hosts = sorted(rollout.unseen_hosts)[:MOST_HOSTS]
             if self._telemetry is not None:
                 self._export(attempt, client)
             client.report(lease, report)
@@ -170,13 +174,13 @@ class Worker:
                 ", ".join(names[:10]),
             )
 
-    def _hand_in(self, attempt: Attempt, client: ControlClient) -> AttemptReport | None:
+    def _hand_in(self, attempt: Attempt, client: ControlClient) -> Result | None:
         """What the agent reported; a failure of the agent's where the server refuses it (a call that never was, say)."""
         try:
             for one in attempt.rollout.reports:
                 client.hand_in(attempt.lease, one)
         except ServerError as error:
-            return AttemptReport(outcome=Outcome.AGENT_ERROR, error=f"what the agent reported was not taken: {error}")
+            return Result(outcome=Outcome.AGENT_ERROR, error=f"what the agent reported was not taken: {error}")
         return None
 
     def _export(self, attempt: Attempt, client: ControlClient) -> None:

@@ -13,14 +13,17 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, Final
 
-from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.routing import BaseRoute
 
+from lightningrl.control import api
+from lightningrl.control.api import ReportedToolCall
 from lightningrl.server.access import Access
-from lightningrl.server.guarded import guarded
-from lightningrl.server.models import ReportedRewardsBody, ReportedToolCall, ReportedToolCallsBody
+from lightningrl.server.attempt_routes import attempt_of
+from lightningrl.server.routes import route
 from lightningrl.store.errors import UnknownRecord
 from lightningrl.store.protocol import Store, ToolCallRecord
-from lightningrl.types import ToolCall
+from lightningrl.types import ToolCall, ToolStatus
 
 __all__ = ["agent_routes"]
 
@@ -28,23 +31,20 @@ ANSWER_IDS: Final = ("chatcmpl-", "resp_", "msg_")
 """What the dialects put before a transition's id."""
 
 
-def agent_routes(store: Store, access: Access) -> APIRouter:
+def agent_routes(store: Store, access: Access) -> list[BaseRoute]:
     """To be mounted before the gateway's routes, which refuse every path of theirs that they do not know."""
-    router = APIRouter(prefix="/rollouts/{rid}/attempts/{n}/v1", tags=["agents"], route_class=guarded(access.attempt))
 
-    @router.post("/rewards", status_code=204, summary="Report rewards by name (the attempt's key)")
-    async def rewards(rid: str, n: int, body: ReportedRewardsBody) -> None:
-        """Of the rollout, or of the model call whose answer has the id `call`. The last value of a name stands."""
-        (transition_id,) = await find_transitions(store, rid, n, [body.call])
-        await store.add_rewards(rid, n, body.rewards, transition_id)
+    async def rewards(request: Request, body: api.ReportedRewards) -> None:
+        place = attempt_of(request)
+        (transition_id,) = await find_transitions(store, *place, [body.call])
+        await store.add_rewards(*place, body.rewards, transition_id)
 
-    @router.post("/tool_calls", status_code=204, summary="Report tool calls and their outcomes (the attempt's key)")
-    async def tool_calls(rid: str, n: int, body: ReportedToolCallsBody) -> None:
-        """A repeated `tool_call_id` is kept once."""
-        asked = await find_transitions(store, rid, n, [told.call for told in body.tool_calls])
-        await store.append_tool_calls(rid, n, await asyncio.to_thread(_records, body.tool_calls, asked))
+    async def tool_calls(request: Request, body: api.ReportedToolCalls) -> None:
+        place = attempt_of(request)
+        asked = await find_transitions(store, *place, [told.call for told in body.tool_calls])
+        await store.append_tool_calls(*place, await asyncio.to_thread(_records, body.tool_calls, asked))
 
-    return router
+    return [route(api.REPORT_REWARDS, access, rewards), route(api.REPORT_TOOL_CALLS, access, tool_calls)]
 
 
 async def find_transitions(store: Store, rollout_id: str, attempt: int, answer_ids: Sequence[str | None]) -> list[str | None]:
@@ -75,7 +75,7 @@ def _record(told: ReportedToolCall, transition_id: str | None) -> ToolCallRecord
         name=told.name,
         arguments=_text(told.arguments),
         result=_text(told.result),
-        status=told.status,
+        status=ToolStatus(told.status),
         duration_s=told.duration_s,
         transition_id=transition_id,
         agent=told.agent,

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
+from lightningrl.control import api
 from lightningrl.server.access import Access
 from lightningrl.server.asked_calls import ReadAsked, join_to_answers
 from lightningrl.server.forwarding import SpanForwarder
-from lightningrl.server.guarded import guarded
-from lightningrl.server.models import (
-    HeartbeatAnswer,
-    HeartbeatBody,
-    LeaseAnswer,
-    LeaseBody,
-    LeasedTask,
-    ResultAnswer,
-    ResultBody,
-    RewardsBody,
-)
-from lightningrl.server.otlp import JSON, PROTOBUF, encode_answer, parse_export, read_media_type
-from lightningrl.store.protocol import Store
-from lightningrl.types import Outcome
+from lightningrl.server.otlp import encode_answer, parse_export, read_media_type
+from lightningrl.server.routes import route
+from lightningrl.store.errors import AttemptOver
+from lightningrl.store.protocol import Lease, Store
+from lightningrl.types import OtherCall, OtherCallKind, Outcome
 
-__all__ = ["AttemptMemory", "attempt_routes", "while_connected"]
+__all__ = ["AttemptMemory", "attempt_of", "attempt_routes", "while_connected"]
 
 T = TypeVar("T")
 
@@ -49,79 +42,53 @@ def attempt_routes(
     *,
     max_body_bytes: int,
     longest_wait_s: float,
-) -> APIRouter:
-    router = APIRouter()
-    leases, ended, running = (
-        APIRouter(prefix="/api/v1", tags=["attempts"], route_class=guarded(check))
-        for check in (access.worker, access.ended_attempt, access.attempt)
-    )
-    base = "/rollouts/{rid}/attempts/{n}"
-
-    @leases.post(
-        "/leases",
-        response_model=LeaseAnswer,
-        summary="Lease the next attempt (worker key or run key; long poll)",
-        responses={204: {"description": "None yet"}},
-    )
-    async def lease(body: LeaseBody, request: Request) -> Any:
-        """The oldest queued rollout's next attempt, with its scoped key; 204 where none comes within `wait_s`."""
+) -> list[BaseRoute]:
+    async def lease(request: Request, body: api.LeaseRequest) -> Lease | None:
         wait_s = min(body.wait_s, longest_wait_s)
         found = await while_connected(request, store.lease(body.worker_id, body.lease_s, wait_s, exclusive=body.exclusive))
-        if found is None:
-            return Response(status_code=204)
-        if await request.is_disconnected():
+        if found is not None and await request.is_disconnected():
             await store.release(found.rollout_id, found.attempt)
-            return Response(status_code=204)
-        return LeaseAnswer(
-            rollout_id=found.rollout_id,
-            attempt=found.attempt,
-            task=LeasedTask(id=found.task.id, input=found.task.input, metadata=dict(found.task.metadata)),
-            mode=found.mode,
-            timeout_s=found.timeout_s,
-            key=found.key,
-            base_path=found.base_path,
-            expires_at=found.expires_at,
-        )
+            return None
+        return found
 
-    @ended.post(base + "/heartbeat", response_model=HeartbeatAnswer, summary="Keep the lease (attempt, worker or run key)")
-    async def heartbeat(rid: str, n: int, body: HeartbeatBody) -> HeartbeatAnswer:
-        """`continue: false` = the attempt is over: stop working on it."""
-        return HeartbeatAnswer(continue_=await store.heartbeat(rid, n, body.lease_s))
+    async def heartbeat(request: Request, body: api.Heartbeat) -> api.StillOurs:
+        return api.StillOurs(is_ours=await store.heartbeat(*attempt_of(request), body.lease_s))
 
-    @ended.post(base + "/result", response_model=ResultAnswer, summary="End the attempt (attempt, worker or run key)")
-    async def result(rid: str, n: int, body: ResultBody) -> ResultAnswer:
-        """The first result counts; the same outcome again is acknowledged, another is refused (409)."""
-        outcome = body.outcome
-        if outcome is Outcome.AGENT_ERROR and memory is not None and memory.is_overflowed(rid, n):
+    async def result(request: Request, body: api.Result) -> api.ResultKept:
+        place, outcome = attempt_of(request), body.outcome
+        if outcome is Outcome.AGENT_ERROR and memory is not None and memory.is_overflowed(*place):
             outcome = Outcome.CONTEXT_OVERFLOW
-        state = await store.finish_attempt(rid, n, outcome, body.output, body.error, body.duration_s)
+        if body.unseen_hosts:
+            await _keep_unseen(store, place, body.unseen_hosts)
+        state = await store.finish_attempt(*place, outcome, body.output, body.error, body.duration_s)
         if memory is not None:
-            memory.forget(rid, n)
-        return ResultAnswer(state=state)
+            memory.forget(*place)
+        return api.ResultKept(state=state)
 
-    @running.post(base + "/rewards", status_code=204, summary="Add rewards by name (attempt, worker or run key)")
-    async def rewards(rid: str, n: int, body: RewardsBody) -> None:
-        """Of the attempt, or of one transition; null = nobody scored it."""
-        await store.add_rewards(rid, n, body.rewards, body.transition_id)
+    async def rewards(request: Request, body: api.Rewards) -> None:
+        await store.add_rewards(*attempt_of(request), body.rewards, body.transition_id)
 
-    @running.post(
-        base + "/v1/traces",
-        summary="Export spans: OTLP over HTTP, protobuf or JSON, plain or gzip (attempt, worker or run key)",
-        response_class=Response,
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {PROTOBUF: {"schema": {"type": "string", "format": "binary"}}, JSON: {"schema": {"type": "object"}}},
-            }
-        },
-    )
-    async def traces(rid: str, n: int, request: Request) -> Response:
-        """Spans of tools become tool calls. Repeating an export adds nothing; spans without an id are told of as a partial success."""
-        return await take_spans(store, forwarder, read_asked, rid, n, request, max_body_bytes)
+    async def traces(request: Request, _: bytes) -> Response:
+        return await take_spans(store, forwarder, read_asked, *attempt_of(request), request, max_body_bytes)
 
-    for part in (leases, ended, running):
-        router.include_router(part)
-    return router
+    return [
+        route(api.LEASE, access, lease),
+        route(api.HEARTBEAT, access, heartbeat),
+        route(api.RESULT, access, result),
+        route(api.REWARDS, access, rewards),
+        route(api.TRACES, access, traces),
+    ]
+
+
+def attempt_of(request: Request) -> tuple[str, int]:
+    """Rollout and number of the attempt in the path, once `Access` has looked at it."""
+    return request.path_params["rid"], int(request.path_params["n"])
+
+
+async def _keep_unseen(store: Store, place: tuple[str, int], hosts: Sequence[str]) -> None:
+    """Hosts of models that the agent called past the gateway. A result that is repeated finds its attempt over."""
+    with contextlib.suppress(AttemptOver):
+        await store.append_other_calls(*place, [OtherCall(kind=OtherCallKind.ELSEWHERE, path=host) for host in hosts])
 
 
 async def take_spans(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 import msgspec
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,9 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lightningrl.clean import clean_text
 from lightningrl.errors import LightningError, StoreError
 from lightningrl.server.access import Forbidden
+from lightningrl.server.routes import BodyError
 from lightningrl.store.errors import AttemptOver, Conflict, StoreFull, UnknownRecord
 
-__all__ = ["BoundedBodies", "add_error_handlers", "error_response"]
+__all__ = ["ERROR_HANDLERS", "BoundedBodies", "error_response"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ _STATUSES: tuple[tuple[type[LightningError], int, str], ...] = (
     (UnknownRecord, 404, "unknown"),
     (StoreFull, 507, "store_full"),
     (Forbidden, 401, "wrong_key"),
+    (BodyError, 400, "invalid_body"),
     (StoreError, 400, "store_refused"),
 )
 
@@ -43,13 +44,6 @@ def error_response(status: int, message: str, code: str) -> Response:
     return Response(content, status, media_type="application/json")
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    app.add_exception_handler(LightningError, _lightning)
-    app.add_exception_handler(RequestValidationError, _validation)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _defect)
-
-
 async def _lightning(_: Request, error: Exception) -> Response:
     for kind, status, code in _STATUSES:
         if isinstance(error, kind):
@@ -57,16 +51,6 @@ async def _lightning(_: Request, error: Exception) -> Response:
                 logger.error("%s", error)
             return error_response(status, str(error), code)
     return error_response(400, str(error), "refused")
-
-
-async def _validation(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
-    problem = "it is not JSON" if first["type"] == "json_invalid" else str(first["msg"])
-    if first["type"] == "json_invalid":
-        where = "the body"
-    return error_response(400, f"{request.method} {request.url.path!r}: {where}: {problem}; see /openapi.json", "invalid_body")
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -84,6 +68,13 @@ async def _defect(request: Request, error: Exception) -> Response:
     return error_response(
         500, f"{request.method} {request.url.path!r} failed: {type(error).__name__}: {error}; see the server's log", "defect"
     )
+
+
+ERROR_HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]] = {
+    LightningError: _lightning,
+    HTTPException: _http,
+    Exception: _defect,
+}
 
 
 class BoundedBodies:

@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol
+from typing import Final, Protocol
 
-import numpy as np
-from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
-from lightningrl.gateway.engines import PolicyStatus
+from lightningrl.control import api
 from lightningrl.server.access import Access
 from lightningrl.server.attempt_routes import while_connected
 from lightningrl.server.forwarding import SpanForwarder
-from lightningrl.server.guarded import guarded
-from lightningrl.server.models import (
-    LARGEST,
-    AttemptView,
-    CancelBody,
-    CountAnswer,
-    CreateAnswer,
-    CreateBody,
-    InterruptBody,
-    PolicyView,
-    RetryBody,
-    RolloutIdsBody,
-    RolloutView,
-    ScoreBody,
-    ScoresBody,
-    StatusAnswer,
-    StepBody,
-    StepView,
-    WaitAnswer,
-    WaitBody,
-)
+from lightningrl.server.routes import BodyError, route
 from lightningrl.server.vitals import Vitals, memory_bytes
-from lightningrl.server.wire import encode_trajectories
-from lightningrl.store.errors import Conflict
-from lightningrl.store.protocol import RolloutFilter, RolloutRecord, Score, Store
-from lightningrl.types import Array, Outcome, RolloutMode, RolloutState
+from lightningrl.store.protocol import RolloutFilter, RolloutRecord, StepRecord, Store
+from lightningrl.types import PolicyStatus, RolloutSpec
+from lightningrl.wire import encode_trajectories
 
 __all__ = ["Engines", "run_routes"]
+
+_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 
 class Engines(Protocol):
@@ -51,7 +33,7 @@ class Engines(Protocol):
     def status(self) -> Sequence[PolicyStatus]: ...
 
 
-def run_routes(  # noqa: C901  (one short function per route)
+def run_routes(  # noqa: C901  (one short function per endpoint)
     store: Store,
     access: Access,
     engines: Engines,
@@ -59,138 +41,79 @@ def run_routes(  # noqa: C901  (one short function per route)
     vitals: Vitals | None = None,
     *,
     longest_wait_s: float,
-) -> APIRouter:
-    router = APIRouter(prefix="/api/v1", tags=["run"], route_class=guarded(access.run))
+) -> list[BaseRoute]:
+    async def create(_: Request, body: api.Create) -> api.Created:
+        for spec in body.rollouts:
+            _check(spec)
+        return api.Created(created=await store.create_rollouts(body.rollouts))
 
-    @router.post("/rollouts", response_model=CreateAnswer, summary="Order rollouts")
-    async def create(body: CreateBody) -> CreateAnswer:
-        """Queued in this order. Ids are the caller's: an id known with the same task is skipped, with another refused (409)."""
-        return CreateAnswer(created=await store.create_rollouts(body.rollouts))
+    async def listed(_: Request, where: RolloutFilter) -> Sequence[RolloutRecord]:
+        return await store.list_rollouts(where)
 
-    @router.get("/rollouts", response_model=list[RolloutView], summary="List rollouts, newest first")
-    async def listed(
-        state: RolloutState | None = None,
-        outcome: Outcome | None = None,
-        mode: RolloutMode | None = None,
-        step: Annotated[int | None, Query(ge=-LARGEST, le=LARGEST)] = None,
-        group_id: str | None = None,
-        task_id: str | None = None,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-        offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
-    ) -> list[RolloutView]:
-        where = RolloutFilter(
-            state=state, outcome=outcome, mode=mode, step=step, group_id=group_id, task_id=task_id, limit=limit, offset=offset
-        )
-        return [_view(record) for record in await store.list_rollouts(where)]
+    async def one(request: Request, _: None) -> RolloutRecord:
+        return await store.rollout(request.path_params["rid"])
 
-    @router.get("/rollouts/{rid}", response_model=RolloutView, summary="One rollout with its attempts")
-    async def one(rid: str) -> RolloutView:
-        return _view(await store.rollout(rid))
-
-    @router.post("/wait", response_model=WaitAnswer, summary="Wait until rollouts have finished (long poll)")
-    async def wait(body: WaitBody, request: Request) -> WaitAnswer:
-        """All finished ones of `rollout_ids`, as soon as there are `min_finished` (null = all) or `wait_s` is over."""
+    async def wait(request: Request, body: api.Wait) -> api.Finished:
         waiting = store.wait_finished(body.rollout_ids, min(body.wait_s, longest_wait_s), body.min_finished)
-        return WaitAnswer(finished=list(await while_connected(request, waiting) or ()))
+        return api.Finished(finished=await while_connected(request, waiting) or ())
 
-    @router.post("/trajectories", response_class=Response, summary="Fetch trajectories of finished rollouts")
-    async def trajectories(body: RolloutIdsBody) -> Response:
-        """`{"trajectories": […]}` in the order asked. Token arrays are base64 of little-endian int32, logprobs float32; `suffix_ids` is
-        what a prompt adds to the prompt + completion of transition number `parent` (no parent: the whole prompt)."""
+    async def trajectories(_: Request, body: api.RolloutIds) -> Response:
         found = await store.trajectories(body.rollout_ids)
         return Response(await asyncio.to_thread(encode_trajectories, found), media_type="application/json")
 
-    @router.post("/scores", status_code=204, summary="Keep rewards and advantages of finished attempts")
-    async def scores(body: ScoresBody) -> None:
-        await store.set_scores([_score(score) for score in body.scores])
+    async def scores(_: Request, body: api.Scores) -> None:
+        await store.set_scores(body.scores)
 
-    @router.post("/steps", status_code=204, summary="Record a training step; its rollouts count as trained")
-    async def mark(body: StepBody) -> None:
-        """A rollout is trained once: 409 otherwise. Repeating the same step is acknowledged."""
+    async def mark(_: Request, body: api.Step) -> None:
         known = {name: value for name, value in body.metrics.items() if value is not None}
         await store.mark_trained(body.step, body.rollout_ids, known)
 
-    @router.get("/steps", response_model=list[StepView], summary="List training steps")
-    async def steps() -> list[StepView]:
-        return [
-            StepView(step=one.step, rollout_ids=list(one.rollout_ids), metrics=dict(one.metrics), at=one.at) for one in await store.steps()
-        ]
+    async def steps(_: Request, __: None) -> Sequence[StepRecord]:
+        return await store.steps()
 
-    @router.delete("/steps", response_model=CountAnswer, summary="Forget steps after a checkpoint")
-    async def rollback(after: Annotated[int, Query(ge=-1, le=LARGEST)]) -> CountAnswer:
-        """Steps later than `after` never happened; their rollouts may be trained again."""
-        return CountAnswer(count=await store.rollback_steps(after))
+    async def rollback(_: Request, body: api.Rollback) -> api.Count:
+        return api.Count(count=await store.rollback_steps(body.after))
 
-    @router.post("/cancel", response_model=CountAnswer, summary="Cancel rollouts")
-    async def cancel(body: CancelBody) -> CountAnswer:
-        """Those not finished end as `cancelled`; their workers are told by the next heartbeat."""
-        return CountAnswer(count=await store.cancel(body.rollout_ids))
+    async def cancel(_: Request, body: api.Cancel) -> api.Count:
+        return api.Count(count=await store.cancel(body.rollout_ids))
 
-    @router.post("/retry", response_model=CountAnswer, summary="Run failed rollouts again")
-    async def retry(body: RetryBody) -> CountAnswer:
-        """Those that failed are queued again, with as many attempts as at first: their agent was mended. Others stay."""
-        return CountAnswer(count=await store.retry(body.rollout_ids, body.timeout_s))
+    async def retry(_: Request, body: api.Retry) -> api.Count:
+        return api.Count(count=await store.retry(body.rollout_ids, body.timeout_s))
 
-    @router.post("/interrupt", response_model=CountAnswer, summary="Queue all running attempts again")
-    async def interrupt(body: InterruptBody) -> CountAnswer:
-        """For a restarted run whose workers are gone: running attempts end uncharged."""
-        return CountAnswer(count=await store.interrupt(body.reason))
+    async def interrupt(_: Request, body: api.Interrupt) -> api.Count:
+        return api.Count(count=await store.interrupt(body.reason))
 
-    @router.get("/status", response_model=StatusAnswer, summary="Totals, and how policies are served")
-    async def status() -> StatusAnswer:
-        counts = await store.counts()
-        return StatusAnswer(
-            states=dict(counts.states),
-            outcomes=dict(counts.outcomes),
-            attempts=counts.attempts,
-            calls=counts.calls,
-            breaks=counts.breaks,
-            late=counts.late,
-            policies=[
-                PolicyView(policy=one.policy, version=one.version, connected=one.connected, held=one.held, in_flight=one.in_flight)
-                for one in engines.status()
-            ],
+    async def status(_: Request, __: None) -> api.Status:
+        return api.Status(
+            counts=await store.counts(),
+            policies=engines.status(),
             spans_forwarded=None if forwarder is None else forwarder.forwarded,
             spans_not_forwarded=None if forwarder is None else forwarder.failed,
             longest_pause_s=None if vitals is None else round(vitals.longest_pause_s, 3),
             memory_bytes=memory_bytes(),
         )
 
-    return router
+    return [
+        route(api.CREATE, access, create),
+        route(api.LIST, access, listed),
+        route(api.ROLLOUT, access, one),
+        route(api.WAIT, access, wait),
+        route(api.TRAJECTORIES, access, trajectories),
+        route(api.SCORES, access, scores),
+        route(api.STEP, access, mark),
+        route(api.STEPS, access, steps),
+        route(api.ROLLBACK, access, rollback),
+        route(api.CANCEL, access, cancel),
+        route(api.RETRY, access, retry),
+        route(api.INTERRUPT, access, interrupt),
+        route(api.STATUS, access, status),
+    ]
 
 
-def _score(body: ScoreBody) -> Score:
-    return Score(
-        rollout_id=body.rollout_id,
-        attempt=body.attempt,
-        rewards=body.rewards,
-        reward=body.reward,
-        transition_rewards=body.transition_rewards,
-        advantages={name: _floats(data, name) for name, data in body.advantages.items()},
-    )
-
-
-def _floats(data: Any, transition_id: str) -> Array | None:
-    if data is None:
-        return None
-    if len(data) % 4:
-        raise Conflict(f"advantages of transition {transition_id!r} are {len(data)} bytes, not a whole number of float32 values")
-    return np.frombuffer(data, "<f4")
-
-
-def _view(record: RolloutRecord) -> RolloutView:
-    spec = record.spec
-    return RolloutView(
-        id=spec.id,
-        group_id=spec.group_id,
-        task_id=spec.task.id,
-        mode=spec.mode,
-        step=spec.step,
-        sampling=spec.sampling,
-        state=record.state,
-        outcome=record.outcome,
-        attempts=[AttemptView.model_validate(attempt) for attempt in record.attempts],
-        reward=record.reward,
-        trained_step=record.trained_step,
-        created_at=record.created_at,
-    )
+def _check(spec: RolloutSpec) -> None:
+    if not _ID.fullmatch(spec.id):
+        raise BodyError(f"rollout id {spec.id[:80]!r} must be 1 to 200 of A-Z a-z 0-9 . _ : -")
+    if not 1 <= spec.max_attempts <= api.LARGEST or not 0 < spec.timeout_s < math.inf:
+        raise BodyError(f"rollout {spec.id!r} needs max_attempts from 1 to {api.LARGEST} and timeout_s > 0")
+    if abs(spec.step) > api.LARGEST:
+        raise BodyError(f"rollout {spec.id!r} is of step {spec.step}; number steps up to {api.LARGEST}")

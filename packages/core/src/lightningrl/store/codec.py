@@ -20,6 +20,7 @@ from lightningrl.types import Array, IntArray, SamplingSettings
 
 __all__ = [
     "as_number",
+    "count_tokens",
     "decode_advantages",
     "decode_floats",
     "decode_json",
@@ -78,6 +79,11 @@ def decode_tokens(data: bytes) -> NDArray[Any]:
     return wide.view("<i4").ravel()
 
 
+def count_tokens(data: bytes) -> int:
+    """How many `decode_tokens` gives."""
+    return (len(data) - 1) // data[0]
+
+
 def decode_many(columns: Sequence[bytes]) -> list[NDArray[Any]]:
     """`decode_tokens` of each, at once where they are of one width."""
     widths = {data[0] for data in columns}
@@ -87,7 +93,7 @@ def decode_many(columns: Sequence[bytes]) -> list[NDArray[Any]]:
     flat = decode_tokens(bytes((width,)) + b"".join([data[1:] for data in columns]))
     parts, start = [], 0
     for data in columns:
-        end = start + (len(data) - 1) // width
+        end = start + count_tokens(data)
         parts.append(flat[start:end])
         start = end
     return parts
@@ -143,11 +149,10 @@ def decode_json(text: str | bytes) -> Any:
     return msgspec.json.decode(text)
 
 
-def decode_output(data: bytes | None) -> Any:
+def decode_output(text: str) -> Any:
     """What an agent returned; None in place of what lies too deep to be sent on."""
-    if data is None:
+    if not text:
         return None
-    text = decode_text(data)
     try:
         value = decode_json(text)
     except RecursionError:

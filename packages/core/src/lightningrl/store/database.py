@@ -14,12 +14,13 @@ from typing import IO, Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, insert, inspect, select, update
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError, StatementError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from lightningrl.errors import StoreError
 from lightningrl.store.errors import StoreFull
-from lightningrl.store.schema import MIGRATIONS, SCHEMA_VERSION, meta, metadata
+from lightningrl.store.migrations import MIGRATIONS
+from lightningrl.store.schema import SCHEMA_VERSION, meta, metadata
 
 __all__ = ["Database", "explain", "open_database"]
 
@@ -83,7 +84,9 @@ def explain(error: Exception, name: str) -> Exception:
     """What a person reads instead of a database error; anything else as it is."""
     if isinstance(error, StoreError):
         return error
-    original = error.orig if isinstance(error, DBAPIError) else error
+    original = error.orig if isinstance(error, StatementError) else error
+    if isinstance(original, StoreError):  # a column's type said no
+        return original
     code = getattr(original, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL or (isinstance(original, OSError) and original.errno in (errno.ENOSPC, errno.EDQUOT)):
         return StoreFull(f"no room on the disk for the store {name!r}; nothing of this request was kept: free some space and repeat it")
@@ -147,8 +150,7 @@ def _migrate(db: Connection, version: int, name: str) -> None:
     for step in range(version, SCHEMA_VERSION):
         if step not in MIGRATIONS:
             raise StoreError(f"the store {name!r} has schema version {version}, which nothing brings up to date; start in a new folder")
-        for statement in MIGRATIONS[step]:
-            db.exec_driver_sql(statement)
+        MIGRATIONS[step](db)
     db.execute(update(meta).where(meta.c.key == "schema").values(value=str(SCHEMA_VERSION)))
     logger.info("store %s: brought from schema version %d to %d", name, version, SCHEMA_VERSION)
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
+
+from msgspec import Meta
 
 from lightningrl.errors import StoreError
 from lightningrl.types import (
     Array,
-    FinishReason,
-    IntArray,
+    OtherCall,
     Outcome,
     RolloutMode,
     RolloutSpec,
@@ -43,7 +44,6 @@ __all__ = [
     "StepRecord",
     "Store",
     "StoreCounts",
-    "StoredCall",
     "ToolCallRecord",
 ]
 
@@ -90,54 +90,18 @@ class AttemptInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CallRecord:
-    """One model call to keep: a Transition whose prompt is given as what it adds to its parent's tokens."""
+    """One model call as it is kept: what training needs of it, and what the gateway needs to go on from it or to answer a retry."""
 
     rollout_id: str
     attempt: int
     call_key: str
     """The same for every retry of one logical call; unique within the attempt. With `n>1`, one key per choice."""
-    id: str
-    """Transition id, unique in the run."""
-    policy: str
-    policy_version: int
-    suffix_ids: IntArray
-    """The prompt's tokens after the parent's prompt + completion; the whole prompt where `parent_id` is None."""
-    completion_ids: IntArray
-    logprobs: Array
-    """One per completion token."""
-    finish_reason: FinishReason
-    parent_id: str | None = None
-    """Transition of the same attempt whose prompt + completion are a prefix of this prompt."""
-    is_break: bool = False
-    sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    agent: str | None = None
-    span_id: str | None = None
-    """16 hexadecimal digits, from `traceparent`."""
-    tool_call_ids: tuple[str, ...] = ()
-    trainable: bool = True
-    started_at: float = 0.0
-    duration_s: float = 0.0
+    transition: Transition
+    """Its `parent_id` is a call of the same attempt whose prompt and completion begin its prompt; these tokens are kept once. Its
+    `index` is the store's to give, its `rewards` come by `add_rewards`."""
     history_key: str | None = None
     """Digest of the messages up to and including the answer, by which the gateway finds the parent of a later call,
     also after a restart. Opaque to the store."""
-
-    def __post_init__(self) -> None:
-        if len(self.completion_ids) != len(self.logprobs):
-            raise ValueError(
-                f"call {self.id}: {len(self.completion_ids)} completion tokens but {len(self.logprobs)} logprobs; "
-                "ask the engine for logprobs"
-            )
-        if len(self.completion_ids) == 0:
-            raise ValueError(f"call {self.id}: no completion tokens; a call without an action is not recorded")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StoredCall:
-    """A kept call, as the gateway needs it to go on or to answer a retry."""
-
-    call_key: str
-    history_key: str | None
-    transition: Transition
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,11 +176,12 @@ class RolloutFilter:
     state: RolloutState | None = None
     outcome: Outcome | None = None
     mode: RolloutMode | None = None
-    step: int | None = None
+    step: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     group_id: str | None = None
     task_id: str | None = None
-    limit: int = 100
-    offset: int = 0
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    """Over HTTP at most 1,000."""
+    offset: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,15 +256,15 @@ class Store(Protocol):
         stays on record. Returns how many."""
         ...
 
-    async def append_call(self, record: CallRecord) -> StoredCall | None:
+    async def append_call(self, record: CallRecord) -> CallRecord | None:
         """Keep one call. None = kept now; where its `call_key` was kept before, nothing is added and that first call returns."""
         ...
 
-    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[StoredCall | None, ...]:
+    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[CallRecord | None, ...]:
         """Keep all choices of one call (`n>1`), or none. All of one attempt; a parent may stand earlier in `records`."""
         ...
 
-    async def calls(self, rollout_id: str, attempt: int) -> tuple[StoredCall, ...]:
+    async def calls(self, rollout_id: str, attempt: int) -> tuple[CallRecord, ...]:
         """The attempt's calls in order, prompts whole. Empty where there are none."""
         ...
 
@@ -313,6 +278,10 @@ class Store(Protocol):
 
     async def append_tool_calls(self, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
         """Returns how many are new. Export them before the result: an ended attempt refuses them."""
+        ...
+
+    async def append_other_calls(self, rollout_id: str, attempt: int, calls: Sequence[OtherCall]) -> None:
+        """Model calls that are no transitions."""
         ...
 
     async def append_spans(self, rollout_id: str, attempt: int, spans: Sequence[SpanRecord]) -> None: ...

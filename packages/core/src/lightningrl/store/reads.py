@@ -13,20 +13,22 @@ from typing import Any, TypeVar
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, select
 
-from lightningrl.clean import finite
-from lightningrl.store.codec import as_number, decode_advantages, decode_json, decode_output, decode_sampling, decode_text
+from lightningrl.store.codec import as_number, decode_advantages, decode_output, decode_sampling
 from lightningrl.store.errors import UnknownRecord
-from lightningrl.store.protocol import AttemptInfo, AttemptRecord, RolloutFilter, RolloutRecord, Score, StepRecord, StoreCounts, StoredCall
+from lightningrl.store.protocol import AttemptInfo, AttemptRecord, CallRecord, RolloutFilter, RolloutRecord, Score, StepRecord, StoreCounts
 from lightningrl.store.schema import advantages, attempts, calls, rewards, rollouts, scores, steps, tasks, tool_calls, trained, words
 from lightningrl.store.tokens import build_transition, prompts_and_completions
-from lightningrl.types import Array, Outcome, RolloutMode, RolloutSpec, RolloutState, SamplingSettings, Task
+from lightningrl.types import Array, Outcome, RolloutSpec, RolloutState, SamplingSettings, Task
 
-__all__ = ["Reader", "chunks"]
+__all__ = ["Reader", "chunks", "columns", "decode_task"]
 
 _K = TypeVar("_K")
 _IN_MOST = 500
 _REWARDS = select(rewards).where(rewards.c.attempt_pk.in_(bindparam("pks", expanding=True)))
 _WORD = select(words.c.text).where(words.c.pk == bindparam("pk"))
+_PLACE = (
+    select(rollouts.c.id, attempts.c.number).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.pk == bindparam("pk"))
+)
 _task = msgspec.json.Decoder(Task)
 
 
@@ -61,12 +63,15 @@ class Reader:
             known = self._sampling[row.sampling] = decode_sampling(self.text(db, row.sampling))
         return known if row.seed is None else replace(known, seed=int(row.seed))
 
-    def calls(self, db: Connection, attempt_pk: int) -> tuple[StoredCall, ...]:
+    def calls(self, db: Connection, attempt_pk: int) -> tuple[CallRecord, ...]:
         """An attempt's calls as they were recorded, without rewards."""
+        place = db.execute(_PLACE, {"pk": attempt_pk}).one()
         rows = db.execute(select(calls).where(calls.c.attempt_pk == attempt_pk).order_by(calls.c.idx)).all()
         tokens = prompts_and_completions(rows)
         return tuple(
-            StoredCall(
+            CallRecord(
+                rollout_id=place.id,
+                attempt=place.number,
                 call_key=row.call_key,
                 history_key=row.history_key,
                 transition=build_transition(
@@ -92,7 +97,7 @@ class Reader:
             raise UnknownRecord(f"rollout {rollout_id!r} has no attempt {attempt}; attempts start with a lease")
         return int(row.pk)
 
-    def attempt_calls(self, db: Connection, rollout_id: str, attempt: int) -> tuple[StoredCall, ...]:
+    def attempt_calls(self, db: Connection, rollout_id: str, attempt: int) -> tuple[CallRecord, ...]:
         return self.calls(db, self.attempt_pk(db, rollout_id, attempt))
 
     def call_ids(self, db: Connection, rollout_id: str, attempt: int) -> frozenset[str]:
@@ -130,17 +135,17 @@ class Reader:
         info = AttemptInfo(
             rollout_id=rollout_id,
             attempt=attempt,
-            mode=RolloutMode(row.mode),
+            mode=row.mode,
             step=row.step,
-            sampling=None if row.sampling is None else decode_sampling(row.sampling),
+            sampling=row.sampling,
             timeout_s=row.timeout_s,
             has_calls=bool(row.has_calls),
         )
-        return row.key_digest, None if row.outcome is None else Outcome(row.outcome), info
+        return row.key_digest, row.outcome, info
 
     def finished(self, db: Connection, rollout_ids: Sequence[str]) -> set[str]:
         """Those that succeeded or failed. Raises UnknownRecord."""
-        states: dict[str, str] = {}
+        states: dict[str, RolloutState] = {}
         for ids in chunks(rollout_ids):
             states |= {row.id: row.state for row in db.execute(select(rollouts.c.id, rollouts.c.state).where(rollouts.c.id.in_(ids)))}
         for rollout_id in rollout_ids:
@@ -200,7 +205,7 @@ class Reader:
         ):
             ids[row.step].append(row.id)
         return tuple(
-            StepRecord(step=row.step, rollout_ids=tuple(ids[row.step]), metrics=decode_json(row.metrics), at=row.at)
+            StepRecord(step=row.step, rollout_ids=tuple(ids[row.step]), metrics=row.metrics, at=row.at)
             for row in db.execute(select(steps).order_by(steps.c.step))
         )
 
@@ -242,8 +247,8 @@ class Reader:
         return tuple(
             RolloutRecord(
                 spec=_spec(row),
-                state=RolloutState(row.state),
-                outcome=None if row.outcome is None else Outcome(row.outcome),
+                state=row.state,
+                outcome=row.outcome,
                 attempts=tuple(tries[row.pk]),
                 reward=row.reward,
                 trained_step=row.trained_step,
@@ -259,8 +264,8 @@ class Reader:
         ).all()
         total, breaks = db.execute(select(func.count(), func.sum(calls.c.is_break)).select_from(calls)).one()
         return StoreCounts(
-            states={RolloutState(state): count for state, count in states},
-            outcomes={Outcome(outcome): count for outcome, count in outcomes},
+            states=dict(states),
+            outcomes=dict(outcomes),
             attempts=db.execute(select(func.count()).select_from(attempts)).scalar_one(),
             calls=total,
             breaks=breaks or 0,
@@ -269,31 +274,22 @@ class Reader:
 
 
 def _spec(row: Any) -> RolloutSpec:
-    return RolloutSpec(
-        id=row.id,
-        task=decode_task(row.body),
-        group_id=row.group_id,
-        mode=RolloutMode(row.mode),
-        step=row.step,
-        sampling=None if row.sampling is None else decode_sampling(row.sampling),
-        max_attempts=row.max_attempts,
-        timeout_s=row.timeout_s,
-    )
+    return RolloutSpec(task=decode_task(row.body), **columns(row, RolloutSpec, but=("task",)))
 
 
 def _attempt_record(row: Any) -> AttemptRecord:
     return AttemptRecord(
         attempt=row.number,
-        worker_id=row.worker_id,
-        outcome=None if row.outcome is None else Outcome(row.outcome),
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        duration_s=finite(row.duration_s),
         output=decode_output(row.output),
-        error=decode_text(row.error) or None,
-        calls=row.calls,
+        error=row.error or None,
+        **columns(row, AttemptRecord, but=("attempt", "output", "error")),
     )
 
 
-def decode_task(body: bytes) -> Task:
-    return _task.decode(decode_text(body))
+def columns(row: Any, kind: type[Any], but: Sequence[str]) -> dict[str, Any]:
+    """Fields of a record that are columns of the row."""
+    return {name: getattr(row, name) for name in kind.__slots__ if name not in but}
+
+
+def decode_task(body: str) -> Task:
+    return _task.decode(body)

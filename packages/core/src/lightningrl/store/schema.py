@@ -1,14 +1,12 @@
 """The tables.
 
 tasks ◄─ rollouts ◄─ attempts ◄─ calls            words: interned policy, agent and tool names and sampling settings
-            │            ├◄──── tool_calls, spans
+            │            ├◄──── tool_calls, other_calls, spans
             ▼            ├◄──── rewards            idx = the call's position, -1 = the attempt itself
          trained ─► steps└◄──── scores, advantages
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
 
 from sqlalchemy import (
     CheckConstraint,
@@ -19,21 +17,23 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
-    SmallInteger,
     Table,
     Text,
     UniqueConstraint,
     text,
 )
 
+from lightningrl.store.columns import Choice, CleanText, Finite, Flag, Floats, Json, LongJson, LongText, SpanId
+from lightningrl.types import FinishReason, OtherCallKind, Outcome, RolloutMode, RolloutState, SamplingSettings, ToolStatus
+
 __all__ = [
-    "MIGRATIONS",
     "SCHEMA_VERSION",
     "advantages",
     "attempts",
     "calls",
     "meta",
     "metadata",
+    "other_calls",
     "rewards",
     "rollouts",
     "scores",
@@ -45,11 +45,8 @@ __all__ = [
     "words",
 ]
 
-SCHEMA_VERSION = 2
-MIGRATIONS: Mapping[int, Sequence[str]] = {
-    1: ("ALTER TABLE calls ADD COLUMN seed TEXT",),
-}
-"""By version, what makes a store of it one of the next."""
+SCHEMA_VERSION = 3
+"""`lightningrl.store.migrations` brings older ones up to date."""
 
 metadata = MetaData()
 
@@ -63,7 +60,7 @@ tasks = Table(
     Column("pk", Integer, primary_key=True),
     Column("digest", LargeBinary, nullable=False, unique=True),
     Column("task_id", Text, nullable=False),
-    Column("body", LargeBinary, nullable=False),
+    Column("body", LongText, nullable=False),
 )
 
 rollouts = Table(
@@ -73,13 +70,13 @@ rollouts = Table(
     Column("id", Text, nullable=False, unique=True),
     Column("task_pk", ForeignKey(tasks.c.pk), nullable=False),
     Column("group_id", Text, nullable=False),
-    Column("mode", Text, nullable=False),
+    Column("mode", Choice(RolloutMode), nullable=False),
     Column("step", Integer, nullable=False),
-    Column("sampling", Text),
+    Column("sampling", Json(SamplingSettings, "a rollout's sampling")),
     Column("max_attempts", Integer, nullable=False),
     Column("timeout_s", Float, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("outcome", Text),
+    Column("state", Choice(RolloutState), nullable=False),
+    Column("outcome", Choice(Outcome)),
     Column("started", Integer, nullable=False, server_default="0"),
     Column("forgiven", Integer, nullable=False, server_default="0"),
     Column("deciding", Integer),
@@ -99,10 +96,10 @@ attempts = Table(
     Column("expires_at", Float, nullable=False),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
-    Column("outcome", Text),
-    Column("output", LargeBinary),
-    Column("error", LargeBinary),
-    Column("duration_s", Float, nullable=False, server_default="0"),
+    Column("outcome", Choice(Outcome)),
+    Column("output", LongText),
+    Column("error", LongText),
+    Column("duration_s", Finite, nullable=False, server_default="0"),
     UniqueConstraint("rollout_pk", "number"),
 )
 Index("attempts_running", attempts.c.expires_at, sqlite_where=text("outcome IS NULL"), postgresql_where=text("outcome IS NULL"))
@@ -117,18 +114,18 @@ calls = Table(
     Column("call_key", Text, nullable=False),
     Column("parent", Integer),
     Column("policy", Integer, nullable=False),
-    Column("version", Integer, nullable=False),
+    Column("policy_version", Integer, nullable=False),
     Column("suffix", LargeBinary, nullable=False),
     Column("completion", LargeBinary, nullable=False),
-    Column("logprobs", LargeBinary, nullable=False),
-    Column("finish", Text, nullable=False),
+    Column("logprobs", Floats, nullable=False),
+    Column("finish_reason", Choice(FinishReason), nullable=False),
     Column("sampling", Integer, nullable=False),
     Column("seed", Text),  # decimal; stores of version 1 have it in the word of `sampling`
     Column("agent", Integer),
-    Column("span", LargeBinary),
-    Column("is_break", SmallInteger, nullable=False),
-    Column("tool_call_ids", Text),
-    Column("trainable", SmallInteger, nullable=False),
+    Column("span_id", SpanId),
+    Column("is_break", Flag, nullable=False),
+    Column("tool_call_ids", Json(tuple[str, ...], "tool call ids", empty=())),
+    Column("trainable", Flag, nullable=False),
     Column("started_at", Float, nullable=False),
     Column("duration_s", Float, nullable=False),
     Column("history_key", Text),
@@ -142,28 +139,46 @@ tool_calls = Table(
     metadata,
     Column("pk", Integer, primary_key=True),
     Column("attempt_pk", ForeignKey(attempts.c.pk), nullable=False),
-    Column("id", Text, nullable=False),
+    Column("id", CleanText, nullable=False),
     Column("name", Integer, nullable=False),
-    Column("arguments", LargeBinary),
-    Column("result", LargeBinary),
-    Column("status", Text, nullable=False),
-    Column("duration_s", Float, nullable=False),
+    Column("arguments", LongText),
+    Column("result", LongText),
+    Column("status", Choice(ToolStatus), nullable=False),
+    Column("duration_s", Finite, nullable=False),
     Column("transition_id", Text),
     Column("agent", Integer),
-    Column("error_type", Text),
-    Column("span", LargeBinary),
-    Column("parent_span", LargeBinary),
-    Column("started_at", Float, nullable=False),
+    Column("error_type", CleanText),
+    Column("span", SpanId),
+    Column("parent_span", SpanId),
+    Column("started_at", Finite, nullable=False),
     UniqueConstraint("attempt_pk", "span"),
 )
 Index("tool_calls_attempt", tool_calls.c.attempt_pk, sqlite_where=text("span IS NULL"), postgresql_where=text("span IS NULL"))
+
+other_calls = Table(
+    "other_calls",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("attempt_pk", ForeignKey(attempts.c.pk), nullable=False, index=True),
+    Column("kind", Choice(OtherCallKind), nullable=False),
+    Column("path", CleanText, nullable=False),
+    Column("model", CleanText, nullable=False),
+    Column("agent", Integer),
+    Column("status", Integer),
+    Column("code", CleanText),
+    Column("message", LongText),
+    Column("request", LongJson),
+    Column("answer", LongJson),
+    Column("started_at", Finite, nullable=False),
+    Column("duration_s", Finite, nullable=False),
+)
 
 spans = Table(
     "spans",
     metadata,
     Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
-    Column("span", LargeBinary, primary_key=True),
-    Column("parent", LargeBinary),
+    Column("span", SpanId, primary_key=True),
+    Column("parent", SpanId),
     Column("agent", Integer),
     sqlite_with_rowid=False,
 )
@@ -198,7 +213,7 @@ steps = Table(
     "steps",
     metadata,
     Column("step", Integer, primary_key=True, autoincrement=False),
-    Column("metrics", Text, nullable=False),
+    Column("metrics", Json(dict[str, float | None], "the metrics of a step"), nullable=False),
     Column("at", Float, nullable=False),
 )
 

@@ -33,14 +33,13 @@ from lightningrl.store.protocol import (
     SpanRecord,
     StepRecord,
     StoreCounts,
-    StoredCall,
     ToolCallRecord,
 )
 from lightningrl.store.reads import Reader, decode_task
 from lightningrl.store.trajectories import read_trajectories
 from lightningrl.store.transaction import Ended, Event, Leased, Queued, Transaction, over
 from lightningrl.store.writer import Writer
-from lightningrl.types import Outcome, RolloutMode, RolloutSpec, RolloutState, Trajectory
+from lightningrl.types import OtherCall, Outcome, RolloutSpec, RolloutState, Trajectory
 
 __all__ = ["SqlStore"]
 
@@ -212,7 +211,7 @@ class SqlStore:
                 rollout_id=taken[0],
                 attempt=taken[1],
                 task=replace(decode_task(row.body), answer=None),
-                mode=RolloutMode(row.mode),
+                mode=row.mode,
                 timeout_s=row.timeout_s,
                 key=key,
                 expires_at=expires_at,
@@ -269,10 +268,10 @@ class SqlStore:
 
     # ------------------------------------------------------------------ calls
 
-    async def append_call(self, record: CallRecord) -> StoredCall | None:
+    async def append_call(self, record: CallRecord) -> CallRecord | None:
         return (await self.append_calls((record,)))[0]
 
-    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[StoredCall | None, ...]:
+    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[CallRecord | None, ...]:
         if not records:
             return ()
         if len({(record.rollout_id, record.attempt) for record in records}) > 1:
@@ -284,7 +283,7 @@ class SqlStore:
             self._keys[place] = known[0], replace(known[1], has_calls=True)
         return kept
 
-    async def calls(self, rollout_id: str, attempt: int) -> tuple[StoredCall, ...]:
+    async def calls(self, rollout_id: str, attempt: int) -> tuple[CallRecord, ...]:
         return await self._read(lambda db: self._reader.attempt_calls(db, rollout_id, attempt))
 
     async def call_ids(self, rollout_id: str, attempt: int) -> frozenset[str]:
@@ -295,6 +294,9 @@ class SqlStore:
 
     async def append_tool_calls(self, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
         return await self._write(lambda tx: writes.append_tool_calls(tx, rollout_id, attempt, tool_calls))
+
+    async def append_other_calls(self, rollout_id: str, attempt: int, calls: Sequence[OtherCall]) -> None:
+        await self._write(lambda tx: writes.append_other_calls(tx, rollout_id, attempt, calls))
 
     async def append_spans(self, rollout_id: str, attempt: int, spans: Sequence[SpanRecord]) -> None:
         await self._write(lambda tx: writes.append_spans(tx, rollout_id, attempt, spans))

@@ -8,13 +8,12 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Connection, Row, bindparam, select
 
-from lightningrl.clean import finite
-from lightningrl.store.codec import decode_output, decode_span, decode_text
+from lightningrl.store.codec import decode_output
 from lightningrl.store.errors import Conflict, UnknownRecord
-from lightningrl.store.reads import Reader, chunks, decode_task
-from lightningrl.store.schema import attempts, calls, rollouts, scores, spans, tasks, tool_calls
+from lightningrl.store.reads import Reader, chunks, columns, decode_task
+from lightningrl.store.schema import attempts, calls, other_calls, rollouts, scores, spans, tasks, tool_calls
 from lightningrl.store.tokens import build_transition, prompts_and_completions
-from lightningrl.types import Outcome, RolloutMode, ToolCall, ToolStatus, Trajectory, Transition
+from lightningrl.types import OtherCall, ToolCall, Trajectory, Transition
 
 __all__ = ["read_trajectories"]
 
@@ -24,6 +23,7 @@ _LONGEST_PATH = 64
 _PKS: BindParameter[Any] = bindparam("pks", expanding=True)
 _CALLS = select(calls).where(calls.c.attempt_pk.in_(_PKS)).order_by(calls.c.attempt_pk, calls.c.idx)
 _TOOL_CALLS = select(tool_calls).where(tool_calls.c.attempt_pk.in_(_PKS)).order_by(tool_calls.c.started_at, tool_calls.c.pk)
+_OTHER_CALLS = select(other_calls).where(other_calls.c.attempt_pk.in_(_PKS)).order_by(other_calls.c.started_at, other_calls.c.pk)
 _SPANS = select(spans).where(spans.c.attempt_pk.in_(_PKS))
 _HEADS = (
     select(
@@ -63,7 +63,9 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
         if heads[rollout_id].pk is None:
             raise Conflict(f"rollout {rollout_id!r} has no finished attempt yet; wait for it first")
     pks = [heads[rollout_id].pk for rollout_id in rollout_ids]
-    call_rows, tool_rows, span_rows = (_by_attempt(db.execute(query, {"pks": pks}).all()) for query in (_CALLS, _TOOL_CALLS, _SPANS))
+    call_rows, tool_rows, other_rows, span_rows = (
+        _by_attempt(db.execute(query, {"pks": pks}).all()) for query in (_CALLS, _TOOL_CALLS, _OTHER_CALLS, _SPANS)
+    )
     terminal, turns = reader.rewards(db, pks)
     trajectories = {}
     for rollout_id in rollout_ids:
@@ -75,16 +77,17 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
             attempt=head.number,
             task=decode_task(head.body),
             group_id=head.group_id,
-            outcome=Outcome(head.outcome),
+            outcome=head.outcome,
             transitions=transitions,
             tool_calls=_tool_calls(reader, db, tool_rows.get(head.pk, ()), tree, transitions),
+            other_calls=tuple(_other_call(reader, db, row) for row in other_rows.get(head.pk, ())),
             output=decode_output(head.output),
-            error=decode_text(head.error) or None,
+            error=head.error or None,
             rewards=terminal.get(head.pk, {}),
             reward=head.reward,
-            mode=RolloutMode(head.mode),
+            mode=head.mode,
             step=head.step,
-            duration_s=finite(head.duration_s),
+            duration_s=head.duration_s,
         )
     return trajectories
 
@@ -100,7 +103,7 @@ def _transitions(
     reader: Reader,
     db: Connection,
     rows: Sequence[Row[Any]],
-    tree: Mapping[bytes, Row[Any]],
+    tree: Mapping[str, Row[Any]],
     rewards: Mapping[int, Mapping[str, float | None]],
 ) -> tuple[Transition, ...]:
     tokens = prompts_and_completions(rows)
@@ -110,7 +113,7 @@ def _transitions(
             *tokens[position],
             policy=reader.text(db, row.policy),
             sampling=reader.sampling(db, row),
-            agent=reader.word(db, row.agent if row.agent is not None or not tree else _agent(tree, row.span)),
+            agent=reader.word(db, row.agent if row.agent is not None or not tree else _agent(tree, row.span_id)),
             parent_id=None if row.parent is None else rows[row.parent].id,
             rewards=rewards.get(row.idx, {}),
         )
@@ -118,7 +121,7 @@ def _transitions(
     )
 
 
-def _agent(tree: Mapping[bytes, Row[Any]], span: bytes | None) -> int | None:
+def _agent(tree: Mapping[str, Row[Any]], span: str | None) -> int | None:
     """The nearest agent named on the way up from `span`."""
     for _ in range(_LONGEST_PATH):
         row = tree.get(span) if span is not None else None
@@ -131,7 +134,7 @@ def _agent(tree: Mapping[bytes, Row[Any]], span: bytes | None) -> int | None:
 
 
 def _tool_calls(
-    reader: Reader, db: Connection, rows: Sequence[Row[Any]], tree: Mapping[bytes, Row[Any]], transitions: Sequence[Transition]
+    reader: Reader, db: Connection, rows: Sequence[Row[Any]], tree: Mapping[str, Row[Any]], transitions: Sequence[Transition]
 ) -> tuple[ToolCall, ...]:
     if not rows:
         return ()
@@ -141,13 +144,17 @@ def _tool_calls(
         ToolCall(
             id=row.id,
             name=reader.text(db, row.name),
-            arguments=decode_text(row.arguments),
-            result=decode_text(row.result),
-            status=ToolStatus(row.status),
-            duration_s=finite(row.duration_s),
-            transition_id=row.transition_id or by_call.get(row.id) or by_span.get(decode_span(row.parent_span) or ""),
+            arguments=row.arguments,
+            result=row.result,
+            status=row.status,
+            duration_s=row.duration_s,
+            transition_id=row.transition_id or by_call.get(row.id) or by_span.get(row.parent_span or ""),
             agent=reader.word(db, row.agent if row.agent is not None else _agent(tree, row.parent_span)),
             error_type=row.error_type,
         )
         for row in rows
     )
+
+
+def _other_call(reader: Reader, db: Connection, row: Row[Any]) -> OtherCall:
+    return OtherCall(**columns(row, OtherCall, but=("agent",)), agent=reader.word(db, row.agent))

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Table, bindparam, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from lightningrl.clean import clean_text
-from lightningrl.store.codec import as_number
+from lightningrl.store.codec import as_number, count_tokens
 from lightningrl.store.database import Database
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.reads import Reader
@@ -59,6 +59,8 @@ class LiveAttempt:
     """Transition id → index."""
     keys: dict[str, int] = field(default_factory=dict[str, int])
     """Call key → index."""
+    ends: list[int] = field(default_factory=list[int])
+    """By index, how many tokens prompt and completion are."""
 
 
 class Transaction:
@@ -159,8 +161,10 @@ class Transaction:
         if row.outcome is not None:
             raise over(rollout_id, attempt, row.outcome, what)
         known = LiveAttempt(row.pk, row.rollout_pk)
-        for call in self.db.execute(select(calls.c.id, calls.c.call_key, calls.c.idx).where(calls.c.attempt_pk == row.pk)):
+        for call in self.db.execute(_KEPT, {"pk": row.pk}):
             known.ids[call.id] = known.keys[call.call_key] = call.idx
+            shared = 0 if call.parent is None else known.ends[call.parent]
+            known.ends.append(shared + count_tokens(call.suffix) + count_tokens(call.completion))
         self._live[rollout_id, attempt] = known
         return known
 
@@ -202,6 +206,11 @@ def over(rollout_id: str, attempt: int, outcome: str, what: str) -> AttemptOver:
 
 
 _INSERT_CALLS = insert(calls)
+_KEPT = (
+    select(calls.c.id, calls.c.call_key, calls.c.idx, calls.c.parent, calls.c.suffix, calls.c.completion)
+    .where(calls.c.attempt_pk == bindparam("pk"))
+    .order_by(calls.c.idx)
+)
 _WORD = select(words.c.pk).where(words.c.text == bindparam("text"))
 ATTEMPT_COLUMNS = (
     attempts.c.pk,

@@ -10,19 +10,34 @@ from typing import Any
 
 from sqlalchemy import delete, func, insert, select, update
 
-from lightningrl.clean import clean_text, finite
+from lightningrl.clean import clean_text
 from lightningrl.errors import StoreError
-from lightningrl.store.codec import encode_advantages, encode_floats, encode_json, encode_span, encode_text, encode_tokens
+from lightningrl.store.codec import encode_advantages, encode_json, encode_tokens
 from lightningrl.store.errors import Conflict, UnknownRecord
-from lightningrl.store.protocol import RETRYABLE, CallRecord, Score, SpanRecord, StoredCall, ToolCallRecord
+from lightningrl.store.protocol import RETRYABLE, CallRecord, Score, SpanRecord, ToolCallRecord
 from lightningrl.store.reads import chunks
-from lightningrl.store.schema import advantages, attempts, calls, rewards, rollouts, scores, spans, steps, tasks, tool_calls, trained
+from lightningrl.store.schema import (
+    advantages,
+    attempts,
+    calls,
+    other_calls,
+    rewards,
+    rollouts,
+    scores,
+    spans,
+    steps,
+    tasks,
+    tool_calls,
+    trained,
+)
+from lightningrl.store.tokens import AS_THEY_ARE
 from lightningrl.store.transaction import ATTEMPT_COLUMNS, Leased, LiveAttempt, Queued, Transaction, over
-from lightningrl.types import Outcome, RolloutSpec, RolloutState
+from lightningrl.types import OtherCall, Outcome, RolloutSpec, RolloutState, ToolCall
 
 __all__ = [
     "add_rewards",
     "append_calls",
+    "append_other_calls",
     "append_spans",
     "append_tool_calls",
     "cancel",
@@ -58,15 +73,15 @@ def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec], now: float) -
             "id": spec.id,
             "task_pk": _task(tx, spec),
             "group_id": spec.group_id,
-            "mode": spec.mode.value,
+            "mode": spec.mode,
             "step": spec.step,
-            "sampling": None if spec.sampling is None else encode_json(spec.sampling, f"sampling of rollout {spec.id!r}"),
+            "sampling": spec.sampling,
         }
         before = known.get(spec.id)
         if before is not None:
             _same(before, row, spec.id)
             continue
-        more = {"max_attempts": spec.max_attempts, "timeout_s": spec.timeout_s, "state": RolloutState.QUEUED.value, "created_at": now}
+        more = {"max_attempts": spec.max_attempts, "timeout_s": spec.timeout_s, "state": RolloutState.QUEUED, "created_at": now}
         known[spec.id] = tx.db.execute(insert(rollouts).values(row | more).returning(rollouts)).one()
         created += 1
     if created:
@@ -87,7 +102,7 @@ def _task(tx: Transaction, spec: RolloutSpec) -> int:
     known = tx.db.execute(select(tasks.c.pk).where(tasks.c.digest == digest)).scalar()
     if known is not None:
         return int(known)
-    row = {"digest": digest, "task_id": spec.task.id, "body": encode_text(body)}
+    row = {"digest": digest, "task_id": spec.task.id, "body": body}
     return int(tx.db.execute(insert(tasks).values(row).returning(tasks.c.pk)).scalar_one())
 
 
@@ -96,9 +111,8 @@ def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, now: f
     expire(tx, now)
     if exclusive:
         interrupt(tx, f"worker {worker_id!r} asked for other work, so it does not run this attempt", now, worker_id)
-    row = tx.db.execute(
-        select(rollouts.c.pk, rollouts.c.id, rollouts.c.started).where(rollouts.c.state == "queued").order_by(rollouts.c.pk).limit(1)
-    ).one_or_none()
+    oldest = select(rollouts.c.pk, rollouts.c.id, rollouts.c.started).where(rollouts.c.state == RolloutState.QUEUED)
+    row = tx.db.execute(oldest.order_by(rollouts.c.pk).limit(1)).one_or_none()
     if row is None:
         return None
     number = row.started + 1
@@ -107,7 +121,7 @@ def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, now: f
             rollout_pk=row.pk, number=number, worker_id=worker_id, key_digest=digest, expires_at=now + lease_s, started_at=now
         )
     )
-    tx.db.execute(update(rollouts).where(rollouts.c.pk == row.pk).values(state=RolloutState.RUNNING.value, started=number))
+    tx.db.execute(update(rollouts).where(rollouts.c.pk == row.pk).values(state=RolloutState.RUNNING, started=number))
     tx.add_event(Leased(now + lease_s))
     return row.id, number
 
@@ -117,10 +131,10 @@ def release(tx: Transaction, rollout_id: str, attempt: int) -> None:
     used = tx.db.execute(select(func.count()).select_from(calls).where(calls.c.attempt_pk == row.pk)).scalar_one()
     if row.outcome is not None or used:
         return
-    for table in (tool_calls, spans, rewards):
+    for table in (tool_calls, other_calls, spans, rewards):
         tx.db.execute(delete(table).where(table.c.attempt_pk == row.pk))
     tx.db.execute(delete(attempts).where(attempts.c.pk == row.pk))
-    tx.db.execute(update(rollouts).where(rollouts.c.pk == row.rollout_pk).values(state=RolloutState.QUEUED.value, started=attempt - 1))
+    tx.db.execute(update(rollouts).where(rollouts.c.pk == row.rollout_pk).values(state=RolloutState.QUEUED, started=attempt - 1))
     tx.forget(rollout_id, attempt)
     tx.add_event(Queued())
 
@@ -140,7 +154,7 @@ def expire(tx: Transaction, now: float) -> float | None:
     for row in tx.db.execute(running.where(attempts.c.expires_at <= now)).all():
         error = f"lease expired: worker {row.worker_id!r} sent no heartbeat in time"
         again = row.number < row.max_attempts + row.forgiven
-        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, now=now, again=again, error=encode_text(error))
+        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, now=now, again=again, error=error)
     soonest = tx.db.execute(select(func.min(attempts.c.expires_at)).where(attempts.c.outcome.is_(None))).scalar()
     return None if soonest is None else float(soonest)
 
@@ -154,7 +168,7 @@ def interrupt(tx: Transaction, reason: str, now: float, worker_id: str | None = 
     for row in rows:
         forgive = row.forgiven < MOST_FORGIVEN
         again = forgive or row.number < row.max_attempts + row.forgiven
-        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, now=now, again=again, forgive=forgive, error=encode_text(reason))
+        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, now=now, again=again, forgive=forgive, error=reason)
     return len(rows)
 
 
@@ -178,9 +192,9 @@ def finish(
         outcome,
         now=now,
         again=again,
-        output=None if output is None else encode_text(body),
-        error=encode_text(None if error is None else error[:ERROR_LIMIT]),
-        duration_s=finite(duration_s),
+        output=None if output is None else body,
+        error=None if error is None else error[:ERROR_LIMIT],
+        duration_s=duration_s,
     )
 
 
@@ -200,7 +214,7 @@ def cancel(tx: Transaction, rollout_ids: Sequence[str], now: float) -> int:
             tx.db.execute(update(rollouts).where(rollouts.c.pk == row.pk).values(started=number))
         else:
             number = row.started
-        tx.end(tx.attempt(rollout_id, number), Outcome.CANCELLED, now=now, again=False, error=encode_text("cancelled"))
+        tx.end(tx.attempt(rollout_id, number), Outcome.CANCELLED, now=now, again=False, error="cancelled")
         cancelled += 1
     return cancelled
 
@@ -212,7 +226,7 @@ def retry(tx: Transaction, rollout_ids: Sequence[str], timeout_s: float) -> int:
         if state is None:
             raise UnknownRecord(f"no rollout {rollout_id!r} to run again; create it first")
         if state == RolloutState.FAILED:
-            anew = {"state": RolloutState.QUEUED.value, "outcome": None, "forgiven": rollouts.c.started, "timeout_s": timeout_s}
+            anew = {"state": RolloutState.QUEUED, "outcome": None, "forgiven": rollouts.c.started, "timeout_s": timeout_s}
             tx.db.execute(update(rollouts).where(rollouts.c.id == rollout_id).values(anew))
             retried += 1
     if retried:
@@ -220,9 +234,9 @@ def retry(tx: Transaction, rollout_ids: Sequence[str], timeout_s: float) -> int:
     return retried
 
 
-def append_calls(tx: Transaction, records: Sequence[CallRecord]) -> tuple[StoredCall | None, ...]:
+def append_calls(tx: Transaction, records: Sequence[CallRecord]) -> tuple[CallRecord | None, ...]:
     first = records[0]
-    live = tx.live(first.rollout_id, first.attempt, f"call {first.id!r}")
+    live = tx.live(first.rollout_id, first.attempt, f"call {first.transition.id!r}")
     replays = [record.call_key for record in records if record.call_key in live.keys]
     kept = {call.call_key: call for call in tx.reader.calls(tx.db, live.pk)} if replays else {}
     for record in records:
@@ -232,41 +246,36 @@ def append_calls(tx: Transaction, records: Sequence[CallRecord]) -> tuple[Stored
 
 
 def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[str, Any]:
-    if record.id in live.ids:
-        raise Conflict(f"transition id {record.id!r} is already used in rollout {record.rollout_id!r}; choose a new one per call")
-    parent = None
-    if record.parent_id is not None:
-        parent = live.ids.get(record.parent_id)
+    call = record.transition
+    if call.id in live.ids:
+        raise Conflict(f"transition id {call.id!r} is already used in rollout {record.rollout_id!r}; choose a new one per call")
+    parent, shared = None, 0
+    if call.parent_id is not None:
+        parent = live.ids.get(call.parent_id)
         if parent is None:
             raise UnknownRecord(
-                f"call {record.id!r} names parent {record.parent_id!r}, no call of attempt {record.attempt} of rollout "
+                f"call {call.id!r} names parent {call.parent_id!r}, no call of attempt {record.attempt} of rollout "
                 f"{record.rollout_id!r}; append the parent first"
             )
+        shared = live.ends[parent]
+        if len(call.prompt_ids) < shared:
+            raise StoreError(f"call {call.id!r}: its prompt of {len(call.prompt_ids)} tokens does not hold the {shared} of its parent")
     index = len(live.ids)
-    row = {
+    row = {name: getattr(call, name) for name in AS_THEY_ARE} | {
         "attempt_pk": live.pk,
         "idx": index,
-        "id": record.id,
         "call_key": record.call_key,
-        "parent": parent,
-        "policy": tx.word(record.policy),
-        "version": record.policy_version,
-        "suffix": encode_tokens(record.suffix_ids),
-        "completion": encode_tokens(record.completion_ids),
-        "logprobs": encode_floats(record.logprobs),
-        "finish": record.finish_reason.value,
-        "sampling": tx.word(encode_json(replace(record.sampling, seed=None), f"sampling of call {record.id!r}")),
-        "seed": None if record.sampling.seed is None else str(record.sampling.seed),
-        "agent": tx.word_or_none(record.agent),
-        "span": encode_span(record.span_id),
-        "is_break": int(record.is_break),
-        "tool_call_ids": encode_json(record.tool_call_ids, "tool call ids") if record.tool_call_ids else None,
-        "trainable": int(record.trainable),
-        "started_at": record.started_at,
-        "duration_s": record.duration_s,
         "history_key": record.history_key,
+        "parent": parent,
+        "policy": tx.word(call.policy),
+        "agent": tx.word_or_none(call.agent),
+        "suffix": encode_tokens(call.prompt_ids[shared:]),
+        "completion": encode_tokens(call.completion_ids),
+        "sampling": tx.word(encode_json(replace(call.sampling, seed=None), f"sampling of call {call.id!r}")),
+        "seed": None if call.sampling.seed is None else str(call.sampling.seed),
     }
-    live.ids[record.id] = live.keys[record.call_key] = index
+    live.ids[call.id] = live.keys[record.call_key] = index
+    live.ends.append(len(call.prompt_ids) + len(call.completion_ids))
     return row
 
 
@@ -275,30 +284,32 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, records: S
     known = set(tx.db.execute(select(tool_calls.c.span).where(tool_calls.c.attempt_pk == live.pk)).scalars())
     rows = []
     for record in records:
-        span, call = encode_span(record.span_id), record.tool_call
+        span = None if record.span_id is None else clean_text(record.span_id)
         if span is not None and span in known:
             continue
         known.add(span)
-        rows.append(
-            {
-                "attempt_pk": live.pk,
-                "id": clean_text(call.id),
-                "name": tx.word(call.name),
-                "arguments": encode_text(call.arguments),
-                "result": encode_text(call.result),
-                "status": call.status.value,
-                "duration_s": finite(call.duration_s),
-                "transition_id": call.transition_id,
-                "agent": tx.word_or_none(call.agent),
-                "error_type": None if call.error_type is None else clean_text(call.error_type),
-                "span": span,
-                "parent_span": encode_span(record.parent_span_id),
-                "started_at": finite(record.started_at),
-            }
-        )
+        row = {name: getattr(record.tool_call, name) for name in ToolCall.__slots__} | {
+            "attempt_pk": live.pk,
+            "name": tx.word(record.tool_call.name),
+            "agent": tx.word_or_none(record.tool_call.agent),
+            "span": span,
+            "parent_span": record.parent_span_id,
+            "started_at": record.started_at,
+        }
+        rows.append(row)
     if rows:
         tx.db.execute(insert(tool_calls), rows)
     return len(rows)
+
+
+def append_other_calls(tx: Transaction, rollout_id: str, attempt: int, records: Sequence[OtherCall]) -> None:
+    live = tx.live(rollout_id, attempt, "a call")
+    rows = [
+        {name: getattr(record, name) for name in OtherCall.__slots__} | {"attempt_pk": live.pk, "agent": tx.word_or_none(record.agent)}
+        for record in records
+    ]
+    if rows:
+        tx.db.execute(insert(other_calls), rows)
 
 
 def append_spans(tx: Transaction, rollout_id: str, attempt: int, records: Sequence[SpanRecord]) -> None:
@@ -306,8 +317,8 @@ def append_spans(tx: Transaction, rollout_id: str, attempt: int, records: Sequen
     rows = [
         {
             "attempt_pk": live.pk,
-            "span": encode_span(record.span_id),
-            "parent": encode_span(record.parent_span_id),
+            "span": record.span_id,
+            "parent": record.parent_span_id,
             "agent": tx.word_or_none(record.agent),
         }
         for record in records
@@ -394,7 +405,7 @@ def mark_trained(tx: Transaction, step: int, rollout_ids: Sequence[str], metrics
         taken = tx.db.execute(select(trained).where(trained.c.rollout_pk.in_(some)).limit(1)).one_or_none()
         if taken is not None:
             raise Conflict(f"rollout {names[taken.rollout_pk]!r} was trained in step {taken.step}; a rollout is trained once")
-    tx.db.execute(insert(steps).values(step=step, metrics=encode_json(dict(metrics), f"metrics of step {step}"), at=now))
+    tx.db.execute(insert(steps).values(step=step, metrics=dict(metrics), at=now))
     if pks:
         tx.db.execute(insert(trained), [{"rollout_pk": pks[rollout_id], "step": step} for rollout_id in wanted])
 

@@ -30,9 +30,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from lightningrl import wire
 from lightningrl.keys import worker_key
+from lightningrl.store.protocol import Lease
 from lightningrl.testing.loopback import LoopbackServer
 from lightningrl.testing.scripted_responses import respond, responses_messages, stream_response_events
+from lightningrl.types import RolloutMode, Task
 
 __all__ = ["RecordedCall", "RecordedSpan", "ScriptedServer"]
 
@@ -186,21 +189,20 @@ class ScriptedServer:
                 return Response(status_code=204)
             await asyncio.sleep(0.005)
         rid = self._queue.popleft()
-        number, base_path, key = self.open_attempt(rid)
+        number, _, key = self.open_attempt(rid)
         self._open += 1
         self.most_open = max(self.most_open, self._open)
         task_input, timeout_s = self._tasks[rid]
-        task = {"id": f"task-{rid}", "input": task_input, "metadata": {}}
-        lease = {
-            "rollout_id": rid,
-            "attempt": number,
-            "task": task,
-            "timeout_s": timeout_s,
-            "key": key,
-            "base_path": base_path,
-            "mode": "train",
-        }
-        return JSONResponse(lease)
+        lease = Lease(
+            rollout_id=rid,
+            attempt=number,
+            task=Task(id=f"task-{rid}", input=task_input),
+            mode=RolloutMode.TRAIN,
+            timeout_s=timeout_s,
+            key=key,
+            expires_at=time.time() + 60.0,
+        )
+        return Response(wire.encode(lease), media_type="application/json")
 
     def _find(self, request: Request) -> Attempt | None:
         """The attempt of the URL, if the key opens it."""
@@ -228,7 +230,7 @@ class ScriptedServer:
             self.finished_at[attempt.rollout_id] = time.perf_counter()
             if attempt.result["outcome"] == "infrastructure_error" and len(self._attempts[attempt.rollout_id]) < self._max_attempts:
                 self._queue.append(attempt.rollout_id)
-        return JSONResponse({})
+        return JSONResponse({"state": "succeeded"})
 
     async def _traces(self, request: Request) -> Response:
         attempt = self._find(request)

@@ -19,6 +19,8 @@ from lightningrl.store.protocol import CallRecord, Lease, RolloutFilter, Score, 
 from lightningrl.testing._pytest import pytest
 from lightningrl.types import (
     FinishReason,
+    OtherCall,
+    OtherCallKind,
     Outcome,
     RolloutMode,
     RolloutSpec,
@@ -27,6 +29,7 @@ from lightningrl.types import (
     Task,
     ToolCall,
     ToolStatus,
+    Transition,
 )
 
 __all__ = ["StoreConformance", "make_call", "make_spec"]
@@ -37,17 +40,34 @@ def make_spec(rollout_id: str = "r1", question: Any = "6 * 7?", **fields: Any) -
     return RolloutSpec(id=rollout_id, task=Task(id="t", input=question, answer=42), group_id="g", **fields)
 
 
-def make_call(lease: Lease, call_id: str, suffix: Sequence[int], completion: Sequence[int], **fields: Any) -> CallRecord:
-    """A call of `lease`'s attempt; logprobs are -1/token."""
-    values: dict[str, Any] = {"call_key": f"key-{call_id}", "policy": "main", "policy_version": 3, "finish_reason": FinishReason.STOP}
+def make_call(
+    lease: Lease,
+    call_id: str,
+    new: Sequence[int],
+    completion: Sequence[int],
+    *,
+    parent: CallRecord | None = None,
+    call_key: str | None = None,
+    history_key: str | None = None,
+    **fields: Any,
+) -> CallRecord:
+    """A call of `lease`'s attempt whose prompt is the tokens of `parent` and `new`; logprobs are -1/token."""
+    before = () if parent is None else (*parent.transition.prompt_ids.tolist(), *parent.transition.completion_ids.tolist())
+    values: dict[str, Any] = {"policy": "main", "policy_version": 3, "finish_reason": FinishReason.STOP}
+    values |= {"parent_id": None if parent is None else parent.transition.id, **fields}
+    transition = Transition(
+        id=call_id,
+        prompt_ids=np.array([*before, *new], np.int32),
+        completion_ids=np.array(completion, np.int32),
+        logprobs=np.array([-1.0 / max(token, 1) for token in completion], np.float32),
+        **values,
+    )
     return CallRecord(
         rollout_id=lease.rollout_id,
         attempt=lease.attempt,
-        id=call_id,
-        suffix_ids=np.array(suffix, np.int32),
-        completion_ids=np.array(completion, np.int32),
-        logprobs=np.array([-1.0 / max(token, 1) for token in completion], np.float32),
-        **{**values, **fields},
+        call_key=call_key or f"key-{call_id}",
+        transition=transition,
+        history_key=history_key,
     )
 
 
@@ -247,12 +267,12 @@ class StoreConformance:
     async def test_prompts_come_back_token_for_token(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])
         lease = await leased(store)
-        await store.append_call(make_call(lease, "c0", [1, 2, 70_000], [3, 20_000_000]))
-        await store.append_call(make_call(lease, "c1", [5], [6, 7], parent_id="c0"))
-        await store.append_call(make_call(lease, "c2", [8, 9], [10], parent_id="c0"))
-        await store.append_call(make_call(lease, "c3", [], [11], parent_id="c1"))
-        await store.append_call(make_call(lease, "c4", [12], [13], is_break=True))
-        await store.append_call(make_call(lease, "c5", [14], [15], parent_id="c2"))
+        first = make_call(lease, "c0", [1, 2, 70_000], [3, 20_000_000])
+        left, right = make_call(lease, "c1", [5], [6, 7], parent=first), make_call(lease, "c2", [8, 9], [10], parent=first)
+        alone = make_call(lease, "c4", [12], [13], is_break=True)
+        for call in (first, left, right, make_call(lease, "c3", [], [11], parent=left), alone):
+            await store.append_call(call)
+        await store.append_call(make_call(lease, "c5", [14], [15], parent=right))
         await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
         transitions = (await store.trajectories(["a"]))[0].transitions
         root = [1, 2, 70_000, 3, 20_000_000]
@@ -275,7 +295,7 @@ class StoreConformance:
         record = make_call(await leased(store), "c0", [1], [3, 7, 11])
         await store.append_call(record)
         kept = (await store.calls("a", 1))[0].transition
-        assert kept.logprobs.dtype == np.float32 and kept.logprobs.tobytes() == record.logprobs.tobytes()
+        assert kept.logprobs.dtype == np.float32 and kept.logprobs.tobytes() == record.transition.logprobs.tobytes()
 
     async def test_everything_a_call_says_comes_back(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])
@@ -304,16 +324,21 @@ class StoreConformance:
         assert again is not None and (again.transition.id, again.transition.completion_ids.tolist()) == ("c0", [2])
         assert len(await store.calls("a", 1)) == 1
 
+    async def test_a_prompt_that_does_not_hold_its_parent_is_refused(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        await store.append_call(make_call(lease, "c0", [1, 2], [3]))
+        with pytest.raises(StoreError, match=r"call 'c1': its prompt of 2 tokens does not hold the 3 of its parent"):
+            await store.append_call(make_call(lease, "c1", [1, 2], [4], parent_id="c0"))
+
     async def test_the_choices_of_one_call_are_kept_together_or_not_at_all(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])
         lease = await leased(store)
         with pytest.raises(UnknownRecord, match="'nope'"):
             await store.append_calls([make_call(lease, "c0", [1], [2]), make_call(lease, "c1", [1], [3], parent_id="nope")])
         assert await store.calls("a", 1) == ()
-        assert await store.append_calls([make_call(lease, "c0", [1], [2]), make_call(lease, "c1", [4], [3], parent_id="c0")]) == (
-            None,
-            None,
-        )
+        first = make_call(lease, "c0", [1], [2])
+        assert await store.append_calls([first, make_call(lease, "c1", [4], [3], parent=first)]) == (None, None)
         assert [one.transition.prompt_ids.tolist() for one in await store.calls("a", 1)] == [[1], [1, 2, 4]]
 
     async def test_one_refused_call_does_not_hinder_the_others(self, store: Store) -> None:
@@ -390,7 +415,25 @@ class StoreConformance:
         assert await store.authorise("a", 1, one.key) is None
         assert isinstance(await store.refusal("a", 1, one.key), AttemptOver)
 
-    # ------------------------------------------------------------------ tool calls and spans
+    # ------------------------------------------------------------------ other calls, tool calls and spans
+
+    async def test_calls_that_are_no_transitions_come_back_apart_from_tool_calls(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        await leased(store)
+        refused = OtherCall(
+            kind=OtherCallKind.REFUSED, path="responses", agent="boss", status=503, code="busy", message="no", started_at=1.0
+        )
+        said: dict[str, Any] = {"request": {"messages": [{"x": "y" * 1000}]}, "answer": {"n": None}, "duration_s": 0.5}
+        forwarded = OtherCall(kind=OtherCallKind.FORWARDED, path="embeddings", model="e", status=200, started_at=2.0, **said)
+        await store.append_other_calls("a", 1, [refused, forwarded])
+        hostile = OtherCall(kind=OtherCallKind.ELSEWHERE, path="\ud800", model="\ud800", message="\udfff", answer="\ud800", started_at=3.0)
+        await store.append_other_calls("a", 1, [hostile])
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        (trajectory,) = await store.trajectories(["a"])
+        assert trajectory.tool_calls == () and trajectory.other_calls[:2] == (refused, forwarded)
+        assert (trajectory.other_calls[2].path, trajectory.other_calls[2].answer) == ("\ufffd", "\ufffd")
+        with pytest.raises(AttemptOver, match="attempt 1 of rollout 'a' is over"):
+            await store.append_other_calls("a", 1, [refused])
 
     async def test_tool_calls_find_the_call_that_asked(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])

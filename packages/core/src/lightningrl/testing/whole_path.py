@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from lightningrl.control.client import ServerClient
 from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.runtime.pool import WorkerPool
-from lightningrl.server.client import ServerClient
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.testing.scripted_engine import ScriptedEngine

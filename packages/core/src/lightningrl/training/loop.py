@@ -40,7 +40,7 @@ FETCH = 64
 
 
 class ControlPlane(Protocol):
-    """What the loop asks of the server; `lightningrl.server.client.ServerClient` is one."""
+    """What the loop asks of the server; `lightningrl.control.client.ServerClient` is one."""
 
     async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int: ...
     async def wait(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> Sequence[str]: ...

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from lightningrl.gateway.refusals import is_refusal, refusal_message
-from lightningrl.types import Outcome, Trajectory
+from lightningrl.types import OtherCallKind, Outcome, Trajectory
 
 __all__ = ["explain_failures", "explain_silence", "explain_timeouts"]
 
 _LONGEST = 400
 """Characters of somebody else's message."""
+_MOST_HOSTS = 3
 _SLOW = 4
 """An engine is slow where so many whole answers do not fit into a rollout's time."""
 
@@ -43,15 +43,17 @@ def explain_silence(trajectories: Sequence[Trajectory]) -> str:
 
 
 def _explain_no_calls(trajectories: Sequence[Trajectory]) -> str:
-    refusals = [(trajectory, call) for trajectory in trajectories for call in trajectory.tool_calls if is_refusal(call)]
+    others = [(trajectory, call) for trajectory in trajectories for call in trajectory.other_calls]
+    refusals = [(trajectory, call) for trajectory, call in others if call.kind is OtherCallKind.REFUSED]
     if refusals:
         trajectory, first = refusals[0]
-        said = _short(refusal_message(first))
-        return f"every model call was refused ({len(refusals)}); first, of {trajectory.rollout_id!r}: {said}"
-    return (
-        f"none of {len(trajectories)} rollouts made a model call that came here; "
-        "where the agent's client has a base URL of its own, name it in runtime.base_urls (the workers' logs say which hosts it called)"
-    )
+        return f"every model call was refused ({len(refusals)}); first, of {trajectory.rollout_id!r}: {_short(first.message)}"
+    none = f"none of {len(trajectories)} rollouts made a model call that came here"
+    hosts = Counter(call.path for _, call in others if call.kind is OtherCallKind.ELSEWHERE)
+    if hosts:
+        named = ", ".join(f"{host!r} ({count} rollouts)" for host, count in hosts.most_common(_MOST_HOSTS))
+        return f"{none}: the agent called models at {named}; if the policy is to answer in their place, name them in runtime.base_urls"
+    return f"{none}; where the agent's client has a base URL of its own, name it in runtime.base_urls"
 
 
 def explain_failures(trajectories: Sequence[Trajectory]) -> str:

@@ -15,14 +15,13 @@ import numpy as np
 from lightningrl.config import OutcomesConfig, SamplesConfig
 from lightningrl.credit import has_signal, whiten
 from lightningrl.errors import LightningError
-from lightningrl.gateway.refusals import is_refusal
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, IntermediateReward
 from lightningrl.rewards import RewardSet
 from lightningrl.roles import is_role_among
 from lightningrl.samples import build_samples, teaching_rows
 from lightningrl.store.protocol import Score
-from lightningrl.types import Advantages, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
+from lightningrl.types import Advantages, OtherCallKind, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
 
 __all__ = ["Scored", "Scorer", "TrainedCalls"]
 
@@ -240,7 +239,8 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics["completion_tokens"] = float(sum(len(call.completion_ids) for call in calls))
     metrics["prompt_tokens"] = float(sum(len(call.prompt_ids) for call in calls))
     metrics["breaks"] = float(sum(call.is_break for call in calls))
-    metrics["calls_refused"] = float(sum(is_refusal(tool) for trajectory in trajectories for tool in trajectory.tool_calls))
+    others = [call.kind for trajectory in trajectories for call in trajectory.other_calls]
+    metrics["calls_refused"] = float(others.count(OtherCallKind.REFUSED))
     return metrics
 
 

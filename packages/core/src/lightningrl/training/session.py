@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.config import OtherPolicyConfig, Recipe
+from lightningrl.control.client import ServerClient
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.keys import worker_key
@@ -26,7 +27,6 @@ from lightningrl.protocols import Backend
 from lightningrl.runtime.address import reachable_url
 from lightningrl.runtime.launcher import WorkerLauncher, build_launcher
 from lightningrl.runtime.pool import WorkerPool
-from lightningrl.server.client import ServerClient
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.training.loop import Progress, Trainer

@@ -6,39 +6,27 @@ Every request may be repeated without harm but one, `lease`: its answer lost, th
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import httpx
 import msgspec
-import numpy as np
 
-from lightningrl.clean import clean_json
+from lightningrl import wire
+from lightningrl.control import api
+from lightningrl.control.api import Endpoint
 from lightningrl.errors import ServerError
-from lightningrl.server.wire import decode_trajectories
-from lightningrl.store.protocol import Lease, RolloutFilter, Score, StepRecord
-from lightningrl.types import Outcome, RolloutMode, RolloutSpec, RolloutState, Task, Trajectory
+from lightningrl.store.protocol import Lease, RolloutFilter, RolloutRecord, Score, StepRecord
+from lightningrl.types import Outcome, RolloutSpec, RolloutState, Trajectory
 
 __all__ = ["ServerClient"]
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-_encoder = msgspec.json.Encoder()
-
-
-class _Lease(msgspec.Struct):
-    rollout_id: str
-    attempt: int
-    task: Task
-    mode: RolloutMode
-    timeout_s: float
-    key: str
-    expires_at: float
+B = TypeVar("B")
+A = TypeVar("A")
 
 
 class ServerClient:
@@ -65,90 +53,92 @@ class ServerClient:
     async def close(self) -> None:
         await self._http.aclose()
 
+    async def ask(self, endpoint: Endpoint[B, A], body: B, *, wait_s: float = 0.0, repeat: bool = True, **place: str | int) -> A:
+        """`place` fills the path. Raises ServerError with the server's sentence."""
+        path = endpoint.path.format(**place)
+        if endpoint.method != "POST" and body is not None:
+            query = {name: value for name, value in msgspec.to_builtins(body).items() if value is not None}
+            path = f"{path}?{httpx.QueryParams(query)}"
+        content = wire.encode(body) if endpoint.method == "POST" else None
+        answer = await self._send(endpoint.method, path, content, wait_s=wait_s, repeat=repeat)
+        return cast("A", wire.decode(answer, endpoint.answer) if answer else None)
+
     # ------------------------------------------------------------------ the run
 
     async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int:
         """How many are new."""
-        return int(_json(await self._post("/rollouts", {"rollouts": list(specs)}))["created"])
+        return (await self.ask(api.CREATE, api.Create(rollouts=specs))).created
 
     async def wait(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> tuple[str, ...]:
         """The finished ones, as soon as there are `min_finished` (None = all) or `wait_s` is over."""
-        body = {"rollout_ids": list(rollout_ids), "wait_s": wait_s, "min_finished": min_finished}
-        return tuple(_json(await self._post("/wait", body, wait_s=wait_s))["finished"])
+        body = api.Wait(rollout_ids=rollout_ids, wait_s=wait_s, min_finished=min_finished)
+        return tuple((await self.ask(api.WAIT, body, wait_s=wait_s)).finished)
 
     async def trajectories(self, rollout_ids: Sequence[str]) -> tuple[Trajectory, ...]:
         """In the order asked."""
-        return decode_trajectories(await self._post("/trajectories", {"rollout_ids": list(rollout_ids)}))
+        body = wire.encode(api.RolloutIds(rollout_ids=rollout_ids))
+        return wire.decode_trajectories(await self._send("POST", api.TRAJECTORIES.path, body))
 
     async def set_scores(self, scores: Sequence[Score]) -> None:
-        await self._post("/scores", {"scores": [_score(score) for score in scores]})
+        await self.ask(api.SCORES, api.Scores(scores=scores))
 
     async def mark_trained(self, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None:
-        await self._post("/steps", {"step": step, "rollout_ids": list(rollout_ids), "metrics": dict(metrics)})
+        await self.ask(api.STEP, api.Step(step=step, rollout_ids=rollout_ids, metrics=metrics))
 
-    async def steps(self) -> tuple[StepRecord, ...]:
-        return msgspec.json.decode(await self._send("GET", "/steps"), type=tuple[StepRecord, ...])
+    async def steps(self) -> Sequence[StepRecord]:
+        return await self.ask(api.STEPS, None)
 
     async def rollback_steps(self, after: int) -> int:
-        return _count(await self._send("DELETE", f"/steps?after={after}"))
+        return (await self.ask(api.ROLLBACK, api.Rollback(after=after))).count
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        return _count(await self._post("/cancel", {"rollout_ids": list(rollout_ids)}))
+        return (await self.ask(api.CANCEL, api.Cancel(rollout_ids=rollout_ids))).count
 
     async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
         """Queue those that failed again; how many."""
-        return _count(await self._post("/retry", {"rollout_ids": list(rollout_ids), "timeout_s": timeout_s}))
+        return (await self.ask(api.RETRY, api.Retry(rollout_ids=rollout_ids, timeout_s=timeout_s))).count
 
     async def interrupt(self, reason: str) -> int:
         """Queue all running attempts again; how many."""
-        return _count(await self._post("/interrupt", {"reason": reason}))
+        return (await self.ask(api.INTERRUPT, api.Interrupt(reason=reason))).count
 
-    async def status(self) -> dict[str, Any]:
-        """Totals by state and outcome; policies with version, connected, held, in flight."""
-        return _json(await self._send("GET", "/status"))
+    async def status(self) -> api.Status:
+        return await self.ask(api.STATUS, None)
 
-    async def rollout(self, rollout_id: str) -> dict[str, Any]:
-        return _json(await self._send("GET", f"/rollouts/{rollout_id}"))
+    async def rollout(self, rollout_id: str) -> RolloutRecord:
+        return await self.ask(api.ROLLOUT, None, rid=rollout_id)
 
-    async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> list[dict[str, Any]]:  # noqa: B008
-        query = {name: value for name in RolloutFilter.__slots__ if (value := getattr(where, name)) is not None}
-        found: list[dict[str, Any]] = msgspec.json.decode(await self._send("GET", f"/rollouts?{httpx.QueryParams(query)}"))
-        return found
+    async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> Sequence[RolloutRecord]:  # noqa: B008
+        return await self.ask(api.LIST, where)
 
     # ------------------------------------------------------------------ an attempt
 
     async def lease(self, worker_id: str, lease_s: float, wait_s: float = 0.0) -> Lease | None:
         """The next attempt; None = there was none for `wait_s`."""
-        body = {"worker_id": worker_id, "lease_s": lease_s, "wait_s": wait_s}
-        answer = await self._post("/leases", body, wait_s=wait_s, repeat=False)
-        if not answer:
-            return None
-        got = msgspec.json.decode(answer, type=_Lease)
-        return Lease(**{name: getattr(got, name) for name in got.__struct_fields__})
+        body = api.LeaseRequest(worker_id=worker_id, lease_s=lease_s, wait_s=wait_s)
+        return await self.ask(api.LEASE, body, wait_s=wait_s, repeat=False)
 
     async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
         """False = stop working on it."""
-        return bool(_json(await self._post(_attempt(rollout_id, attempt, "heartbeat"), {"lease_s": lease_s}))["continue"])
+        return (await self.ask(api.HEARTBEAT, api.Heartbeat(lease_s=lease_s), rid=rollout_id, n=attempt)).is_ours
 
     async def finish_attempt(
         self, rollout_id: str, attempt: int, outcome: Outcome, output: Any = None, error: str | None = None, duration_s: float = 0.0
     ) -> RolloutState:
-        body = {"outcome": outcome, "output": output, "error": error, "duration_s": duration_s}
-        return RolloutState(_json(await self._post(_attempt(rollout_id, attempt, "result"), body))["state"])
+        body = api.Result(outcome=outcome, output=output, error=error, duration_s=duration_s)
+        return (await self.ask(api.RESULT, body, rid=rollout_id, n=attempt)).state
 
     async def add_rewards(
         self, rollout_id: str, attempt: int, rewards: Mapping[str, float | None], transition_id: str | None = None
     ) -> None:
-        await self._post(_attempt(rollout_id, attempt, "rewards"), {"rewards": dict(rewards), "transition_id": transition_id})
+        body = api.Rewards(rewards=dict(rewards), transition_id=transition_id)
+        await self.ask(api.REWARDS, body, rid=rollout_id, n=attempt)
 
     async def export_spans(self, rollout_id: str, attempt: int, body: bytes) -> None:
         """An OTLP ExportTraceServiceRequest."""
-        await self._send("POST", _attempt(rollout_id, attempt, "v1/traces"), body, content_type="application/x-protobuf")
+        await self._send("POST", api.TRACES.path.format(rid=rollout_id, n=attempt), body, content_type="application/x-protobuf")
 
     # ------------------------------------------------------------------ plumbing
-
-    async def _post(self, path: str, body: object, *, wait_s: float = 0.0, repeat: bool = True) -> bytes:
-        return await self._send("POST", path, _encode(body), wait_s=wait_s, repeat=repeat)
 
     async def _send(
         self,
@@ -167,7 +157,7 @@ class ServerClient:
             try:
                 answer = await self._http.request(
                     method,
-                    f"/api/v1{path}",
+                    path,
                     content=body,
                     headers={"content-type": content_type},
                     timeout=httpx.Timeout(self._timeout_s + wait_s),
@@ -187,41 +177,8 @@ class ServerClient:
             pause = min(2.0, pause * 2)
 
 
-def _encode(body: object) -> bytes:
-    try:
-        return _encoder.encode(body)
-    except UnicodeEncodeError:  # a task of the data set, perhaps: the server would replace its lone surrogates anyway
-        return _encoder.encode(clean_json(msgspec.to_builtins(body)))
-
-
-def _attempt(rollout_id: str, attempt: int, tail: str) -> str:
-    return f"/rollouts/{rollout_id}/attempts/{attempt}/{tail}"
-
-
-def _json(data: bytes) -> dict[str, Any]:
-    return msgspec.json.decode(data, type=dict[str, Any])
-
-
-def _count(data: bytes) -> int:
-    return int(_json(data)["count"])
-
-
-def _score(score: Score) -> dict[str, Any]:
-    return {
-        "rollout_id": score.rollout_id,
-        "attempt": score.attempt,
-        "rewards": dict(score.rewards),
-        "reward": score.reward,
-        "transition_rewards": {name: dict(values) for name, values in score.transition_rewards.items()},
-        "advantages": {
-            name: None if values is None else base64.b64encode(np.asarray(values, "<f4").tobytes()).decode()
-            for name, values in score.advantages.items()
-        },
-    }
-
-
 def _sentence(answer: httpx.Response) -> str:
     try:
-        return str(_json(answer.content)["error"]["message"])
+        return str(wire.decode(answer.content, dict[str, Any])["error"]["message"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return f"the server answered {answer.request.url.path!r} with {answer.status_code}: {answer.text[:300]!r}"

@@ -7,26 +7,29 @@ import json
 import logging
 import threading
 import time
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from lightningrl import wire
+from lightningrl.control.api import HEARTBEAT, LEASE, RESULT, TRACES, Endpoint, Heartbeat, LeaseRequest, Result
 from lightningrl.errors import ServerError
-from lightningrl.runtime.lease import Lease
-from lightningrl.runtime.report import AttemptReport
+from lightningrl.store.protocol import Lease
 from lightningrl.tracing.report import Report
 from lightningrl.types import Outcome
 
 __all__ = ["ControlClient", "RefusedError"]
 
-API: Final = "/api/v1"
 JSON: Final = "application/json"
 TROUBLE: Final = (OSError, http.client.HTTPException)
 NOT_TAKEN: Final = frozenset({400, 413, 422})
 """Statuses that speak of the body, not of the key or of the attempt."""
 
 logger = logging.getLogger(__name__)
+
+B = TypeVar("B")
+A = TypeVar("A")
 
 
 class RefusedError(ServerError):
@@ -55,41 +58,38 @@ class ControlClient:
 
     def lease(self, *, worker_id: str, wait_s: float, lease_s: float) -> Lease | None:
         """The next attempt to run; None = there was none for `wait_s`. `worker_id` runs one at a time."""
-        body = {"worker_id": worker_id, "wait_s": wait_s, "lease_s": lease_s, "exclusive": True}
-        status, answer = self._post("/leases", body, key=self._worker_key, wait_s=wait_s)
-        if status == 204:
-            return None
-        try:
-            return msgspec.json.decode(answer, type=Lease)
-        except msgspec.MsgspecError as error:
-            raise ServerError(f"server {self._url!r} answered no lease: {error}; is it of the same version?") from error
+        body = LeaseRequest(worker_id=worker_id, wait_s=wait_s, lease_s=lease_s, exclusive=True)
+        return self._ask(LEASE, body, wait_s=wait_s)
 
     def heartbeat(self, lease: Lease, *, lease_s: float) -> bool:
         """Keep the attempt; False = it was taken away (cancelled or expired)."""
-        _, answer = self._post(attempt_path(lease, "heartbeat"), {"lease_s": lease_s}, key=self._worker_key)
-        return bool(json.loads(answer).get("continue", True))
+        return self._ask(HEARTBEAT, Heartbeat(lease_s=lease_s), lease).is_ours
 
-    def report(self, lease: Lease, report: AttemptReport) -> None:
+    def report(self, lease: Lease, report: Result) -> None:
         """Hand in the attempt's result. The first report of an attempt counts.
 
         A result that the server cannot take, whatever is wrong with it, is a failure of the agent's: it is told the server's sentence.
         """
         try:
-            self._post_result(lease, report)
+            self._ask(RESULT, report, lease)
         except RefusedError as error:
             if error.status not in NOT_TAKEN:
                 raise
             logger.warning("rollout %s: its result was refused, so it failed: %s", lease.rollout_id, error)
             sentence = f"the server did not take the agent's result: {error}"
-            self._post_result(lease, AttemptReport(outcome=Outcome.AGENT_ERROR, error=sentence, duration_s=report.duration_s))
+            self._ask(RESULT, Result(outcome=Outcome.AGENT_ERROR, error=sentence, duration_s=report.duration_s), lease)
 
     def hand_in(self, lease: Lease, report: Report) -> None:
         """What the agent itself reported. Raises ServerError with the server's sentence where it is refused."""
-        self._send(f"{lease.base_path}/{report.path}", json.dumps(report.body).encode(), JSON, key=lease.key)
+        self.post(f"{lease.base_path}/{report.path}", report, key=lease.key)
+
+    def post(self, path: str, report: Report, *, key: str) -> None:
+        """The same from a process that was given the attempt's URL and key alone."""
+        self._send(path, json.dumps(report.body).encode(), JSON, key=key)
 
     def export_spans(self, lease: Lease, payload: bytes, content_type: str) -> None:
         """Hand in the attempt's spans (OTLP)."""
-        self._send(API + attempt_path(lease, "v1/traces"), payload, content_type, key=lease.key)
+        self._send(_path(TRACES, lease), payload, content_type, key=lease.key)
 
     def interrupt(self) -> None:
         """Make a waiting request fail now, and every later one."""
@@ -104,14 +104,14 @@ class ControlClient:
     def close(self) -> None:
         self._connection.close()
 
-    def _post_result(self, lease: Lease, report: AttemptReport) -> None:
-        body = {"outcome": report.outcome, "output": report.output, "error": report.error, "duration_s": report.duration_s}
-        self._post(attempt_path(lease, "result"), body, key=self._worker_key)
+    def _ask(self, endpoint: Endpoint[B, A], body: B, lease: Lease | None = None, *, wait_s: float = 0.0) -> A:
+        answer = self._send(_path(endpoint, lease), wire.encode(body), JSON, key=self._worker_key, wait_s=wait_s)
+        try:
+            return cast("A", wire.decode(answer, endpoint.answer) if answer else None)
+        except msgspec.MsgspecError as error:
+            raise ServerError(f"server {self._url!r} answered {error}; is it of the same version?") from error
 
-    def _post(self, path: str, body: object, *, key: str, wait_s: float = 0.0) -> tuple[int, bytes]:
-        return self._send(API + path, json.dumps(body).encode(), JSON, key=key, wait_s=wait_s)
-
-    def _send(self, path: str, body: bytes, content_type: str, *, key: str, wait_s: float = 0.0) -> tuple[int, bytes]:
+    def _send(self, path: str, body: bytes, content_type: str, *, key: str, wait_s: float = 0.0) -> bytes:
         """Send until the server answers, at most `patience_s`. Every request of this class may be repeated."""
         headers = {"Authorization": f"Bearer {key}", "Content-Type": content_type}
         deadline = time.monotonic() + self._patience_s
@@ -125,7 +125,7 @@ class ControlClient:
                     raise ServerError(f"server {self._url!r} does not answer: {type(error).__name__}: {error}") from error
             else:
                 if status < 400:
-                    return status, answer
+                    return answer
                 if status not in {429, 502, 503, 504} or time.monotonic() + pause > deadline:
                     said = answer[:500].decode(errors="replace")
                     raise RefusedError(f"server {self._url!r} refused {path!r} with {status}: {said}", status)
@@ -143,5 +143,5 @@ class ControlClient:
         return response.status, response.read()
 
 
-def attempt_path(lease: Lease, tail: str) -> str:
-    return f"/rollouts/{quote(lease.rollout_id, safe=':')}/attempts/{lease.attempt}/{tail}"
+def _path(endpoint: Endpoint[Any, Any], lease: Lease | None) -> str:
+    return endpoint.path if lease is None else endpoint.path.format(rid=quote(lease.rollout_id, safe=":"), n=lease.attempt)

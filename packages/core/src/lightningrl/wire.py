@@ -1,0 +1,127 @@
+"""The frozen types are their own wire format: JSON, arrays as base64 of little-endian int32 or float32.
+
+A transition travels as the store keeps it: its prompt is what it adds to its parent's tokens, so a long history travels once.
+
+    chain   │ suffix₀ completion₀ suffix₁ completion₁ suffix₂ completion₂ │
+    call 1  └──────── prompt ────────────┘└ completion ┘
+
+Read back, a call whose parent is the end of a chain goes on with it, and every prompt is a view into its chain; a second child starts a
+chain with a copy of what they share.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, TypeVar, cast, get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lightningrl.clean import clean_json
+from lightningrl.types import IntArray, Trajectory
+
+__all__ = ["assemble", "convert", "decode", "decode_trajectories", "encode", "encode_trajectories"]
+
+T = TypeVar("T")
+
+
+def encode(value: object) -> bytes:
+    """A frozen type, or any JSON. Lone surrogates of a data set's are replaced."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        return _encoder.encode(clean_json(msgspec.to_builtins(value, enc_hook=_array_to_bytes)))
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """Raises msgspec.MsgspecError with the place and the problem."""
+    decoded: T = _decoder(cast("Hashable", kind)).decode(data)
+    return decoded
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """Parsed JSON to a type. Raises msgspec.ValidationError with the place and the problem."""
+    return msgspec.convert(value, kind, dec_hook=_bytes_to_array)
+
+
+def encode_trajectories(trajectories: Sequence[Trajectory]) -> bytes:
+    """A JSON list."""
+    return encode([_packed(trajectory) for trajectory in trajectories])
+
+
+def decode_trajectories(data: bytes) -> tuple[Trajectory, ...]:
+    """What `encode_trajectories` wrote. Raises msgspec.MsgspecError."""
+    return tuple(_unpacked(trajectory) for trajectory in decode(data, tuple[Trajectory, ...]))
+
+
+def _packed(trajectory: Trajectory) -> Trajectory:
+    ends = {call.id: len(call.prompt_ids) + len(call.completion_ids) for call in trajectory.transitions}
+    calls = (
+        call if call.parent_id is None else replace(call, prompt_ids=call.prompt_ids[ends[call.parent_id] :])
+        for call in trajectory.transitions
+    )
+    return replace(trajectory, transitions=tuple(calls))
+
+
+def _unpacked(trajectory: Trajectory) -> Trajectory:
+    calls = trajectory.transitions
+    position = {call.id: index for index, call in enumerate(calls)}
+    parents = (None if call.parent_id is None else position[call.parent_id] for call in calls)
+    tokens = assemble([(parent, call.prompt_ids, call.completion_ids) for parent, call in zip(parents, calls, strict=True)])
+    whole = (replace(call, prompt_ids=prompt, completion_ids=said) for call, (prompt, said) in zip(calls, tokens, strict=True))
+    return replace(trajectory, transitions=tuple(whole))
+
+
+def assemble(calls: Sequence[tuple[int | None, NDArray[Any], NDArray[Any]]]) -> list[tuple[IntArray, IntArray]]:
+    """From (position of the parent, suffix, completion) to (prompt, completion), as read-only int32 arrays that share memory."""
+    chains: list[list[NDArray[Any]]] = []
+    lengths: list[int] = []
+    tails: list[int] = []  # of each chain, the call it ends with
+    places: list[tuple[int, int, int, int]] = []  # of each call: chain, parts, end of prompt, end of completion
+    for position, (parent, suffix, completion) in enumerate(calls):
+        if parent is not None and tails[places[parent][0]] == parent:
+            chain = places[parent][0]
+        else:
+            chain = len(chains)
+            if parent is None:
+                chains.append([])
+                lengths.append(0)
+            else:
+                shared, parts, _, end = places[parent]
+                chains.append(chains[shared][:parts])
+                lengths.append(end)
+            tails.append(position)
+        prompt_end = lengths[chain] + len(suffix)
+        end = prompt_end + len(completion)
+        chains[chain] += (suffix, completion)
+        lengths[chain], tails[chain] = end, position
+        places.append((chain, len(chains[chain]), prompt_end, end))
+    tokens = [np.concatenate(parts, dtype=np.int32, casting="unsafe") for parts in chains]
+    for array in tokens:
+        array.flags.writeable = False
+    return [(tokens[chain][:prompt_end], tokens[chain][prompt_end:end]) for chain, _, prompt_end, end in places]
+
+
+def _array_to_bytes(value: Any) -> bytes:
+    if isinstance(value, np.ndarray):
+        return value.astype("<f4" if value.dtype.kind == "f" else "<i4", copy=False).tobytes()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _bytes_to_array(kind: Any, value: Any) -> NDArray[Any]:
+    (scalar,) = get_args(get_args(kind)[1])
+    if not isinstance(value, str):
+        raise ValueError("an array is base64 of its little-endian bytes")
+    return np.frombuffer(base64.b64decode(value), np.dtype(scalar).newbyteorder("<"))
+
+
+@lru_cache
+def _decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, dec_hook=_bytes_to_array)
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_array_to_bytes)
