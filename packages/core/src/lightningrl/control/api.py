@@ -18,55 +18,6 @@ from msgspec import Meta
 from lightningrl.store.protocol import Lease, RolloutFilter, RolloutRecord, Score, StepRecord, StoreCounts
 from lightningrl.types import Outcome, PolicyStatus, RolloutSpec, RolloutState, ToolStatus, Trajectory
 
-__all__ = [
-    "CANCEL",
-    "CREATE",
-    "ENDPOINTS",
-    "HEARTBEAT",
-    "INTERRUPT",
-    "LARGEST",
-    "LEASE",
-    "LIST",
-    "PREFIX",
-    "REPORT_REWARDS",
-    "REPORT_TOOL_CALLS",
-    "RESULT",
-    "RETRY",
-    "REWARDS",
-    "ROLLBACK",
-    "ROLLOUT",
-    "SCORES",
-    "STATUS",
-    "STEP",
-    "STEPS",
-    "TRACES",
-    "TRAJECTORIES",
-    "WAIT",
-    "Cancel",
-    "Count",
-    "Create",
-    "Created",
-    "Endpoint",
-    "Finished",
-    "Heartbeat",
-    "Interrupt",
-    "LeaseRequest",
-    "ReportedRewards",
-    "ReportedToolCall",
-    "ReportedToolCalls",
-    "Result",
-    "ResultKept",
-    "Retry",
-    "Rewards",
-    "Rollback",
-    "RolloutIds",
-    "Scores",
-    "Status",
-    "Step",
-    "StillOurs",
-    "Wait",
-]
-
 PREFIX: Final = "/api/v1"
 LARGEST: Final = 2**31 - 1
 """Of step and attempt numbers, offsets and counts."""
@@ -88,6 +39,9 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
 
 
 class Create(_Body):
+    """Order rollouts. They are queued in this order. Ids are the caller's: an id known with the same task is skipped, with another refused
+    (409)."""
+
     rollouts: Annotated[Sequence[RolloutSpec], Meta(max_length=100_000)]
 
 
@@ -101,6 +55,9 @@ class Count(_Body):
 
 
 class LeaseRequest(_Body):
+    """Lease the next attempt (worker key or run key; long poll). The oldest queued rollout's, with its scoped key; 204 where none comes
+    within `wait_s`."""
+
     worker_id: Annotated[str, Meta(max_length=200)]
     wait_s: Seconds = 0.0
     lease_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
@@ -109,6 +66,8 @@ class LeaseRequest(_Body):
 
 
 class Heartbeat(_Body):
+    """Keep the lease (attempt, worker or run key)."""
+
     lease_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
 
 
@@ -118,6 +77,9 @@ class StillOurs(_Body, rename={"is_ours": "continue"}):
 
 
 class Result(_Body):
+    """End the attempt (attempt, worker or run key). The first result counts; the same outcome again is acknowledged, another is refused
+    (409)."""
+
     outcome: Outcome
     output: Any = None
     error: str | None = None
@@ -131,6 +93,8 @@ class ResultKept(_Body):
 
 
 class Rewards(_Body):
+    """Add rewards by name (attempt, worker or run key). Of the attempt, or of one transition; null = nobody scored it."""
+
     rewards: NamedRewards
     transition_id: str | None = None
 
@@ -139,7 +103,8 @@ class Rewards(_Body):
 
 
 class ReportedRewards(_Body):
-    """Of the agent's own."""
+    """Report rewards by name (the attempt's key). Of the rollout, or of the model call whose answer has the id `call`. The last value of a
+    name stands."""
 
     rewards: NamedRewards
     call: AnswerId | None = None
@@ -171,10 +136,15 @@ class ReportedToolCall(_Body):
 
 
 class ReportedToolCalls(_Body):
+    """Report tool calls and their outcomes (the attempt's key). A repeated `tool_call_id` is kept once."""
+
     tool_calls: Annotated[Sequence[ReportedToolCall], Meta(max_length=10_000)]
 
 
 class Wait(_Body):
+    """Wait until rollouts have finished (long poll). All finished ones of `rollout_ids`, as soon as there are `min_finished` (null = all)
+    or `wait_s` is over."""
+
     rollout_ids: Sequence[str]
     wait_s: Seconds = 0.0
     min_finished: Annotated[int, Meta(ge=0, le=LARGEST)] | None = None
@@ -185,32 +155,46 @@ class Finished(_Body):
 
 
 class RolloutIds(_Body):
+    """Fetch trajectories of finished rollouts, in the order asked. Token arrays are base64 of little-endian int32, logprobs float32; where
+    a transition has a `parent_id`, its `prompt_ids` are what it adds to the prompt and completion of that one."""
+
     rollout_ids: Sequence[str]
 
 
 class Cancel(RolloutIds):
-    pass
+    """Cancel rollouts. Those not finished end as `cancelled`; their workers are told by the next heartbeat."""
 
 
 class Retry(RolloutIds):
+    """Run failed rollouts again. Those that failed are queued again, with as many attempts as at first: their agent was mended."""
+
     timeout_s: Positive
 
 
 class Interrupt(_Body):
+    """Queue all running attempts again. For a restarted run whose workers are gone: running attempts end uncharged."""
+
     reason: Annotated[str, Meta(max_length=1000)]
 
 
 class Scores(_Body):
+    """Keep rewards and advantages of finished attempts."""
+
     scores: Sequence[Score]
 
 
 class Step(_Body):
+    """Record a training step; its rollouts count as trained. A rollout is trained once: 409 otherwise. Repeating the same step is
+    acknowledged."""
+
     step: Annotated[int, Meta(ge=0, le=LARGEST)]
     rollout_ids: Sequence[str]
     metrics: Mapping[str, float | None] = {}
 
 
 class Rollback(_Body):
+    """Forget steps after a checkpoint. Steps later than `after` never happened; their rollouts may be trained again."""
+
     after: Annotated[int, Meta(ge=-1, le=LARGEST)]
 
 
@@ -247,176 +231,42 @@ class Endpoint(Generic[B, A]):
     method: Literal["GET", "POST", "DELETE"]
     path: str
     body: Any
-    """Type B; None = nothing is sent."""
+    """Type B, whose docstring says what it is for; None = nothing is sent."""
     answer: Any
     """Type A; None = nothing is answered (204)."""
-    who: Who
-    summary: str
+    who: Who = "run"
     about: str = ""
+    """Where the body does not say it."""
 
 
 _ATTEMPT: Final = f"{PREFIX}/rollouts/{{rid}}/attempts/{{n}}"
 _AGENT: Final = "/rollouts/{rid}/attempts/{n}/v1"
-
-CREATE: Final = Endpoint[Create, Created](
-    "POST",
-    f"{PREFIX}/rollouts",
-    Create,
-    Created,
-    "run",
-    "Order rollouts",
-    "Queued in this order. Ids are the caller's: an id known with the same task is skipped, with another refused (409).",
-)
-LIST: Final = Endpoint[RolloutFilter, Sequence[RolloutRecord]](
-    "GET", f"{PREFIX}/rollouts", RolloutFilter, list[RolloutRecord], "run", "List rollouts, newest first"
-)
-ROLLOUT: Final = Endpoint[None, RolloutRecord](
-    "GET", f"{PREFIX}/rollouts/{{rid}}", None, RolloutRecord, "run", "One rollout with its attempts"
-)
-WAIT: Final = Endpoint[Wait, Finished](
-    "POST",
-    f"{PREFIX}/wait",
-    Wait,
-    Finished,
-    "run",
-    "Wait until rollouts have finished (long poll)",
-    "All finished ones of `rollout_ids`, as soon as there are `min_finished` (null = all) or `wait_s` is over.",
-)
-TRAJECTORIES: Final = Endpoint[RolloutIds, Sequence[Trajectory]](
-    "POST",
-    f"{PREFIX}/trajectories",
-    RolloutIds,
-    list[Trajectory],
-    "run",
-    "Fetch trajectories of finished rollouts",
-    "In the order asked. Token arrays are base64 of little-endian int32, logprobs float32; where a transition has a `parent_id`, its "
-    "`prompt_ids` are what it adds to the prompt and completion of that one.",
-)
-SCORES: Final = Endpoint[Scores, None]("POST", f"{PREFIX}/scores", Scores, None, "run", "Keep rewards and advantages of finished attempts")
-STEP: Final = Endpoint[Step, None](
-    "POST",
-    f"{PREFIX}/steps",
-    Step,
-    None,
-    "run",
-    "Record a training step; its rollouts count as trained",
-    "A rollout is trained once: 409 otherwise. Repeating the same step is acknowledged.",
-)
-STEPS: Final = Endpoint[None, Sequence[StepRecord]]("GET", f"{PREFIX}/steps", None, list[StepRecord], "run", "List training steps")
-ROLLBACK: Final = Endpoint[Rollback, Count](
-    "DELETE",
-    f"{PREFIX}/steps",
-    Rollback,
-    Count,
-    "run",
-    "Forget steps after a checkpoint",
-    "Steps later than `after` never happened; their rollouts may be trained again.",
-)
-CANCEL: Final = Endpoint[Cancel, Count](
-    "POST",
-    f"{PREFIX}/cancel",
-    Cancel,
-    Count,
-    "run",
-    "Cancel rollouts",
-    "Those not finished end as `cancelled`; their workers are told by the next heartbeat.",
-)
-RETRY: Final = Endpoint[Retry, Count](
-    "POST",
-    f"{PREFIX}/retry",
-    Retry,
-    Count,
-    "run",
-    "Run failed rollouts again",
-    "Those that failed are queued again, with as many attempts as at first: their agent was mended. Others stay.",
-)
-INTERRUPT: Final = Endpoint[Interrupt, Count](
-    "POST",
-    f"{PREFIX}/interrupt",
-    Interrupt,
-    Count,
-    "run",
-    "Queue all running attempts again",
-    "For a restarted run whose workers are gone: running attempts end uncharged.",
-)
-STATUS: Final = Endpoint[None, Status]("GET", f"{PREFIX}/status", None, Status, "run", "Totals, and how policies are served")
-LEASE: Final = Endpoint[LeaseRequest, Lease | None](
-    "POST",
-    f"{PREFIX}/leases",
-    LeaseRequest,
-    Lease | None,
-    "worker",
-    "Lease the next attempt (worker key or run key; long poll)",
-    "The oldest queued rollout's next attempt, with its scoped key; 204 where none comes within `wait_s`.",
-)
-HEARTBEAT: Final = Endpoint[Heartbeat, StillOurs](
-    "POST", f"{_ATTEMPT}/heartbeat", Heartbeat, StillOurs, "ended_attempt", "Keep the lease (attempt, worker or run key)"
-)
-RESULT: Final = Endpoint[Result, ResultKept](
-    "POST",
-    f"{_ATTEMPT}/result",
-    Result,
-    ResultKept,
-    "ended_attempt",
-    "End the attempt (attempt, worker or run key)",
-    "The first result counts; the same outcome again is acknowledged, another is refused (409).",
-)
-REWARDS: Final = Endpoint[Rewards, None](
-    "POST",
-    f"{_ATTEMPT}/rewards",
-    Rewards,
-    None,
-    "attempt",
-    "Add rewards by name (attempt, worker or run key)",
-    "Of the attempt, or of one transition; null = nobody scored it.",
-)
-TRACES: Final = Endpoint[bytes, bytes](
-    "POST",
-    f"{_ATTEMPT}/v1/traces",
-    bytes,
-    bytes,
-    "attempt",
-    "Export spans: OTLP over HTTP, protobuf or JSON, plain or gzip (attempt, worker or run key)",
-    "Spans of tools become tool calls. Repeating an export adds nothing; spans without an id are told of as a partial success.",
-)
-REPORT_REWARDS: Final = Endpoint[ReportedRewards, None](
-    "POST",
-    f"{_AGENT}/rewards",
-    ReportedRewards,
-    None,
-    "attempt",
-    "Report rewards by name (the attempt's key)",
-    "Of the rollout, or of the model call whose answer has the id `call`. The last value of a name stands.",
-)
-REPORT_TOOL_CALLS: Final = Endpoint[ReportedToolCalls, None](
-    "POST",
-    f"{_AGENT}/tool_calls",
-    ReportedToolCalls,
-    None,
-    "attempt",
-    "Report tool calls and their outcomes (the attempt's key)",
-    "A repeated `tool_call_id` is kept once.",
+_SPANS: Final = (
+    "Export spans: OTLP over HTTP, protobuf or JSON, plain or gzip (attempt, worker or run key). Spans of tools become tool calls. "
+    "Repeating an export adds nothing; spans without an id are told of as a partial success."
 )
 
-ENDPOINTS: Final[Sequence[Endpoint[Any, Any]]] = (
-    REPORT_REWARDS,
-    REPORT_TOOL_CALLS,
-    LEASE,
-    HEARTBEAT,
-    RESULT,
-    REWARDS,
-    TRACES,
-    CREATE,
-    LIST,
-    ROLLOUT,
-    WAIT,
-    TRAJECTORIES,
-    SCORES,
-    STEP,
-    STEPS,
-    ROLLBACK,
-    CANCEL,
-    RETRY,
-    INTERRUPT,
-    STATUS,
+CREATE = Endpoint[Create, Created]("POST", f"{PREFIX}/rollouts", Create, Created)
+LIST = Endpoint[RolloutFilter, Sequence[RolloutRecord]](
+    "GET", f"{PREFIX}/rollouts", RolloutFilter, list[RolloutRecord], about="List rollouts, newest first."
 )
+ROLLOUT = Endpoint[None, RolloutRecord]("GET", f"{PREFIX}/rollouts/{{rid}}", None, RolloutRecord, about="One rollout with its attempts.")
+WAIT = Endpoint[Wait, Finished]("POST", f"{PREFIX}/wait", Wait, Finished)
+TRAJECTORIES = Endpoint[RolloutIds, Sequence[Trajectory]]("POST", f"{PREFIX}/trajectories", RolloutIds, list[Trajectory])
+SCORES = Endpoint[Scores, None]("POST", f"{PREFIX}/scores", Scores, None)
+STEP = Endpoint[Step, None]("POST", f"{PREFIX}/steps", Step, None)
+STEPS = Endpoint[None, Sequence[StepRecord]]("GET", f"{PREFIX}/steps", None, list[StepRecord], about="List training steps.")
+ROLLBACK = Endpoint[Rollback, Count]("DELETE", f"{PREFIX}/steps", Rollback, Count)
+CANCEL = Endpoint[Cancel, Count]("POST", f"{PREFIX}/cancel", Cancel, Count)
+RETRY = Endpoint[Retry, Count]("POST", f"{PREFIX}/retry", Retry, Count)
+INTERRUPT = Endpoint[Interrupt, Count]("POST", f"{PREFIX}/interrupt", Interrupt, Count)
+STATUS = Endpoint[None, Status]("GET", f"{PREFIX}/status", None, Status, about="Totals, and how policies are served.")
+LEASE = Endpoint[LeaseRequest, Lease | None]("POST", f"{PREFIX}/leases", LeaseRequest, Lease | None, "worker")
+HEARTBEAT = Endpoint[Heartbeat, StillOurs]("POST", f"{_ATTEMPT}/heartbeat", Heartbeat, StillOurs, "ended_attempt")
+RESULT = Endpoint[Result, ResultKept]("POST", f"{_ATTEMPT}/result", Result, ResultKept, "ended_attempt")
+REWARDS = Endpoint[Rewards, None]("POST", f"{_ATTEMPT}/rewards", Rewards, None, "attempt")
+TRACES = Endpoint[bytes, bytes]("POST", f"{_ATTEMPT}/v1/traces", bytes, bytes, "attempt", about=_SPANS)
+REPORT_REWARDS = Endpoint[ReportedRewards, None]("POST", f"{_AGENT}/rewards", ReportedRewards, None, "attempt")
+REPORT_TOOL_CALLS = Endpoint[ReportedToolCalls, None]("POST", f"{_AGENT}/tool_calls", ReportedToolCalls, None, "attempt")
+
+ENDPOINTS: Final[Sequence[Endpoint[Any, Any]]] = tuple(value for value in vars().values() if isinstance(value, Endpoint))

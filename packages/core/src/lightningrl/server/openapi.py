@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +38,8 @@ def _operation(endpoint: Endpoint[Any, Any], named: dict[str, Any], components: 
         {"name": name, "in": "path", "required": True, "schema": {"type": "integer" if name == "n" else "string"}}
         for name in re.findall(r"{(\w+)}", endpoint.path)
     ]
-    operation: dict[str, Any] = {"summary": endpoint.summary, "description": endpoint.about, "tags": [endpoint.who]}
+    about = " ".join((endpoint.about or inspect.getdoc(endpoint.body) or "").split())
+    operation: dict[str, Any] = {"summary": about.partition(". ")[0].rstrip("."), "description": about, "tags": [endpoint.who]}
     if endpoint.body is bytes:
         binary = {"schema": {"type": "string", "format": "binary"}}
         operation["requestBody"] = {"required": True, "content": {"application/x-protobuf": binary, "application/json": {"schema": {}}}}

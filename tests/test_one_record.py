@@ -1,0 +1,97 @@
+"""A noun has one definition: what a new field of a Transition costs, and how often the fields of a record are listed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lightningrl
+from lightningrl.store.protocol import Lease, Score
+from lightningrl.types import Trajectory, Transition
+
+SOURCES = Path(lightningrl.__file__).parent
+
+EDITS = (
+    ("types.py", "    trainable: bool = True\n", "    trainable: bool = True\n    replayed_from: str | None = None\n"),
+    (
+        "store/schema.py",
+        '    Column("history_key", Text),\n',
+        '    Column("history_key", Text),\n    Column("replayed_from", CleanText),\n',
+    ),
+)
+"""A store that exists needs a third: the line of its migration."""
+
+GOES_ALL_THE_WAY = """
+import asyncio, sys
+from lightningrl import wire
+from lightningrl.store import SqlStore
+from lightningrl.testing.store_conformance import leased, make_call, make_spec
+from lightningrl.types import Outcome
+
+async def main(url):
+    store = await SqlStore.open(url)
+    await store.create_rollouts([make_spec("a")])
+    await store.append_call(make_call(await leased(store), "c0", [1], [2], replayed_from="earlier"))
+    await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+    (call,) = await store.calls("a", 1)
+    (sent,) = wire.decode_trajectories(wire.encode_trajectories(await store.trajectories(["a"])))
+    await store.close()
+    print(call.transition.replayed_from, sent.transitions[0].replayed_from)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_a_new_field_of_a_transition_is_two_edits(tmp_path: Path) -> None:
+    shutil.copytree(SOURCES, tmp_path / "lightningrl", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, old, new in EDITS:
+        path = tmp_path / "lightningrl" / name
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, (name, old)
+        path.write_text(text.replace(old, new), encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, "-c", GOES_ALL_THE_WAY, f"sqlite:///{tmp_path}/store.db"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stdout == "earlier earlier\n", ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("record", "places"),
+    [
+        (Transition, {"types.py", "gateway/calls.py", "testing/groups.py"}),  # its definition, who makes it, who makes one up
+        (Trajectory, {"types.py", "store/trajectories.py"}),
+        (Lease, {"store/protocol.py", "store/sql.py", "runtime/pool.py", "testing/scripted_server.py"}),
+        (Score, {"store/protocol.py", "store/reads.py", "training/scoring.py", "testing/store_conformance.py"}),
+    ],
+)
+def test_the_fields_of_a_record_are_listed_where_it_is_defined_and_made(record: type, places: set[str]) -> None:
+    fields = set(record.__slots__)  # type: ignore[attr-defined]
+    found = {
+        str(path.relative_to(SOURCES))
+        for path in SOURCES.rglob("*.py")
+        for names in _lists_of_names(ast.parse(path.read_text(encoding="utf-8")))
+        if len(fields & names) > 0.7 * len(fields)
+    }
+    assert found == places
+
+
+def _lists_of_names(tree: ast.AST) -> Iterator[set[str]]:
+    """The fields that a class, the keywords that a call, and the keys that a dict names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield {item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
+        elif isinstance(node, ast.Call):
+            yield {keyword.arg for keyword in node.keywords if keyword.arg}
+        elif isinstance(node, ast.Dict):
+            yield {key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
