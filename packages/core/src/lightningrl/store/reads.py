@@ -215,7 +215,7 @@ class Reader:
             raise UnknownRecord(f"no rollout {rollout_id!r}; list them to see which there are")
         return found[0]
 
-    def list_rollouts(self, db: Connection, where: RolloutFilter) -> tuple[RolloutRecord, ...]:
+    def list_rollouts(self, db: Connection, where: RolloutFilter = RolloutFilter()) -> tuple[RolloutRecord, ...]:  # noqa: B008
         wanted = {
             rollouts.c.state: where.state,
             rollouts.c.outcome: where.outcome,

@@ -11,10 +11,10 @@ import hmac
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -27,23 +27,18 @@ from lightningrl.store.protocol import (
     AttemptInfo,
     CallRecord,
     Lease,
-    RolloutFilter,
-    RolloutRecord,
-    Score,
-    SpanRecord,
-    StepRecord,
     StoreCounts,
-    ToolCallRecord,
 )
 from lightningrl.store.reads import Reader, decode_task
 from lightningrl.store.trajectories import read_trajectories
 from lightningrl.store.transaction import Ended, Event, Leased, Queued, Transaction, over
 from lightningrl.store.writer import Writer
-from lightningrl.types import OtherCall, Outcome, RolloutSpec, RolloutState, Trajectory
+from lightningrl.types import RolloutSpec, RolloutState
 
 __all__ = ["SqlStore"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +54,24 @@ class _Waiter:
         self.finished |= rollout_ids & self.wanted
         if len(self.finished) >= self.enough:
             self.ready.set()
+
+
+def _writing(op: Callable[Concatenate[Transaction, P], T]) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
+    """The method that does `op` in a transaction."""
+
+    async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._write(lambda tx: op(tx, *args, **kwargs))
+
+    return method
+
+
+def _reading(query: Callable[Concatenate[Reader, Connection, P], T]) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
+    """The method that asks `query`."""
+
+    async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._read(lambda db: query(self._reader, db, *args, **kwargs))
+
+    return method
 
 
 class SqlStore:
@@ -166,7 +179,7 @@ class SqlStore:
         """End attempts whose lease is over, as soon as it is."""
         while not self._closing:
             try:
-                self._next_expiry = await self._write(lambda tx: writes.expire(tx, time.time()))
+                self._next_expiry = await self._write(writes.expire)
             except StoreError:
                 self._next_expiry = time.time() + 1.0  # no room, perhaps: the next lease tries again too
             self._expiry_changed.clear()
@@ -181,7 +194,7 @@ class SqlStore:
     # ------------------------------------------------------------------ rollouts and attempts
 
     async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int:
-        return await self._write(lambda tx: writes.create_rollouts(tx, specs, time.time())) if specs else 0
+        return await self._write(lambda tx: writes.create_rollouts(tx, specs)) if specs else 0
 
     async def lease(self, worker_id: str, lease_s: float, wait_s: float = 0.0, *, exclusive: bool = False) -> Lease | None:
         until = self._loop.time() + wait_s
@@ -200,10 +213,9 @@ class SqlStore:
 
     async def _lease_now(self, worker_id: str, lease_s: float, *, exclusive: bool) -> Lease | None:
         key = secrets.token_urlsafe(24)
-        expires_at = time.time() + lease_s
 
         def op(tx: Transaction) -> Lease | None:
-            taken = writes.lease(tx, worker_id, _digest(key), lease_s, expires_at - lease_s, exclusive=exclusive)
+            taken = writes.lease(tx, worker_id, _digest(key), lease_s, exclusive=exclusive)
             if taken is None:
                 return None
             row = self._reader.leased(tx.db, taken[0])
@@ -214,7 +226,7 @@ class SqlStore:
                 mode=row.mode,
                 timeout_s=row.timeout_s,
                 key=key,
-                expires_at=expires_at,
+                expires_at=tx.now + lease_s,
             )
 
         def orphaned(lease: Lease | None) -> None:
@@ -228,28 +240,11 @@ class SqlStore:
         self._ended += 1
         self._keys.pop((rollout_id, attempt), None)
 
-    async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
-        return await self._write(lambda tx: writes.heartbeat(tx, rollout_id, attempt, lease_s, time.time()))
-
-    async def finish_attempt(
-        self,
-        rollout_id: str,
-        attempt: int,
-        outcome: Outcome,
-        output: Any = None,
-        error: str | None = None,
-        duration_s: float = 0.0,
-    ) -> RolloutState:
-        return await self._write(lambda tx: writes.finish(tx, rollout_id, attempt, outcome, output, error, duration_s, time.time()))
-
-    async def interrupt(self, reason: str) -> int:
-        return await self._write(lambda tx: writes.interrupt(tx, reason, time.time()))
-
-    async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        return await self._write(lambda tx: writes.cancel(tx, rollout_ids, time.time()))
-
-    async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
-        return await self._write(lambda tx: writes.retry(tx, rollout_ids, timeout_s))
+    heartbeat = _writing(writes.heartbeat)
+    finish_attempt = _writing(writes.finish_attempt)
+    interrupt = _writing(writes.interrupt)
+    cancel = _writing(writes.cancel)
+    retry = _writing(writes.retry)
 
     async def wait_finished(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> tuple[str, ...]:
         wanted = frozenset(rollout_ids)
@@ -283,56 +278,27 @@ class SqlStore:
             self._keys[place] = known[0], replace(known[1], has_calls=True)
         return kept
 
-    async def calls(self, rollout_id: str, attempt: int) -> tuple[CallRecord, ...]:
-        return await self._read(lambda db: self._reader.attempt_calls(db, rollout_id, attempt))
-
-    async def call_ids(self, rollout_id: str, attempt: int) -> frozenset[str]:
-        return await self._read(lambda db: self._reader.call_ids(db, rollout_id, attempt))
-
-    async def tool_call_ids(self, rollout_id: str, attempt: int) -> frozenset[str]:
-        return await self._read(lambda db: self._reader.tool_call_ids(db, rollout_id, attempt))
-
-    async def append_tool_calls(self, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
-        return await self._write(lambda tx: writes.append_tool_calls(tx, rollout_id, attempt, tool_calls))
-
-    async def append_other_calls(self, rollout_id: str, attempt: int, calls: Sequence[OtherCall]) -> None:
-        await self._write(lambda tx: writes.append_other_calls(tx, rollout_id, attempt, calls))
-
-    async def append_spans(self, rollout_id: str, attempt: int, spans: Sequence[SpanRecord]) -> None:
-        await self._write(lambda tx: writes.append_spans(tx, rollout_id, attempt, spans))
+    calls = _reading(Reader.attempt_calls)
+    call_ids = _reading(Reader.call_ids)
+    tool_call_ids = _reading(Reader.tool_call_ids)
+    append_tool_calls = _writing(writes.append_tool_calls)
+    append_other_calls = _writing(writes.append_other_calls)
+    append_spans = _writing(writes.append_spans)
 
     # ------------------------------------------------------------------ rewards, scores, steps
 
-    async def add_rewards(
-        self, rollout_id: str, attempt: int, rewards: Mapping[str, float | None], transition_id: str | None = None
-    ) -> None:
-        await self._write(lambda tx: writes.add_rewards(tx, rollout_id, attempt, rewards, transition_id))
-
-    async def set_scores(self, scores: Sequence[Score]) -> None:
-        await self._write(lambda tx: writes.set_scores(tx, scores))
-
-    async def scores(self, rollout_ids: Sequence[str]) -> tuple[Score, ...]:
-        return await self._read(lambda db: self._reader.scores(db, rollout_ids))
-
-    async def trajectories(self, rollout_ids: Sequence[str]) -> tuple[Trajectory, ...]:
-        return await self._read(lambda db: read_trajectories(self._reader, db, rollout_ids))
-
-    async def mark_trained(self, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None:
-        await self._write(lambda tx: writes.mark_trained(tx, step, rollout_ids, metrics, time.time()))
-
-    async def rollback_steps(self, after: int) -> int:
-        return await self._write(lambda tx: writes.rollback_steps(tx, after))
-
-    async def steps(self) -> tuple[StepRecord, ...]:
-        return await self._read(self._reader.steps)
+    add_rewards = _writing(writes.add_rewards)
+    set_scores = _writing(writes.set_scores)
+    scores = _reading(Reader.scores)
+    trajectories = _reading(read_trajectories)
+    mark_trained = _writing(writes.mark_trained)
+    rollback_steps = _writing(writes.rollback_steps)
+    steps = _reading(Reader.steps)
 
     # ------------------------------------------------------------------ looking
 
-    async def rollout(self, rollout_id: str) -> RolloutRecord:
-        return await self._read(lambda db: self._reader.rollout(db, rollout_id))
-
-    async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> tuple[RolloutRecord, ...]:  # noqa: B008
-        return await self._read(lambda db: self._reader.list_rollouts(db, where))
+    rollout = _reading(Reader.rollout)
+    list_rollouts = _reading(Reader.list_rollouts)
 
     async def counts(self) -> StoreCounts:
         return await self._read(lambda db: self._reader.counts(db, self._late))

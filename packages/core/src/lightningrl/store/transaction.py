@@ -5,6 +5,7 @@ The memory is only ever a copy of what is committed or about to be: a rollback e
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -73,12 +74,15 @@ class Transaction:
         self._events: list[Event] = []
         self._live: dict[tuple[str, int], LiveAttempt] = {}
         self._words: dict[str, int] = {}
+        self.now = 0.0
+        """Unix seconds at the beginning of the transaction."""
         self.reader = Reader()
         """What it has read may not be committed yet: forgotten with a rollback, like the rest."""
 
     @contextmanager
     def begin(self) -> Iterator[None]:
         """Commit what is done inside, or undo all of it."""
+        self.now = time.time()
         try:
             if self._connection is None:
                 self._connection = self._database.writing.connect()
@@ -173,13 +177,12 @@ class Transaction:
         row: Any,
         outcome: Outcome,
         *,
-        now: float,
         again: bool,
         forgive: bool = False,
         **values: Any,
     ) -> RolloutState:
         """End the running attempt of `row`; its rollout succeeds, fails, or is queued `again`. `forgive`: the try is not charged."""
-        self.db.execute(update(attempts).where(attempts.c.pk == row.pk).values(outcome=outcome, ended_at=now, **values))
+        self.db.execute(update(attempts).where(attempts.c.pk == row.pk).values(outcome=outcome, ended_at=self.now, **values))
         state = RolloutState.QUEUED if again else RolloutState.SUCCEEDED if outcome is Outcome.SUCCEEDED else RolloutState.FAILED
         self.db.execute(
             update(rollouts)

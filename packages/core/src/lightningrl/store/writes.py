@@ -12,6 +12,7 @@ from sqlalchemy import delete, func, insert, select, update
 
 from lightningrl.clean import clean_text
 from lightningrl.errors import StoreError
+from lightningrl.store import schema
 from lightningrl.store.codec import encode_advantages, encode_json, encode_tokens
 from lightningrl.store.errors import Conflict, UnknownRecord
 from lightningrl.store.protocol import RETRYABLE, CallRecord, Score, SpanRecord, ToolCallRecord
@@ -23,7 +24,6 @@ from lightningrl.store.schema import (
     other_calls,
     rewards,
     rollouts,
-    scores,
     spans,
     steps,
     tasks,
@@ -43,7 +43,7 @@ __all__ = [
     "cancel",
     "create_rollouts",
     "expire",
-    "finish",
+    "finish_attempt",
     "heartbeat",
     "interrupt",
     "lease",
@@ -63,7 +63,7 @@ ERROR_LIMIT = 100_000
 """Characters of what an agent raised; the rest is cut off."""
 
 
-def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec], now: float) -> int:
+def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec]) -> int:
     known: dict[str, Any] = {}
     for ids in chunks([spec.id for spec in specs]):
         known |= {one.id: one for one in tx.db.execute(select(rollouts).where(rollouts.c.id.in_(ids)))}
@@ -81,7 +81,7 @@ def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec], now: float) -
         if before is not None:
             _same(before, row, spec.id)
             continue
-        more = {"max_attempts": spec.max_attempts, "timeout_s": spec.timeout_s, "state": RolloutState.QUEUED, "created_at": now}
+        more = {"max_attempts": spec.max_attempts, "timeout_s": spec.timeout_s, "state": RolloutState.QUEUED, "created_at": tx.now}
         known[spec.id] = tx.db.execute(insert(rollouts).values(row | more).returning(rollouts)).one()
         created += 1
     if created:
@@ -106,11 +106,11 @@ def _task(tx: Transaction, spec: RolloutSpec) -> int:
     return int(tx.db.execute(insert(tasks).values(row).returning(tasks.c.pk)).scalar_one())
 
 
-def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, now: float, *, exclusive: bool) -> tuple[str, int] | None:
+def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, *, exclusive: bool) -> tuple[str, int] | None:
     """Rollout id and attempt number."""
-    expire(tx, now)
+    expire(tx)
     if exclusive:
-        interrupt(tx, f"worker {worker_id!r} asked for other work, so it does not run this attempt", now, worker_id)
+        interrupt(tx, f"worker {worker_id!r} asked for other work, so it does not run this attempt", worker_id)
     oldest = select(rollouts.c.pk, rollouts.c.id, rollouts.c.started).where(rollouts.c.state == RolloutState.QUEUED)
     row = tx.db.execute(oldest.order_by(rollouts.c.pk).limit(1)).one_or_none()
     if row is None:
@@ -118,11 +118,11 @@ def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, now: f
     number = row.started + 1
     tx.db.execute(
         insert(attempts).values(
-            rollout_pk=row.pk, number=number, worker_id=worker_id, key_digest=digest, expires_at=now + lease_s, started_at=now
+            rollout_pk=row.pk, number=number, worker_id=worker_id, key_digest=digest, expires_at=tx.now + lease_s, started_at=tx.now
         )
     )
     tx.db.execute(update(rollouts).where(rollouts.c.pk == row.pk).values(state=RolloutState.RUNNING, started=number))
-    tx.add_event(Leased(now + lease_s))
+    tx.add_event(Leased(tx.now + lease_s))
     return row.id, number
 
 
@@ -139,27 +139,27 @@ def release(tx: Transaction, rollout_id: str, attempt: int) -> None:
     tx.add_event(Queued())
 
 
-def heartbeat(tx: Transaction, rollout_id: str, attempt: int, lease_s: float, now: float) -> bool:
+def heartbeat(tx: Transaction, rollout_id: str, attempt: int, lease_s: float) -> bool:
     row = tx.attempt(rollout_id, attempt)
     if row.outcome is not None:
         return False
-    tx.db.execute(update(attempts).where(attempts.c.pk == row.pk).values(expires_at=now + lease_s))
-    tx.add_event(Leased(now + lease_s))
+    tx.db.execute(update(attempts).where(attempts.c.pk == row.pk).values(expires_at=tx.now + lease_s))
+    tx.add_event(Leased(tx.now + lease_s))
     return True
 
 
-def expire(tx: Transaction, now: float) -> float | None:
+def expire(tx: Transaction) -> float | None:
     """End attempts whose lease is over; returns when the next one will be."""
     running = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.outcome.is_(None))
-    for row in tx.db.execute(running.where(attempts.c.expires_at <= now)).all():
+    for row in tx.db.execute(running.where(attempts.c.expires_at <= tx.now)).all():
         error = f"lease expired: worker {row.worker_id!r} sent no heartbeat in time"
         again = row.number < row.max_attempts + row.forgiven
-        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, now=now, again=again, error=error)
+        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, again=again, error=error)
     soonest = tx.db.execute(select(func.min(attempts.c.expires_at)).where(attempts.c.outcome.is_(None))).scalar()
     return None if soonest is None else float(soonest)
 
 
-def interrupt(tx: Transaction, reason: str, now: float, worker_id: str | None = None) -> int:
+def interrupt(tx: Transaction, reason: str, worker_id: str | None = None) -> int:
     """All running attempts, or those of one worker. Not charged, the first `MOST_FORGIVEN` times of a rollout."""
     running = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.outcome.is_(None))
     if worker_id is not None:
@@ -168,12 +168,18 @@ def interrupt(tx: Transaction, reason: str, now: float, worker_id: str | None = 
     for row in rows:
         forgive = row.forgiven < MOST_FORGIVEN
         again = forgive or row.number < row.max_attempts + row.forgiven
-        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, now=now, again=again, forgive=forgive, error=reason)
+        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, again=again, forgive=forgive, error=reason)
     return len(rows)
 
 
-def finish(
-    tx: Transaction, rollout_id: str, attempt: int, outcome: Outcome, output: Any, error: str | None, duration_s: float, now: float
+def finish_attempt(
+    tx: Transaction,
+    rollout_id: str,
+    attempt: int,
+    outcome: Outcome,
+    output: Any = None,
+    error: str | None = None,
+    duration_s: float = 0.0,
 ) -> RolloutState:
     row = tx.attempt(rollout_id, attempt)
     if row.outcome is not None:
@@ -190,7 +196,6 @@ def finish(
     return tx.end(
         row,
         outcome,
-        now=now,
         again=again,
         output=None if output is None else body,
         error=None if error is None else error[:ERROR_LIMIT],
@@ -198,7 +203,7 @@ def finish(
     )
 
 
-def cancel(tx: Transaction, rollout_ids: Sequence[str], now: float) -> int:
+def cancel(tx: Transaction, rollout_ids: Sequence[str]) -> int:
     cancelled = 0
     for rollout_id in rollout_ids:
         row = tx.db.execute(select(rollouts.c.pk, rollouts.c.state, rollouts.c.started).where(rollouts.c.id == rollout_id)).one_or_none()
@@ -209,12 +214,14 @@ def cancel(tx: Transaction, rollout_ids: Sequence[str], now: float) -> int:
         if row.state == RolloutState.QUEUED:  # an attempt of no worker, so that every finished rollout has a deciding attempt
             number = row.started + 1
             tx.db.execute(
-                insert(attempts).values(rollout_pk=row.pk, number=number, worker_id="", key_digest=b"", expires_at=now, started_at=now)
+                insert(attempts).values(
+                    rollout_pk=row.pk, number=number, worker_id="", key_digest=b"", expires_at=tx.now, started_at=tx.now
+                )
             )
             tx.db.execute(update(rollouts).where(rollouts.c.pk == row.pk).values(started=number))
         else:
             number = row.started
-        tx.end(tx.attempt(rollout_id, number), Outcome.CANCELLED, now=now, again=False, error="cancelled")
+        tx.end(tx.attempt(rollout_id, number), Outcome.CANCELLED, again=False, error="cancelled")
         cancelled += 1
     return cancelled
 
@@ -279,11 +286,11 @@ def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[st
     return row
 
 
-def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, records: Sequence[ToolCallRecord]) -> int:
+def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
     live = tx.live(rollout_id, attempt, "a tool call")
-    known = set(tx.db.execute(select(tool_calls.c.span).where(tool_calls.c.attempt_pk == live.pk)).scalars())
+    known = set(tx.db.execute(select(schema.tool_calls.c.span).where(schema.tool_calls.c.attempt_pk == live.pk)).scalars())
     rows = []
-    for record in records:
+    for record in tool_calls:
         span = None if record.span_id is None else clean_text(record.span_id)
         if span is not None and span in known:
             continue
@@ -298,21 +305,21 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, records: S
         }
         rows.append(row)
     if rows:
-        tx.db.execute(insert(tool_calls), rows)
+        tx.db.execute(insert(schema.tool_calls), rows)
     return len(rows)
 
 
-def append_other_calls(tx: Transaction, rollout_id: str, attempt: int, records: Sequence[OtherCall]) -> None:
+def append_other_calls(tx: Transaction, rollout_id: str, attempt: int, calls: Sequence[OtherCall]) -> None:
     live = tx.live(rollout_id, attempt, "a call")
     rows = [
         {name: getattr(record, name) for name in OtherCall.__slots__} | {"attempt_pk": live.pk, "agent": tx.word_or_none(record.agent)}
-        for record in records
+        for record in calls
     ]
     if rows:
         tx.db.execute(insert(other_calls), rows)
 
 
-def append_spans(tx: Transaction, rollout_id: str, attempt: int, records: Sequence[SpanRecord]) -> None:
+def append_spans(tx: Transaction, rollout_id: str, attempt: int, spans: Sequence[SpanRecord]) -> None:
     live = tx.live(rollout_id, attempt, "a span")
     rows = [
         {
@@ -321,19 +328,21 @@ def append_spans(tx: Transaction, rollout_id: str, attempt: int, records: Sequen
             "parent": record.parent_span_id,
             "agent": tx.word_or_none(record.agent),
         }
-        for record in records
+        for record in spans
     ]
-    tx.replace(spans, rows)
+    tx.replace(schema.spans, rows)
 
 
-def add_rewards(tx: Transaction, rollout_id: str, attempt: int, values: Mapping[str, float | None], transition_id: str | None) -> None:
+def add_rewards(
+    tx: Transaction, rollout_id: str, attempt: int, rewards: Mapping[str, float | None], transition_id: str | None = None
+) -> None:
     row = tx.attempt(rollout_id, attempt)
     indices = {} if transition_id is None else _indices(tx, row.pk)
-    tx.replace(rewards, _reward_rows(tx, row.pk, rollout_id, indices, {transition_id: values}))
+    tx.replace(schema.rewards, _reward_rows(tx, row.pk, rollout_id, indices, {transition_id: rewards}))
 
 
-def set_scores(tx: Transaction, given: Sequence[Score]) -> None:
-    for score in given:
+def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
+    for score in scores:
         row = tx.attempt(score.rollout_id, score.attempt)
         if row.outcome is None:
             raise Conflict(f"attempt {score.attempt} of rollout {score.rollout_id!r} still runs; score it when it has ended")
@@ -341,7 +350,7 @@ def set_scores(tx: Transaction, given: Sequence[Score]) -> None:
         values: dict[str | None, Mapping[str, float | None]] = {None: score.rewards}
         values.update(score.transition_rewards)
         tx.replace(rewards, _reward_rows(tx, row.pk, score.rollout_id, indices, values))
-        tx.replace(scores, [{"attempt_pk": row.pk, "reward": _finite(score.reward, "reward", score.rollout_id)}])
+        tx.replace(schema.scores, [{"attempt_pk": row.pk, "reward": _finite(score.reward, "reward", score.rollout_id)}])
         rows = [
             {
                 "attempt_pk": row.pk,
@@ -385,7 +394,7 @@ def _finite(value: float | None, name: str, rollout_id: str) -> float | None:
     return value
 
 
-def mark_trained(tx: Transaction, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float], now: float) -> None:
+def mark_trained(tx: Transaction, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None:
     wanted = tuple(dict.fromkeys(rollout_ids))
     if len(wanted) != len(rollout_ids):
         raise Conflict(f"step {step} names a rollout twice; a rollout is trained once")
@@ -405,7 +414,7 @@ def mark_trained(tx: Transaction, step: int, rollout_ids: Sequence[str], metrics
         taken = tx.db.execute(select(trained).where(trained.c.rollout_pk.in_(some)).limit(1)).one_or_none()
         if taken is not None:
             raise Conflict(f"rollout {names[taken.rollout_pk]!r} was trained in step {taken.step}; a rollout is trained once")
-    tx.db.execute(insert(steps).values(step=step, metrics=dict(metrics), at=now))
+    tx.db.execute(insert(steps).values(step=step, metrics=dict(metrics), at=tx.now))
     if pks:
         tx.db.execute(insert(trained), [{"rollout_pk": pks[rollout_id], "step": step} for rollout_id in wanted])
 
