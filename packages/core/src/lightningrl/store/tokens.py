@@ -9,14 +9,16 @@ A call whose parent is the end of a chain goes on with it; a second child starts
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Row
 
 from lightningrl.store.codec import decode_floats, decode_json, decode_many, decode_span
 from lightningrl.types import FinishReason, IntArray, SamplingSettings, Transition
+
+if TYPE_CHECKING:
+    from sqlalchemy import Row
 
 __all__ = ["assemble", "build_transition", "prompts_and_completions"]
 
