@@ -85,7 +85,7 @@ rollouts = Table(
     Column("deciding", Integer),
     Column("created_at", Float, nullable=False),
 )
-Index("rollouts_queue", rollouts.c.pk, sqlite_where=text("state = 'queued'"), postgresql_where=text("state = 'queued'"))
+Index("rollouts_queue", rollouts.c.pk, sqlite_where=text("state = 'queued'"))
 Index("rollouts_step", rollouts.c.step)
 
 attempts = Table(
@@ -105,7 +105,7 @@ attempts = Table(
     Column("duration_s", Float, nullable=False, server_default="0"),
     UniqueConstraint("rollout_pk", "number"),
 )
-Index("attempts_running", attempts.c.expires_at, sqlite_where=text("outcome IS NULL"), postgresql_where=text("outcome IS NULL"))
+Index("attempts_running", attempts.c.expires_at, sqlite_where=text("outcome IS NULL"))
 
 calls = Table(
     "calls",
@@ -156,7 +156,7 @@ tool_calls = Table(
     Column("started_at", Float, nullable=False),
     UniqueConstraint("attempt_pk", "span"),
 )
-Index("tool_calls_attempt", tool_calls.c.attempt_pk, sqlite_where=text("span IS NULL"), postgresql_where=text("span IS NULL"))
+Index("tool_calls_attempt", tool_calls.c.attempt_pk, sqlite_where=text("span IS NULL"))
 
 spans = Table(
     "spans",
