@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable
+from importlib.metadata import requires
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from sizes import PATIENCE_S
 
-from lightningrl.hints import EXTRAS
+from lightningrl.hints import EXTRAS, missing_hint
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.testing.whole_path import RUN_KEY, running_services
@@ -120,6 +122,14 @@ def test_help_plugins_and_the_public_names_need_none_of_the_extras(bare: dict[st
         "for module in pkgutil.iter_modules(lightningrl.runtime.__path__): importlib.import_module(f'lightningrl.runtime.{module.name}')\n",
     )
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_every_package_of_an_extra_has_its_hint(extra: str) -> None:
+    brought = {re.split(r"[^\w-]", line)[0] for line in requires("lightningrl") or () if re.search(rf"extra == ['\"]{extra}['\"]", line)}
+    assert brought
+    for package in brought:
+        assert missing_hint(f"{package}.inner") == f"{package!r} is not installed; it comes with: pip install 'lightningrl[{extra}]'"
 
 
 def test_a_command_that_needs_more_says_what_installs_it(bare: dict[str, str], tmp_path: Path) -> None:

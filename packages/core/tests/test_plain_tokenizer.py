@@ -72,6 +72,7 @@ def test_a_policys_own_tokenizer_is_read_like_transformers_reads_it(folder: Path
     for messages in CONVERSATIONS:
         for options in ({}, {"tools": [TOOL], "add_generation_prompt": True}):
             assert said(ours, messages, **options) == said(theirs, messages, **options)
+            assert said(ours, messages, chat_template="{{ messages }}") == said(theirs, messages, chat_template="{{ messages }}")
             assert not messages or ours.decode(ours.encode(said(ours, messages))) == theirs.decode(theirs.encode(said(theirs, messages)))
 
 

@@ -15,10 +15,14 @@ from typing import Any, Final
 __all__ = ["PlainTokenizer"]
 
 NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-KNOWN: Final = {"backend", "clean_up_tokenization_spaces", "extra_special_tokens", "is_local", "local_files_only", "model_max_length"}
-KNOWN |= {"tokenizer_class", *NAMED}
+KNOWN: Final = {"backend", "clean_up_tokenization_spaces", "extra_special_tokens", "is_local", "local_files_only", *NAMED} | {
+    "model_max_length",
+    "tokenizer_class",
+}
+"""Of `tokenizer_config.json`: keys that change no token, or that are read below."""
 FILES: Final = {"special_tokens_map.json", "added_tokens.json", "additional_chat_templates"}
 """Where older versions keep tokens and newer ones more templates."""
+THEIRS: Final = {"chat_template", "continue_final_message", "documents", "return_assistant_tokens_mask", "sanitize_control_tokens"}
 MOST_TOKENS: Final = 100_000
 """transformers looks at larger vocabularies for a mistake that some were published with."""
 
@@ -71,8 +75,8 @@ class PlainTokenizer:
         return str(self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def apply_chat_template(self, messages: Any, *, tokenize: bool = True, **options: Any) -> Any:
-        """The template's text; its tokens are transformers'."""
-        if tokenize or self.chat_template is None:
+        """The template's text; its tokens, and options that are no variables of the template, are transformers'."""
+        if tokenize or self.chat_template is None or not THEIRS.isdisjoint(options):
             return self._whole.apply_chat_template(messages, tokenize=tokenize, **options)
         return self._render(messages, **{**self.special_tokens_map, **options})
 
