@@ -25,7 +25,7 @@ quickstart: .venv/.installed  ## Train an unchanged LangGraph text-to-SQL agent 
 test: .venv/.installed  ## Run all tests, at a size that tells: a quarter of an hour on two cores
 	@$(BIN)/$(PYTEST) $(LIGHT) --durations=10
 
-test-long: .venv/.installed  ## Run all tests at full size: attribution, crashes, fuzz, every page's block in a fresh process
+test-long: .venv/.installed  ## Run all tests at full size: attribution, crashes, fuzz, the pages from built wheels
 	@$(BIN)/$(PYTEST) $(LIGHT) --durations=20 --long
 
 test-verl: .venv-verl/.installed  ## Run all tests of the verl backend: verl, Ray and vLLM for real, on the CPU; most of an hour

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from attribution import Crowd
 from hypothesis import settings
+from installed import install_as_the_pages_say
 from sizes import LONG, PATIENCE_S, sized
 from warm import WarmCommand
 
@@ -168,11 +169,18 @@ def first_agent(warm: WarmCommand, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder / "first"
 
 
+@pytest.fixture(scope="session")
+def installed_commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The commands of one environment for all pages; see tests/support/installed.py."""
+    base = tmp_path_factory.getbasetemp()
+    return install_as_the_pages_say((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "installed")
+
+
 @pytest.fixture
-def run_page(tmp_path: Path, warm: WarmCommand, request: pytest.FixtureRequest) -> Callable[..., str]:
+def run_page(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., str]:
     """Run every fenced block of a page in an empty folder, top to bottom: titled ones are files, bash is run, but for `make`, `pip` and
-    `source`. Returns what was said. With `--long` each `lightningrl` is a fresh process, as a reader's is; without it, `init first` is a
-    copy of `first_agent`."""
+    `source`. Returns what was said. With `--long` each command is a fresh process of an environment that was made as the pages say, with
+    our packages from built wheels, as a reader's is; without it, `init first` is a copy of `first_agent`."""
     fence = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     is_fresh = sized(False, True)
 
@@ -184,6 +192,7 @@ def run_page(tmp_path: Path, warm: WarmCommand, request: pytest.FixtureRequest) 
             shutil.copytree(request.getfixturevalue("first_agent"), tmp_path / "first")
             return ""
         if words[0] == "lightningrl" and not is_fresh:
+            warm: WarmCommand = request.getfixturevalue("warm")
             ran = warm.run(*words, cwd=tmp_path, environment=environment)
         else:
             whole = {**os.environ, **environment}
@@ -192,7 +201,8 @@ def run_page(tmp_path: Path, warm: WarmCommand, request: pytest.FixtureRequest) 
         return ran.stdout
 
     def run(page: str, **environment: str) -> str:
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        commands = request.getfixturevalue("installed_commands") if is_fresh else Path(sys.executable).parent
+        path = f"{commands}:{os.environ['PATH']}"
         said = ""
         for language, title, body in (match.groups() for match in fence.finditer((ROOT / page).read_text(encoding="utf-8"))):
             assert title or language in {"bash", "text"}, f"a block of {page} in {language} has no title, so nothing runs it"

@@ -150,6 +150,16 @@ def test_names_of_other_trainers_point_to_ours(here: Path, key: str, says: str) 
     assert says in refused(here, **{key: 1})
 
 
+def test_a_missing_model_hides_no_mistyped_key(here: Path) -> None:
+    recipe = RECIPE.replace('model = "model"', "")
+    (here / "recipe.toml").write_text(recipe + "\n[loop]\ngroupsize = 4\n[learner]\nlr = 1e-3\n")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(here / "recipe.toml")
+    assert "'policy.model' is missing; say which model is trained" in str(caught.value)
+    assert "; also unknown key 'loop.groupsize'; did you mean 'group_size'?" in str(caught.value)
+    assert "; also unknown key 'learner.lr'; did you mean 'learning_rate'?" in str(caught.value)
+
+
 def test_no_rewards_is_one_sentence_with_what_to_write(here: Path) -> None:
     (here / "recipe.toml").write_text(RECIPE.replace('[rewards.right]\nuse = "hour_data.py:right"', ""))
     said = refused(here)

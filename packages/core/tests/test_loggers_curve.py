@@ -63,7 +63,7 @@ def test_missing_matplotlib_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     metrics = write_metrics(tmp_path / "metrics.jsonl", steps=2)
     for name in [found for found in sys.modules if found.partition(".")[0] == "matplotlib"] + ["matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match="pip install matplotlib"):
+    with pytest.raises(ConfigError, match=r"pip install 'lightningrl\[plot\]'"):
         draw_curve(metrics, tmp_path / "curve.png")
 
 

@@ -96,5 +96,5 @@ def test_a_phase_has_a_clock_of_its_own_and_learning_is_not_called_rollouts() ->
     assert (learning.description, learning.total, learning is rollouts) == ("learning", None, False)
     progress.step(1, 2, METRICS, {"succeeded": 8})
     console = Console(file=said, width=100)
-    console.print(progress._render())
+    console.print(progress)
     assert "loss -0.0021" in said.getvalue()

@@ -18,9 +18,10 @@ from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from pydantic import Field
+from pydantic_core import ErrorDetails
 
 from lightningrl.errors import ConfigError
-from lightningrl.hints import key_hint
+from lightningrl.hints import ELSEWHERE, LEARNER, key_hint
 from lightningrl.types import Outcome, SamplingSettings
 
 __all__ = [
@@ -431,18 +432,29 @@ def _validate(data: Mapping[str, Any], source: str) -> Recipe:
     try:
         return Recipe.model_validate(data)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            hint = key_hint(str(first["loc"][-1]), _known_keys(first["loc"][:-1]), _all_keys())
-            raise ConfigError(f"{source}: unknown key {key!r}; {hint}") from None
-        if first["type"] == "value_error":
-            where = f"{source}: {key}" if key else source
-            raise ConfigError(f"{where}: {first['ctx']['error']}") from None
-        if first["type"] in {"missing", "too_short"}:
-            raise ConfigError(f"{source}: {key!r} is missing; {MISSING.get(key, 'add it')}") from None
-        got = "" if isinstance(first["input"], dict | list) else f", got {first['input']!r}"
-        raise ConfigError(f"{source}: {key!r}: {first['msg']}{got}"[:400]) from None
+        first, *others = error.errors()
+        slips = [_sentence(other) for other in others if other["type"] == "extra_forbidden"] + _learner_slips(data)
+        raise ConfigError(f"{source}: {'; also '.join(dict.fromkeys([_sentence(first), *slips]))}") from None
+
+
+def _sentence(error: ErrorDetails) -> str:
+    """What is wrong, and what to write."""
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {key!r}; {key_hint(str(error['loc'][-1]), _known_keys(error['loc'][:-1]), _all_keys())}"
+    if error["type"] == "value_error":
+        return f"{key}: {error['ctx']['error']}" if key else str(error["ctx"]["error"])
+    if error["type"] in {"missing", "too_short"}:
+        return f"{key!r} is missing; {MISSING.get(key, 'add it')}"
+    got = "" if isinstance(error["input"], dict | list) else f", got {error['input']!r}"
+    return f"{key!r}: {error['msg']}{got}"[:400]
+
+
+def _learner_slips(data: Mapping[str, Any]) -> list[str]:
+    """Settings of the learner that surely are another name's. Only a backend knows all of its own, and it is asked last."""
+    learner = data.get("learner")
+    names = [name for name in learner if name in ELSEWHERE and name not in LEARNER] if isinstance(learner, Mapping) else []
+    return [f"unknown key {f'learner.{name}'!r}; {key_hint(name, sorted(LEARNER), _all_keys())}" for name in names]
 
 
 @cache

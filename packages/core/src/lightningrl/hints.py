@@ -1,4 +1,5 @@
-"""What an unknown key of a recipe was meant to be: a name that other trainers use, a key of another table, or a slip of the pen."""
+"""What an unknown key of a recipe was meant to be (a name that other trainers use, a key of another table, a slip of the pen), and what
+installs a missing package."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-__all__ = ["key_hint"]
+__all__ = ["key_hint", "missing_hint"]
 
 ELSEWHERE: Final[Mapping[str, str]] = {
     "adam_beta1": "learner.betas",
@@ -54,6 +55,24 @@ LEARNER: Final = frozenset(
     | {"learning_rate", "lora", "max_grad_norm", "minibatches", "schedule", "warmup_steps", "weight_decay"}
 )
 """Settings that a trainer backend usually takes."""
+
+EXTRAS: Final[Mapping[str, frozenset[str]]] = {
+    "plot": frozenset({"matplotlib"}),
+    "server": frozenset(
+        {"httptools", "jinja2", "renderers", "sqlalchemy", "starlette", "tokenizers", "transformers", "uvicorn", "uvloop"}
+        | {"websockets"}
+    ),
+}
+"""What each extra of the core brings, by the names of import."""
+
+
+def missing_hint(module: str) -> str | None:
+    """What installs a module that a bare `lightningrl` lacks; None where no extra of ours brings it."""
+    package = module.partition(".")[0]
+    for extra, brings in EXTRAS.items():
+        if package in brings:
+            return f"{package!r} is not installed; it comes with: pip install 'lightningrl[{extra}]'"
+    return None
 
 
 def key_hint(name: str, known: Sequence[str], elsewhere: Iterable[str] = ()) -> str:

@@ -19,10 +19,16 @@ def main() -> None:
 
 def run_command(command: Callable[[], object]) -> None:
     """Run it. Errors of ours end with one sentence and their exit code; others keep their traceback."""
-    from lightningrl.errors import LightningError, Stopped
+    from lightningrl.errors import ConfigError, LightningError, Stopped
+    from lightningrl.hints import missing_hint
 
     try:
-        command()
+        try:
+            command()
+        except ModuleNotFoundError as error:
+            if (hint := missing_hint(error.name or "")) is None:
+                raise
+            raise ConfigError(hint) from error
     except LightningError as error:
         from rich.console import Console
 

@@ -16,6 +16,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.runtime.launcher import build_launcher
 from lightningrl.training.parts import check_agent_file
+from lightningrl.training.workers import start_pool
 
 __all__ = ["parse_workers", "work_command"]
 
@@ -41,8 +42,6 @@ def work_command(source: Path, *, server: str, key: str, settings: Mapping[str, 
     check_agent_file(recipe)
 
     async def main() -> None:
-        from lightningrl.training.session import start_pool
-
         cancel_on_signals()
         pool = start_pool(recipe, server, key, None, launcher)
         assert pool is not None

@@ -43,7 +43,7 @@ def draw_curve(
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError(f"the learning curve cannot be drawn ({error}); install it with `pip install matplotlib`") from error
+        raise ConfigError(f"the learning curve cannot be drawn ({error}); install it with `pip install 'lightningrl[plot]'`") from error
     figure = Figure(figsize=(8.0, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import SpanKind
 
 from lightningrl.errors import PluginError
@@ -17,7 +18,7 @@ from lightningrl.tracing.providers import ProviderWatch
 from lightningrl.tracing.scope import ActiveRollout, RolloutScope
 from lightningrl.tracing.spans import RolloutSpanProcessor, build_tracer_provider, encode_otlp
 
-__all__ = ["Telemetry", "load_adapter"]
+__all__ = ["Telemetry", "instrument", "load_adapter"]
 
 
 class Telemetry:
@@ -31,7 +32,7 @@ class Telemetry:
         self._watch = ProviderWatch(self.provider)
         self._watch.install()
         for adapter in self._adapters:
-            adapter.instrument(tracer_provider=self.provider)
+            instrument(adapter, self.provider)
 
     @property
     def resolvers(self) -> tuple[OriginResolver, ...]:
@@ -71,8 +72,24 @@ def load_adapter(name: str) -> Adapter:
     else:
         from lightningrl.plugins import load_plugins
 
-        adapter = load_plugins().find("lightningrl_adapters", name).factory()
+        plugin = load_plugins().find("lightningrl_adapters", name)
+        try:
+            adapter = plugin.factory()
+        except ImportError as error:
+            raise PluginError(
+                f"adapter {name!r} cannot find its framework: {error}; install it, or the versions that the adapter was tested with: "
+                f"pip install '{plugin.distribution.partition(' ')[0]}[instruments]'"
+            ) from error
     missing = [method for method in ("instrument", "uninstrument", "call_origin") if not callable(getattr(adapter, method, None))]
     if missing:
         raise PluginError(f"adapter {name!r} has no {', '.join(missing)}; see lightningrl.tracing.origin.Adapter")
     return adapter  # type: ignore[no-any-return]
+
+
+def instrument(adapter: Adapter, provider: TracerProvider) -> None:
+    """Hook it in. Raises PluginError where it cannot be; OpenTelemetry itself would log that the framework's version is another's, and
+    run the agent without roles."""
+    try:
+        adapter.instrument(tracer_provider=provider, raise_exception_on_conflict=True)
+    except Exception as error:  # whatever an instrumentor refuses with
+        raise PluginError(f"adapter {type(adapter).__name__} cannot be hooked in: {error}; install what it instruments") from error

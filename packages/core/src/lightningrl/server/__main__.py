@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
-from lightningrl.server.process import main
-
 if __name__ == "__main__":
+    gc.disable()  # until it serves: what is imported stays, and looking through it again and again is a sixth of a start
+    from lightningrl.server.process import main
+
     sys.exit(main())

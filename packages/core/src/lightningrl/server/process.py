@@ -182,6 +182,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             loop.add_signal_handler(number, stop)
         if lifeline:
             threading.Thread(target=_watch_parent, args=(loop, stop), name="lightningrl-lifeline", daemon=True).start()
+        gc.enable()
         gc.freeze()  # what was imported stays: a collection that looks through all of it holds every call for a tenth of a second
         await server.serve([listener])
     finally:

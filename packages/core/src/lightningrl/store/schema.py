@@ -82,7 +82,7 @@ rollouts = Table(
     Column("deciding", Integer),
     Column("created_at", Float, nullable=False),
 )
-Index("rollouts_queue", rollouts.c.pk, sqlite_where=text("state = 'queued'"), postgresql_where=text("state = 'queued'"))
+Index("rollouts_queue", rollouts.c.pk, sqlite_where=text("state = 'queued'"))
 Index("rollouts_step", rollouts.c.step)
 
 attempts = Table(
@@ -102,7 +102,7 @@ attempts = Table(
     Column("duration_s", Finite, nullable=False, server_default="0"),
     UniqueConstraint("rollout_pk", "number"),
 )
-Index("attempts_running", attempts.c.expires_at, sqlite_where=text("outcome IS NULL"), postgresql_where=text("outcome IS NULL"))
+Index("attempts_running", attempts.c.expires_at, sqlite_where=text("outcome IS NULL"))
 
 calls = Table(
     "calls",
@@ -153,7 +153,7 @@ tool_calls = Table(
     Column("started_at", Finite, nullable=False),
     UniqueConstraint("attempt_pk", "span"),
 )
-Index("tool_calls_attempt", tool_calls.c.attempt_pk, sqlite_where=text("span IS NULL"), postgresql_where=text("span IS NULL"))
+Index("tool_calls_attempt", tool_calls.c.attempt_pk, sqlite_where=text("span IS NULL"))
 
 other_calls = Table(
     "other_calls",

@@ -13,11 +13,13 @@ import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from lightningrl.config import Recipe
 from lightningrl.errors import ConfigError
 from lightningrl.runtime.agent_loader import agent_reference, load_agent
+
+if TYPE_CHECKING:
+    from lightningrl.config import Recipe
 
 __all__ = ["check_agent"]
 

@@ -196,7 +196,7 @@ class LiveProgress:
         self._scores: list[tuple[int, float]] = []
         self._latest: Mapping[str, float] = {}
         self._outcomes: Mapping[str, int] = {}
-        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
+        self._live = Live(get_renderable=self.__rich__, console=console, refresh_per_second=4)
 
     def __enter__(self) -> LiveProgress:
         self._live.__enter__()
@@ -231,7 +231,8 @@ class LiveProgress:
         """One that has ended and been rewarded."""
         self._sample.take(trajectory)
 
-    def _render(self) -> RenderableType:
+    def __rich__(self) -> RenderableType:
+        """The panel as it stands; any console can print it."""
         table = Table.grid(padding=(0, 2))
         latest = self._latest
         if self._rewards:

@@ -33,8 +33,9 @@ from lightningrl.training.loop import Progress, Trainer
 from lightningrl.training.parts import Parts
 from lightningrl.training.policies import Policies, RunningPolicy, load_backend
 from lightningrl.training.run_folder import LoopState, RunFolder
+from lightningrl.training.workers import start_pool
 
-__all__ = ["Served", "serve_policy", "server_settings", "start_pool", "train_run"]
+__all__ = ["Served", "serve_policy", "server_settings", "train_run"]
 
 logger = logging.getLogger(__name__)
 
@@ -223,26 +224,6 @@ def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str =
         roles=recipe.roles,
         upstream=recipe.upstream,
         telemetry=recipe.telemetry,
-    )
-
-
-def start_pool(
-    recipe: Recipe | None, server_url: str, run_key: str, logs: Path | None, launcher: WorkerLauncher | None = None
-) -> WorkerPool | None:
-    """The recipe's worker pool, not started; None where the recipe has no workers here."""
-    if recipe is None or recipe.runtime.workers == 0:
-        return None
-    return WorkerPool(
-        server_url,
-        run_key,
-        recipe.agent,
-        workers=recipe.runtime.workers,
-        concurrency=recipe.runtime.concurrency,
-        adapters=recipe.adapters,
-        base_urls=recipe.runtime.base_urls,
-        base_dir=recipe.folder,
-        log_folder=logs,
-        launcher=launcher,
     )
 
 

@@ -1,0 +1,31 @@
+"""The recipe's workers, for a server that runs anywhere: what `lightningrl work` and a run have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightningrl.config import Recipe
+from lightningrl.runtime.launcher import WorkerLauncher
+from lightningrl.runtime.pool import WorkerPool
+
+__all__ = ["start_pool"]
+
+
+def start_pool(
+    recipe: Recipe | None, server_url: str, run_key: str, logs: Path | None, launcher: WorkerLauncher | None = None
+) -> WorkerPool | None:
+    """The recipe's worker pool, not started; None where the recipe has no workers here."""
+    if recipe is None or recipe.runtime.workers == 0:
+        return None
+    return WorkerPool(
+        server_url,
+        run_key,
+        recipe.agent,
+        workers=recipe.runtime.workers,
+        concurrency=recipe.runtime.concurrency,
+        adapters=recipe.adapters,
+        base_urls=recipe.runtime.base_urls,
+        base_dir=recipe.folder,
+        log_folder=logs,
+        launcher=launcher,
+    )

@@ -1,0 +1,64 @@
+"""Writes docs/panel.svg: what `lightningrl train first` shows on a terminal, from a run of it that is made for the picture.
+
+python scripts/make_panel.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from lightningrl.cli.checks import build_checked
+from lightningrl.cli.new import init_command
+from lightningrl.config import load_recipe
+from lightningrl.plugins import hookimpl, load_plugins
+from lightningrl.training.progress import LiveProgress
+from lightningrl.training.run_folder import RunFolder
+from lightningrl.training.session import train_run
+from lightningrl.types import Trajectory
+
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "panel.svg"
+COMMAND = "lightningrl train first"
+WIDTH = 88
+
+
+class Watcher:
+    """Hands the panel its sample."""
+
+    def __init__(self, progress: LiveProgress) -> None:
+        self._progress = progress
+
+    @hookimpl
+    def lightningrl_rollout_finished(self, trajectory: Trajectory) -> None:
+        self._progress.rollout(trajectory)
+
+
+def main(folder: Path) -> None:
+    init_command(folder / "first")
+    recipe, plugins = load_recipe(folder / "first", {}), load_plugins()
+    parts = build_checked(recipe, plugins)
+    progress = LiveProgress(Console(width=WIDTH, stderr=True))
+    plugins.register(Watcher(progress))
+    run = RunFolder.create(folder / "run", recipe, str(folder / "first"), {}, models=parts.models, overwrite=False)
+    try:
+        with progress:
+            state = asyncio.run(train_run(recipe, parts, plugins, run, progress, lambda url, key: None))
+    finally:
+        run.close()
+    picture = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    picture.print(f"[dim]$[/] {COMMAND}", highlight=False)
+    picture.print(progress)
+    picture.print(f"\n[bold]done:[/] {state.step} steps in {state.seconds / 60:.1f} minutes", highlight=False)
+    picture.save_svg(str(PICTURE), title=COMMAND, unique_id="lightningrl-panel")
+    without_fonts = re.sub(r"@font-face \{.*?\}\s*", "", PICTURE.read_text(), flags=re.DOTALL)  # a picture loads nothing from elsewhere
+    PICTURE.write_text("\n".join(line.rstrip() for line in without_fonts.splitlines()) + "\n")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        main(Path(scratch))
