@@ -110,7 +110,7 @@ async def test_a_prompt_far_beyond_the_context_is_refused_in_the_dialect(gateway
     status, text = await post(attempt, path, messages=[{"role": "user", "content": "word " * 100_000}], max_tokens=5)
     assert status == 400
     assert "maximum context length is 1000 tokens; your messages and tools take more than 1000" in text
-    assert gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt) == (path != "messages/count_tokens")
+    assert await gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt) == (path != "messages/count_tokens")
 
 
 def nested(depth: int) -> str:

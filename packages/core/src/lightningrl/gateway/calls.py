@@ -20,7 +20,7 @@ from lightningrl.gateway.choices import ChoiceSampler, SampledChoice
 from lightningrl.gateway.completion import CompletionText, TextDelta
 from lightningrl.gateway.conversations import Conversation, Conversations
 from lightningrl.gateway.engines import EngineRegistry
-from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
 from lightningrl.gateway.history import History, PastCall, as_ids, as_logprobs, extend_digest, history_key
 from lightningrl.gateway.prompts import Prompt, PromptBuilder
 from lightningrl.gateway.rendering import PolicyRenderer
@@ -46,7 +46,6 @@ class _Attempt:
     history: History = field(default_factory=History)
     conversations: Conversations = field(default_factory=Conversations)
     replays: Replays = field(default_factory=Replays)
-    is_overflowed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -93,11 +92,6 @@ class Caller:
         """Free an ended attempt's memory."""
         self._attempts.pop((rollout_id, attempt), None)
 
-    def is_overflowed(self, rollout_id: str, attempt: int) -> bool:
-        """Whether one of the attempt's calls was refused because its prompt was beyond the context."""
-        known = self._attempts.get((rollout_id, attempt))
-        return known is not None and known.is_overflowed
-
     async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo:
         """The attempt a scoped key stands for; raises Refusal."""
         if attempt < 2**63:
@@ -143,7 +137,6 @@ class Caller:
                 attempt.replays.keep_unseen(key, kept)
             raise
         except ContextOverflow as error:
-            attempt.is_overflowed = True
             raise _over_long(error) from error
         except EngineUnavailable as error:
             raise Refusal(str(error), status=503, code="engine_unavailable") from error
@@ -361,7 +354,7 @@ def _answer(call: _Call, prompt: Prompt, sampled: Sequence[SampledChoice], store
 
 
 def _over_long(error: ContextOverflow) -> Refusal:
-    return Refusal(str(error), code="context_length_exceeded", param="messages")
+    return Refusal(str(error), code=CONTEXT_CODE, param="messages")
 
 
 def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence[StoredCall]) -> Answer:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from lightningrl.errors import LightningError
 
-__all__ = ["Refusal"]
+__all__ = ["CONTEXT_CODE", "Refusal"]
+
+CONTEXT_CODE: Final = "context_length_exceeded"
+"""Of a prompt beyond the context, as OpenAI's SDKs know it."""
 
 
 class Refusal(LightningError):

@@ -36,7 +36,7 @@ T = TypeVar("T")
 class AttemptMemory(Protocol):
     """What the gateway remembers of an attempt."""
 
-    def is_overflowed(self, rollout_id: str, attempt: int) -> bool: ...
+    async def is_overflowed(self, rollout_id: str, attempt: int) -> bool: ...
     def forget(self, rollout_id: str, attempt: int) -> None: ...
 
 
@@ -92,7 +92,7 @@ def attempt_routes(
     async def result(rid: str, n: int, body: ResultBody) -> ResultAnswer:
         """The first result counts; the same outcome again is acknowledged, another is refused (409)."""
         outcome = body.outcome
-        if outcome is Outcome.AGENT_ERROR and memory is not None and memory.is_overflowed(rid, n):
+        if outcome is Outcome.AGENT_ERROR and memory is not None and await memory.is_overflowed(rid, n):
             outcome = Outcome.CONTEXT_OVERFLOW
         state = await store.finish_attempt(rid, n, outcome, body.output, body.error, body.duration_s)
         if memory is not None:
