@@ -23,7 +23,7 @@ from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
 from lightningrl.gateway.history import History, PastCall, as_ids, as_logprobs, extend_digest, history_key
 from lightningrl.gateway.prompts import Prompt, PromptBuilder
-from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.gateway.rendering import PROMPT_TAIL, PolicyRenderer
 from lightningrl.gateway.replays import Replays
 from lightningrl.gateway.request import Answer, Begun, CallContext, CallRequest, Delivery
 from lightningrl.gateway.routing import Routing
@@ -293,7 +293,7 @@ class Caller:
             id=one.id,
             policy=policy,
             policy_version=one.version,
-            suffix_ids=as_ids(prompt.ids[prompt.suffix_start :]),
+            suffix_ids=prompt.array[prompt.suffix_start :],
             completion_ids=as_ids(one.choice.token_ids),
             logprobs=as_logprobs(one.choice.logprobs),
             finish_reason=one.choice.finish_reason,
@@ -316,11 +316,10 @@ class Caller:
         stored = tuple(kept for kept in kept_before if kept is not None)
         if stored:
             return stored
-        ids = as_ids(prompt.ids)
         for one in sampled:
             said = one.choice.as_message()
             answer = extend_digest(prompt.digest, said)
-            past = PastCall(one.id, ids, as_ids(one.choice.token_ids), prompt.tools)
+            past = PastCall(one.id, prompt.array, as_ids(one.choice.token_ids), prompt.tools)
             call.attempt.history.add(past, prompt.digest, answer)
             if prompt.head is not None:
                 if one.choice.reasoning:
@@ -364,7 +363,7 @@ def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequenc
         kept = call.transition
         text = CompletionText(
             renderer,
-            kept.prompt_ids.tolist(),
+            kept.prompt_ids[-PROMPT_TAIL:].tolist(),
             index=index,
             allow_tools=bool(request.tools) and request.allow_tools,
             parallel_tools=request.parallel_tools,

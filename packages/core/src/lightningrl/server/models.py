@@ -6,7 +6,7 @@ import math
 import re
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, FailFast, Field
 
 from lightningrl.types import Outcome, RolloutMode, RolloutSpec, RolloutState, SamplingSettings, ToolStatus
 
@@ -76,7 +76,7 @@ class _Body(BaseModel):
 
 
 class CreateBody(_Body):
-    rollouts: list[Annotated[RolloutSpec, AfterValidator(_spec)]] = Field(max_length=100_000)
+    rollouts: Annotated[list[Annotated[RolloutSpec, AfterValidator(_spec)]], FailFast()] = Field(max_length=100_000)
 
 
 class CreateAnswer(BaseModel):
@@ -167,11 +167,11 @@ class ReportedToolCall(_Body):
 
 
 class ReportedToolCallsBody(_Body):
-    tool_calls: list[ReportedToolCall] = Field(max_length=10_000)
+    tool_calls: Annotated[list[ReportedToolCall], FailFast()] = Field(max_length=10_000)
 
 
 class WaitBody(_Body):
-    rollout_ids: list[str]
+    rollout_ids: Annotated[list[str], FailFast()]
     wait_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     min_finished: int | None = Field(default=None, ge=0, le=LARGEST)
 
@@ -181,7 +181,7 @@ class WaitAnswer(BaseModel):
 
 
 class RolloutIdsBody(_Body):
-    rollout_ids: list[str]
+    rollout_ids: Annotated[list[str], FailFast()]
 
 
 class CancelBody(RolloutIdsBody):
@@ -207,18 +207,18 @@ class ScoreBody(_Body):
 
 
 class ScoresBody(_Body):
-    scores: list[ScoreBody]
+    scores: Annotated[list[ScoreBody], FailFast()]
 
 
 class StepBody(_Body):
     step: int = Field(ge=0, le=LARGEST)
-    rollout_ids: list[str]
+    rollout_ids: Annotated[list[str], FailFast()]
     metrics: dict[str, float | None] = {}
 
 
 class StepView(BaseModel):
     step: int
-    rollout_ids: list[str]
+    rollout_ids: Annotated[list[str], FailFast()]
     metrics: dict[str, float | None]
     at: float
 
