@@ -6,7 +6,7 @@ import math
 import re
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, FailFast, Field
+from pydantic import AfterValidator, Base64Bytes, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
 from lightningrl.types import Outcome, RolloutMode, RolloutSpec, RolloutState, SamplingSettings, ToolStatus
 
@@ -44,6 +44,7 @@ __all__ = [
 
 LARGEST: Final = 2**31 - 1
 """Of step and attempt numbers, offsets and counts."""
+MOST_FIELDS: Final = 100
 MOST_NAMES: Final = 1000
 """Rewards in one report."""
 
@@ -71,12 +72,28 @@ Seconds = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e9)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class _Body(BaseModel):
+def _check_fields(value: Any) -> Any:
+    """Of one object, or of a list of them: each unknown field would be an error of its own, and a body may have very many."""
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, dict) and len(item) > MOST_FIELDS:
+            raise ValueError(f"an object has {len(item)} fields, more than there are")
+    return value
+
+
+Items = (FailFast(), BeforeValidator(_check_fields))
+"""Of a list of objects: the first that is wrong says so for all."""
+
+
+class _Item(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class _Body(_Item):
+    _check_fields = model_validator(mode="before")(_check_fields)
+
+
 class CreateBody(_Body):
-    rollouts: Annotated[list[Annotated[RolloutSpec, AfterValidator(_spec)]], FailFast()] = Field(max_length=100_000)
+    rollouts: Annotated[list[Annotated[RolloutSpec, AfterValidator(_spec)]], *Items] = Field(max_length=100_000)
 
 
 class CreateAnswer(BaseModel):
@@ -148,7 +165,7 @@ class ReportedRewardsBody(_Body):
     """Id of the answer that they are of (`chatcmpl-…`, `resp_…`, `msg_…`); null = of the rollout."""
 
 
-class ReportedToolCall(_Body):
+class ReportedToolCall(_Item):
     """One invocation of a tool, as the agent tells it."""
 
     name: Name
@@ -167,7 +184,7 @@ class ReportedToolCall(_Body):
 
 
 class ReportedToolCallsBody(_Body):
-    tool_calls: Annotated[list[ReportedToolCall], FailFast()] = Field(max_length=10_000)
+    tool_calls: Annotated[list[ReportedToolCall], *Items] = Field(max_length=10_000)
 
 
 class WaitBody(_Body):
@@ -196,7 +213,7 @@ class InterruptBody(_Body):
     reason: str = Field(max_length=1000)
 
 
-class ScoreBody(_Body):
+class ScoreBody(_Item):
     rollout_id: str
     attempt: int = Field(ge=1, le=LARGEST)
     rewards: dict[str, float | None] = {}
@@ -207,7 +224,7 @@ class ScoreBody(_Body):
 
 
 class ScoresBody(_Body):
-    scores: Annotated[list[ScoreBody], FailFast()]
+    scores: Annotated[list[ScoreBody], *Items]
 
 
 class StepBody(_Body):
