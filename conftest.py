@@ -69,6 +69,14 @@ def pytest_report_to_serializable() -> Generator[None, Any, Any]:
     return sendable((yield))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests measured: `record_property("figure", "…")`."""
+    figures = [value for report in terminalreporter.stats.get("passed", []) for name, value in report.user_properties if name == "figure"]
+    if figures:
+        terminalreporter.section("figures")
+        terminalreporter.write("\n".join(sorted(figures, reverse=True)) + "\n")
+
+
 def sendable(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode(errors="replace").decode()

@@ -240,7 +240,7 @@ async def test_bad_input_is_refused_as_the_dialect_does_it_and_kept_with_the_att
         assert all(part in str(error) for part in sentence), str(error)
     assert gateway.engine.requests == []
     assert await attempt.transitions() == ()
-    assert gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt) is (kind == "too long")
+    assert await gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt) is (kind == "too long")
     await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED, "swallowed")
     (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
     assert trajectory.tool_calls == (), "no reward of tools sees them"

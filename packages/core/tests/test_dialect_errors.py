@@ -168,7 +168,7 @@ async def test_a_history_that_is_too_long_is_told_and_typed(gateway: LiveGateway
             await other.responses.create(model="m", input=long, stream=stream)
         assert caught.value.code == "context_length_exceeded"
     for attempt in (first, second):
-        assert gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt)
+        assert await gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt)
         assert await attempt.transitions() == ()
 
 

@@ -190,12 +190,12 @@ async def test_a_body_beyond_the_bound_is_told(gateway: LiveGateway) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_prompt_beyond_the_context_is_told_and_remembered(gateway: LiveGateway, stream: bool) -> None:
     attempt = await gateway.attempt()
-    assert not gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt)
+    assert not await gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt)
     async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
         with pytest.raises(BadRequestError, match="maximum context length is 200 tokens") as caught:
             await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 300}], stream=stream)
     assert caught.value.code == "context_length_exceeded"
-    assert gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt)
+    assert await gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt)
 
 
 async def test_completions_are_bounded_by_the_room_that_is_left(gateway: LiveGateway) -> None:

@@ -110,7 +110,22 @@ async def test_a_prompt_far_beyond_the_context_is_refused_in_the_dialect(gateway
     status, text = await post(attempt, path, messages=[{"role": "user", "content": "word " * 100_000}], max_tokens=5)
     assert status == 400
     assert "maximum context length is 1000 tokens; your messages and tools take more than 1000" in text
-    assert gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt) == (path != "messages/count_tokens")
+    assert await gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt) == (path != "messages/count_tokens")
+
+
+def test_prompts_are_remembered_up_to_a_number_of_tokens_and_not_only_of_prompts() -> None:
+    renderer = PolicyRenderer(tiny_tokenizer())
+    prompts = {letter: [{"role": "user", "content": letter * 400_000}] for letter in "abc"}
+    first, *_, last = [renderer.render(messages, None) for messages in prompts.values()]
+    assert renderer.render(prompts["c"], None) is last
+    assert renderer.render(prompts["a"], None) is not first
+
+
+async def test_a_refusal_quotes_no_more_than_can_be_read(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    status, text = await post(attempt, messages=[{"role": "r" * 500_000, "content": "x"}])
+    assert status == 400 and len(text) < 5_000
+    assert "messages[0] has the role 'rrr" in text and "known are system, developer, user, assistant, tool" in text
 
 
 def nested(depth: int) -> str:

@@ -13,7 +13,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.types import Message
 
-from lightningrl.gateway.app import create_gateway
+from lightningrl.gateway.app import Gateway, create_gateway
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.store.protocol import CallRecord, Store
@@ -44,8 +44,11 @@ async def post(attempt: LiveAttempt, messages: Sequence[Any], app: Starlette | N
 
 def app_of(gateway: LiveGateway, store: Store | None = None, settings: GatewaySettings | None = None) -> Starlette:
     """A gateway that remembers nothing."""
-    renderers = {"policy": PolicyRenderer(gateway.engine.tokenizer)}
-    return Starlette(routes=create_gateway(store or gateway.store, gateway.engines, renderers, settings).routes)
+    return Starlette(routes=gateway_of(gateway, store, settings).routes)
+
+
+def gateway_of(gateway: LiveGateway, store: Store | None = None, settings: GatewaySettings | None = None) -> Gateway:
+    return create_gateway(store or gateway.store, gateway.engines, {"policy": PolicyRenderer(gateway.engine.tokenizer)}, settings)
 
 
 async def test_a_sub_agents_first_call_after_a_restart_does_not_hide_the_main_agents_history(gateway: LiveGateway) -> None:
@@ -67,6 +70,33 @@ async def test_an_attempt_that_was_dropped_from_memory_is_found_again_whoever_ca
     await post(attempt, [USER, said, {"role": "user", "content": "go on"}], app)
     first, _, third = await attempt.transitions()
     assert third.parent_id == first.id and not third.is_break
+
+
+@pytest.mark.parametrize("calls_again", [False, True])
+async def test_an_attempt_whose_prompt_was_too_long_is_known_after_a_restart(gateway: LiveGateway, calls_again: bool) -> None:
+    attempt = await gateway.attempt()
+    place = attempt.rollout_id, attempt.attempt
+    with pytest.raises(AssertionError, match="context_length_exceeded"):
+        await post(attempt, [{"role": "user", "content": "x" * 40_000}])
+    restarted = gateway_of(gateway)
+    if calls_again:
+        await post(attempt, [USER], Starlette(routes=restarted.routes))
+    assert await restarted.is_overflowed(*place)
+
+
+async def test_an_attempt_that_was_refused_for_other_reasons_is_not_too_long(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    with pytest.raises(AssertionError, match="has no messages"):
+        await post(attempt, [])
+    assert not await gateway_of(gateway).is_overflowed(attempt.rollout_id, attempt.attempt)
+
+
+async def test_a_prompt_that_is_too_long_is_known_after_a_hundred_other_refusals(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    for messages in (*([],) * 101, [{"role": "user", "content": "x" * 40_000}]):
+        with pytest.raises(AssertionError):
+            await post(attempt, messages)
+    assert await gateway.gateway.is_overflowed(attempt.rollout_id, attempt.attempt)
 
 
 async def test_an_attempts_first_call_reads_no_history(gateway: LiveGateway) -> None:

@@ -26,7 +26,7 @@ class Overflowed:
     def __init__(self) -> None:
         self.known = {("a", 1)}
 
-    def is_overflowed(self, rollout_id: str, attempt: int) -> bool:
+    async def is_overflowed(self, rollout_id: str, attempt: int) -> bool:
         return (rollout_id, attempt) in self.known
 
     def forget(self, rollout_id: str, attempt: int) -> None:

@@ -11,7 +11,7 @@ import math
 import re
 from typing import Any, Final
 
-__all__ = ["DEEPEST", "clean_json", "clean_text", "finite", "parse_json"]
+__all__ = ["DEEPEST", "clean_json", "clean_text", "finite", "is_deeper", "parse_json"]
 
 DEEPEST: Final = 100
 """Levels of lists and objects in a JSON value."""
@@ -49,8 +49,20 @@ def parse_json(body: bytes) -> Any:
         value = json.loads(text)
     except RecursionError:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels; send something flatter") from None
-    is_plain = text.count("[") + text.count("{") <= DEEPEST and _ESCAPED_SURROGATE.search(text) is None
-    return value if is_plain else clean_json(value)
+    is_shallow = text.count("[") + text.count("{") <= DEEPEST or not is_deeper(value, DEEPEST)
+    return value if is_shallow and _ESCAPED_SURROGATE.search(text) is None else clean_json(value)
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects lie within each other more than `levels` deep."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [
+            inner for outer in level if isinstance(outer, dict | list) for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def finite(value: float) -> float:

@@ -84,10 +84,10 @@ class Gateway:
         self._caller.forget(rollout_id, attempt)
         self._refusals.forget(rollout_id, attempt)
 
-    def is_overflowed(self, rollout_id: str, attempt: int) -> bool:
+    async def is_overflowed(self, rollout_id: str, attempt: int) -> bool:
         """Whether a call of the attempt was refused because its prompt was beyond the context: an `agent_error` is then a
-        `context_overflow`. Ask before `forget`."""
-        return self._caller.is_overflowed(rollout_id, attempt)
+        `context_overflow`. The store remembers it, also after a restart."""
+        return await self._refusals.has_overflow(rollout_id, attempt)
 
     async def close(self) -> None:
         """Close the connections to the upstream and let go of the threads."""

@@ -20,10 +20,10 @@ from lightningrl.gateway.choices import ChoiceSampler, SampledChoice
 from lightningrl.gateway.completion import CompletionText, TextDelta
 from lightningrl.gateway.conversations import Conversation, Conversations
 from lightningrl.gateway.engines import EngineRegistry
-from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
 from lightningrl.gateway.history import History, PastCall, as_ids, as_logprobs, extend_digest, history_key
 from lightningrl.gateway.prompts import Prompt, PromptBuilder
-from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.gateway.rendering import PROMPT_TAIL, PolicyRenderer
 from lightningrl.gateway.replays import Replays
 from lightningrl.gateway.request import Answer, Begun, CallContext, CallRequest, Delivery
 from lightningrl.gateway.routing import Routing
@@ -32,7 +32,7 @@ from lightningrl.gateway.threads import Threads
 from lightningrl.gateway.tokenizer import context_overflow
 from lightningrl.store.errors import AttemptOver, StoreFull
 from lightningrl.store.protocol import AttemptInfo, CallRecord, Store
-from lightningrl.types import EngineInfo, IntArray, SamplingSettings, Transition
+from lightningrl.types import EngineInfo, SamplingSettings, Transition
 
 __all__ = ["Caller", "answer_again"]
 
@@ -46,7 +46,6 @@ class _Attempt:
     history: History = field(default_factory=History)
     conversations: Conversations = field(default_factory=Conversations)
     replays: Replays = field(default_factory=Replays)
-    is_overflowed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -93,11 +92,6 @@ class Caller:
         """Free an ended attempt's memory."""
         self._attempts.pop((rollout_id, attempt), None)
 
-    def is_overflowed(self, rollout_id: str, attempt: int) -> bool:
-        """Whether one of the attempt's calls was refused because its prompt was beyond the context."""
-        known = self._attempts.get((rollout_id, attempt))
-        return known is not None and known.is_overflowed
-
     async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo:
         """The attempt a scoped key stands for; raises Refusal."""
         if attempt < 2**63:
@@ -143,7 +137,6 @@ class Caller:
                 attempt.replays.keep_unseen(key, kept)
             raise
         except ContextOverflow as error:
-            attempt.is_overflowed = True
             raise _over_long(error) from error
         except EngineUnavailable as error:
             raise Refusal(str(error), status=503, code="engine_unavailable") from error
@@ -288,7 +281,7 @@ class Caller:
             seed=request.seed if base.seed is None else base.seed,
         )
 
-    def _record(self, call: _Call, prompt: Prompt, prompt_ids: IntArray, one: SampledChoice, key: str, duration: float) -> CallRecord:
+    def _record(self, call: _Call, prompt: Prompt, one: SampledChoice, key: str, duration: float) -> CallRecord:
         policy, index = call.policy, one.choice.index
         answer = extend_digest(prompt.digest, one.choice.as_message())
         trainable = self._settings.trainable
@@ -296,7 +289,7 @@ class Caller:
             id=one.id,
             policy=policy,
             policy_version=one.version,
-            prompt_ids=prompt_ids,
+            prompt_ids=prompt.array,
             completion_ids=as_ids(one.choice.token_ids),
             logprobs=as_logprobs(one.choice.logprobs),
             finish_reason=one.choice.finish_reason,
@@ -321,15 +314,14 @@ class Caller:
     async def _keep(self, call: _Call, prompt: Prompt, sampled: Sequence[SampledChoice], key: str) -> tuple[CallRecord, ...]:
         """Record the choices, then remember them; returns those kept before where this is a replay."""
         duration = time.perf_counter() - call.clock
-        ids = as_ids(prompt.ids)
-        kept_before = await self._store.append_calls([self._record(call, prompt, ids, one, key, duration) for one in sampled])
+        kept_before = await self._store.append_calls([self._record(call, prompt, one, key, duration) for one in sampled])
         stored = tuple(kept for kept in kept_before if kept is not None)
         if stored:
             return stored
         for one in sampled:
             said = one.choice.as_message()
             answer = extend_digest(prompt.digest, said)
-            past = PastCall(one.id, ids, as_ids(one.choice.token_ids), prompt.tools)
+            past = PastCall(one.id, prompt.array, as_ids(one.choice.token_ids), prompt.tools)
             call.attempt.history.add(past, prompt.digest, answer)
             if prompt.head is not None:
                 if one.choice.reasoning:
@@ -363,7 +355,7 @@ def _answer(call: _Call, prompt: Prompt, sampled: Sequence[SampledChoice], store
 
 
 def _over_long(error: ContextOverflow) -> Refusal:
-    return Refusal(str(error), code="context_length_exceeded", param="messages")
+    return Refusal(str(error), code=CONTEXT_CODE, param="messages")
 
 
 def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence[CallRecord]) -> Answer:
@@ -373,7 +365,7 @@ def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequenc
         kept = call.transition
         text = CompletionText(
             renderer,
-            kept.prompt_ids.tolist(),
+            kept.prompt_ids[-PROMPT_TAIL:].tolist(),
             index=index,
             allow_tools=bool(request.tools) and request.allow_tools,
             parallel_tools=request.parallel_tools,

@@ -59,7 +59,10 @@ class ChoiceSampler:
             return [await self._one_whole(0)]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one_whole(index)) for index in range(self._request.n)]
+                tasks = []
+                for index in range(self._request.n):
+                    tasks.append(group.create_task(self._one_whole(index)))
+                    await asyncio.sleep(0)  # a long prompt takes its time to be sent: others have their turn between
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None  # the first choice that failed says why the call did
         return [task.result() for task in tasks]
@@ -81,8 +84,11 @@ class ChoiceSampler:
             finally:
                 queue.put_nowait(None)
 
-        pumps = [asyncio.create_task(pump(index)) for index in range(self._request.n)]
+        pumps: list[asyncio.Task[None]] = []
         try:
+            for index in range(self._request.n):
+                pumps.append(asyncio.create_task(pump(index)))
+                await asyncio.sleep(0)
             ended = 0
             while ended < len(pumps):
                 following = await queue.get()

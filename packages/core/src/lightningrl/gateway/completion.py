@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.clean import is_deeper
+from lightningrl.gateway.rendering import PROMPT_TAIL, PolicyRenderer
 from lightningrl.types import FinishReason
 
 __all__ = [
@@ -23,7 +24,6 @@ __all__ = [
     "Shown",
     "TextDelta",
     "ToolRequest",
-    "is_nested_deeply",
     "parse_arguments",
     "write_arguments",
 ]
@@ -118,7 +118,7 @@ class CompletionText:
         tool_call_ids: Sequence[str] = (),
     ) -> None:
         self._renderer = renderer
-        self._prompt_ids, self._opening = renderer.split_opening(prompt_ids)
+        self._prompt_ids, self._opening = renderer.split_opening(prompt_ids[-PROMPT_TAIL:])
         self._index = index
         self._allow_tools = allow_tools
         self._parallel_tools = parallel_tools
@@ -312,21 +312,9 @@ def write_arguments(arguments: dict[str, Any]) -> str | None:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         return None
-    if text.count("{") + text.count("[") > MAX_DEPTH and is_nested_deeply(arguments):
+    if text.count("{") + text.count("[") > MAX_DEPTH and is_deeper(arguments, MAX_DEPTH):
         return None
     return text if text.isascii() or _is_utf8(arguments) else json.dumps(arguments)
-
-
-def is_nested_deeply(value: Any) -> bool:
-    """Whether lists and objects lie within each other more than MAX_DEPTH deep."""
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [
-            inner for outer in level if isinstance(outer, dict | list) for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def _is_utf8(value: Any) -> bool:

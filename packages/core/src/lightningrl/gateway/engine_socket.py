@@ -70,6 +70,8 @@ class RemoteEngine:
     def __init__(self, info: EngineInfo) -> None:
         self._info = info
         self._waiting: dict[str, _Call] = {}
+        self._packed: tuple[tuple[int, ...], bytes] = (), b""
+        """The last prompt: the choices of a call have the same."""
         self.outbox = Outbox()
 
     @property
@@ -94,7 +96,9 @@ class RemoteEngine:
     def _ask(self, request: GenerateRequest, *, whole: bool) -> Iterator[_Call]:
         call = _Call(self._info.policy)
         try:
-            self.outbox.put(Generate(request.id, pack_ids(request.prompt_ids), request.sampling, whole, request.session))
+            if request.prompt_ids is not self._packed[0]:
+                self._packed = request.prompt_ids, pack_ids(request.prompt_ids)
+            self.outbox.put(Generate(request.id, self._packed[1], request.sampling, whole, request.session))
         except (OverflowError, ValueError) as error:
             raise BackendError(f"the engine of policy {self._info.policy!r} cannot be asked: {error}") from error
         self._waiting[request.id] = call

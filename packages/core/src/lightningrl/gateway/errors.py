@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from lightningrl.errors import LightningError
 
-__all__ = ["Refusal"]
+__all__ = ["CONTEXT_CODE", "Refusal"]
+
+CONTEXT_CODE: Final = "context_length_exceeded"
+"""Of a prompt beyond the context, as OpenAI's SDKs know it."""
+_LONGEST = 4000
+"""Characters of a sentence."""
 
 
 class Refusal(LightningError):
@@ -22,6 +27,8 @@ class Refusal(LightningError):
         param: str | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> None:
+        if len(message) > _LONGEST:  # it quotes what was sent
+            message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 2 :]}"
         super().__init__(message)
         self.message = message
         self.status = status

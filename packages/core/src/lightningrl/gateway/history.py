@@ -25,6 +25,7 @@ __all__ = ["History", "Match", "PastCall", "as_ids", "as_logprobs", "chain_diges
 
 _encode = msgspec.msgpack.Encoder().encode
 _SIZE = 12
+_PART = 65_536
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,8 +129,10 @@ def pack(value: Any) -> bytes:
 
 
 def as_ids(token_ids: Sequence[int]) -> IntArray:
-    """Token ids as the store and the learner keep them."""
-    return np.asarray(token_ids, dtype=np.int32)
+    """Token ids as the store and the learner keep them; in parts, between which other threads have their turn."""
+    if len(token_ids) <= _PART:
+        return np.asarray(token_ids, dtype=np.int32)
+    return np.concatenate([np.asarray(token_ids[start : start + _PART], dtype=np.int32) for start in range(0, len(token_ids), _PART)])
 
 
 def as_logprobs(logprobs: Sequence[float]) -> Array:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lightningrl.gateway.conversations import Conversations, digest_head
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.history import History, PastCall, chain_digests, digest_tools, extend_digest, pack
+from lightningrl.gateway.history import History, PastCall, as_ids, chain_digests, digest_tools, extend_digest, pack
 from lightningrl.gateway.rendering import PolicyRenderer
-from lightningrl.gateway.request import CallRequest
+from lightningrl.gateway.request import CallRequest, ForcedCall
 from lightningrl.gateway.threads import Threads
+from lightningrl.types import IntArray
 
 __all__ = ["Prompt", "PromptBuilder"]
 
 
 _TEXT_TO_DIGEST = 16
 """How much faster a text is digested than it is tokenised, at least."""
+_MESSAGE = 64
+"""Characters of text that take as long to render as a message that has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -33,6 +36,8 @@ class Prompt:
     tools: bytes
     head: bytes | None = None
     """Digest of the instructions, where a later call may go on from this one by its id."""
+    array: IntArray = field(default_factory=lambda: as_ids(()))
+    """The ids as the store keeps them."""
 
 
 class PromptBuilder:
@@ -53,17 +58,8 @@ class PromptBuilder:
         """The call's tokens: those of an earlier call and what is new, or all of them rendered; then the beginning of a forced tool call.
         Raises Refusal; ContextOverflow for one that is far beyond a known context, before it is tokenised to its end."""
         prompt = await self._free_prompt(history, conversations, request, policy, renderer, context_length)
-        if request.forced is None:
-            return prompt
-        opening = renderer.open_call(prompt.ids, request.forced.name)
-        if opening is None:
-            raise Refusal(
-                f"tool_choice: a tool call cannot be forced on policy {policy!r}: its tool-call markup is not one that we can begin for "
-                "it, or its prompt opens a reasoning block; leave tool_choice out, or name the renderer 'qwen3' where its markup is the "
-                "same",
-                param="tool_choice",
-            )
-        return replace(prompt, ids=(*prompt.ids, *opening))
+        ids = prompt.ids if request.forced is None else _forced(prompt.ids, request.forced, policy, renderer)
+        return replace(prompt, ids=ids, array=await self._threads.run(len(ids), lambda: as_ids(ids)))
 
     async def _free_prompt(
         self,
@@ -129,12 +125,30 @@ class PromptBuilder:
         context_length: int | None,
     ) -> tuple[tuple[int, ...], int] | None:
         """The tokens of an earlier call with those of the new messages, and where these begin; None = they cannot be told."""
-        past, said = call.prompt_ids.tolist(), call.completion_ids.tolist()
-        suffix = await self._threads.run(_size(new), lambda: renderer.bridge(past, said, new, request.tools, context_length))
-        return None if suffix is None else ((*past, *said, *suffix), len(past) + len(said))
+
+        def bridge() -> tuple[tuple[int, ...], int] | None:
+            past, said = call.prompt_ids.tolist(), call.completion_ids.tolist()
+            suffix = renderer.bridge(past, said, new, request.tools, context_length)
+            return None if suffix is None else ((*past, *said, *suffix), len(past) + len(said))
+
+        return await self._threads.run(_size(new) + len(call.prompt_ids) // _TEXT_TO_DIGEST, bridge)
+
+
+def _forced(ids: tuple[int, ...], forced: ForcedCall, policy: str, renderer: PolicyRenderer) -> tuple[int, ...]:
+    """The prompt and the beginning of the tool call that its answer has to be. Raises Refusal."""
+    opening = renderer.open_call(ids, forced.name)
+    if opening is None:
+        raise Refusal(
+            f"tool_choice: a tool call cannot be forced on policy {policy!r}: its tool-call markup is not one that we can begin for "
+            "it, or its prompt opens a reasoning block; leave tool_choice out, or name the renderer 'qwen3' where its markup is the "
+            "same",
+            param="tool_choice",
+        )
+    return (*ids, *opening)
 
 
 def _size(messages: Sequence[Mapping[str, Any]]) -> int:
     """About how many characters are rendered for them."""
     texts = sum(len(message.get("content") or "") + len(message.get("reasoning_content") or "") for message in messages)
+    texts += _MESSAGE * len(messages)
     return texts + sum(len(pack(message["tool_calls"])) for message in messages if "tool_calls" in message)

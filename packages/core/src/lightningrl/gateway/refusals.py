@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from lightningrl.errors import StoreError
-from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
 from lightningrl.gateway.request import CallContext
 from lightningrl.store.protocol import AttemptInfo, Store
 from lightningrl.types import OtherCall, OtherCallKind
@@ -17,7 +17,7 @@ __all__ = ["RefusalLog"]
 logger = logging.getLogger(__name__)
 
 _MOST_KEPT = 100
-"""Of one attempt: an agent that asks again and again would fill the store with one sentence."""
+"""Of one attempt and kind: an agent that asks again and again would fill the store with one sentence."""
 
 
 class RefusalLog:
@@ -26,15 +26,15 @@ class RefusalLog:
     def __init__(self, store: Store, *, max_attempts: int) -> None:
         self._store = store
         self._max_attempts = max_attempts
-        self._counts: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._counts: OrderedDict[tuple[str, int], Counter[str]] = OrderedDict()
 
     async def add(self, info: AttemptInfo, path: str, context: CallContext, refusal: Refusal) -> None:
-        """Keep one, unless the attempt is over or has had its share."""
+        """Keep one, unless the attempt is over or has had its share of this kind."""
         place = (info.rollout_id, info.attempt)
-        count = self._counts.get(place, 0)
-        if count >= _MOST_KEPT:
+        counts = self._counts.setdefault(place, Counter())
+        if counts[refusal.code] >= _MOST_KEPT:
             return
-        self._counts[place] = count + 1
+        counts[refusal.code] += 1
         self._counts.move_to_end(place)
         if len(self._counts) > self._max_attempts:
             self._counts.popitem(last=False)
@@ -52,6 +52,11 @@ class RefusalLog:
             await self._store.append_other_calls(*place, [call])
         except StoreError as error:  # the attempt has ended meanwhile: its outcome is decided
             logger.info("rollout %s, attempt %s: a refused call is not recorded: %s", *place, error)
+
+    async def has_overflow(self, rollout_id: str, attempt: int) -> bool:
+        """Whether a call of the attempt was refused because its prompt was beyond the context."""
+        calls = await self._store.other_calls(rollout_id, attempt)
+        return any(call.code == CONTEXT_CODE and not call.path.endswith("count_tokens") for call in calls)  # which only asked how long
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Free an ended attempt's memory."""

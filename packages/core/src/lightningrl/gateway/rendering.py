@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -26,9 +26,7 @@ from lightningrl.errors import ConfigError, ContextOverflow
 from lightningrl.gateway.bridging import TemplateBridge
 from lightningrl.gateway.tokenizer import QuickTokenizer, load_tokenizer
 
-__all__ = ["ParsedCompletion", "PolicyRenderer"]
-
-T = TypeVar("T")
+__all__ = ["PROMPT_TAIL", "ParsedCompletion", "PolicyRenderer"]
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -41,12 +39,16 @@ def _encode(value: Any) -> bytes:
         return repr(value).encode("utf-8", "surrogatepass")
 
 
-_PROMPT_TAIL = 48
 _OPENING = re.compile(r'<tool_call>\n(?:\{"name": "[^"\n]{1,128}", "arguments":)?')
 """How a tool call in the JSON markup of Qwen and Hermes begins: of any tool, or of one by name. It ends where a tokenizer's words end,
 so that what the policy says next is spelt in the tokens it would have used anyway."""
 _OPENING_TOKENS = 192
 """Longest opening: a name of 128 bytes, each a token of its own."""
+_THINKING_TOKENS = 48
+PROMPT_TAIL: Final = _OPENING_TOKENS + _THINKING_TOKENS
+"""Last tokens of a prompt that say all that reading its completion takes."""
+_MOST_TOKENS = 2**20
+"""Of prompts that are kept for the next call with the same messages; each token takes some forty bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,8 @@ class PolicyRenderer:
         markup = getattr(config, "tool_parser", None) if config.name == "default" else config.name
         self._tool_id: int | None = added.get("<tool_call>") if markup == "qwen3" else None
         self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
-        self._prompts: _Recent[tuple[int, ...]] = _Recent(cache_size)
-        self._suffixes: _Recent[tuple[int, ...] | None] = _Recent(cache_size)
+        self._prompts = _Recent(cache_size)
+        self._suffixes = _Recent(cache_size)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, context_length: int | None = None
@@ -116,7 +118,7 @@ class PolicyRenderer:
         key = hashlib.blake2b(_encode((messages, tools)), digest_size=16).digest()
         known = self._prompts.get(key)
         if known is not None:
-            return known[0]
+            return known
         try:
             with self.tokenizer.within(context_length):
                 ids = self._renderer.render_ids(list(messages), tools=list(tools) if tools else None, add_generation_prompt=True)
@@ -124,7 +126,9 @@ class PolicyRenderer:
             raise
         except Exception as error:  # a template is user code: whatever it raises is about these messages
             raise ValueError(f"the chat template of {self.name!r} cannot render these messages: {error}") from error
-        return self._prompts.keep(key, tuple(ids))
+        kept = tuple(ids)
+        self._prompts.keep(key, kept)
+        return kept
 
     def bridge(
         self,
@@ -189,7 +193,7 @@ class PolicyRenderer:
         while end and completion_ids[end - 1] in self.stop_token_ids:
             end -= 1
         ids = list(completion_ids[:end])
-        tail = list(prompt_ids[-_PROMPT_TAIL:])
+        tail = list(prompt_ids[-_THINKING_TOKENS:])
         if self.is_tagged and self.marker_ids.isdisjoint(ids) and self.marker_ids.isdisjoint(tail[-4:]):
             text = self.decode(ids)
             if self.has_atomic_thinking or not text.lstrip().startswith("<think>"):
@@ -220,32 +224,37 @@ class PolicyRenderer:
         if self._bridge is None:
             return None
         key = hashlib.blake2b(_encode(new_messages), digest_size=16).digest()
-        known = self._suffixes.get(key)
-        suffix = known[0] if known is not None else self._suffixes.keep(key, self._bridge.suffix(new_messages))
-        return None if suffix is None else self._bridge.join(completion_ids, suffix)
+        suffix = self._suffixes.get(key)
+        if suffix is None:
+            suffix = self._bridge.suffix(new_messages)
+            if suffix is None:
+                return None
+            self._suffixes.keep(key, suffix)
+        return self._bridge.join(completion_ids, suffix)
 
 
-class _Recent(Generic[T]):
-    """The values that were asked for last, by key. For several threads."""
+class _Recent:
+    """The token ids that were asked for last, by key; no more than `_MOST_TOKENS`. For several threads."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._values: OrderedDict[bytes, T] = OrderedDict()
+        self._values: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._tokens = 0
         self._lock = Lock()
 
-    def get(self, key: bytes) -> tuple[T] | None:
+    def get(self, key: bytes) -> tuple[int, ...] | None:
         with self._lock:
             if key not in self._values:
                 return None
             self._values.move_to_end(key)
-            return (self._values[key],)
+            return self._values[key]
 
-    def keep(self, key: bytes, value: T) -> T:
+    def keep(self, key: bytes, value: tuple[int, ...]) -> None:
         with self._lock:
+            self._tokens += len(value) - len(self._values.pop(key, ()))
             self._values[key] = value
-            if len(self._values) > self._size:
-                self._values.popitem(last=False)
-        return value
+            while len(self._values) > self._size or self._tokens > _MOST_TOKENS:
+                self._tokens -= len(self._values.popitem(last=False)[1])
 
 
 class _Package(ModuleType):

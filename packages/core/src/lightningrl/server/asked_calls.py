@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from lightningrl.gateway.completion import CompletionText
-from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.gateway.rendering import PROMPT_TAIL, PolicyRenderer
 from lightningrl.server.tool_spans import comparable
 from lightningrl.store.protocol import Store, ToolCallRecord
 from lightningrl.types import Transition
@@ -56,7 +56,8 @@ def read_kept_answers(store: Store, renderers: Mapping[str, PolicyRenderer]) -> 
 
 def _parse(renderer: PolicyRenderer, transition: Transition) -> list[AnsweredCall]:
     ids = transition.tool_call_ids
-    text = CompletionText(renderer, transition.prompt_ids.tolist(), allow_tools=True, stop=transition.sampling.stop, tool_call_ids=ids)
+    prompt = transition.prompt_ids[-PROMPT_TAIL:].tolist()
+    text = CompletionText(renderer, prompt, allow_tools=True, stop=transition.sampling.stop, tool_call_ids=ids)
     text.push(transition.completion_ids.tolist(), transition.logprobs.tolist(), stream=False)
     choice, _ = text.finish(transition.finish_reason)
     return [

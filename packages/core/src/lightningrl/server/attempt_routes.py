@@ -29,7 +29,7 @@ T = TypeVar("T")
 class AttemptMemory(Protocol):
     """What the gateway remembers of an attempt."""
 
-    def is_overflowed(self, rollout_id: str, attempt: int) -> bool: ...
+    async def is_overflowed(self, rollout_id: str, attempt: int) -> bool: ...
     def forget(self, rollout_id: str, attempt: int) -> None: ...
 
 
@@ -56,7 +56,7 @@ def attempt_routes(
 
     async def result(request: Request, body: api.Result) -> api.ResultKept:
         place, outcome = attempt_of(request), body.outcome
-        if outcome is Outcome.AGENT_ERROR and memory is not None and memory.is_overflowed(*place):
+        if outcome is Outcome.AGENT_ERROR and memory is not None and await memory.is_overflowed(*place):
             outcome = Outcome.CONTEXT_OVERFLOW
         if body.unseen_hosts:
             await _keep_unseen(store, place, body.unseen_hosts)

@@ -184,6 +184,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             threading.Thread(target=_watch_parent, args=(loop, stop), name="lightningrl-lifeline", daemon=True).start()
         gc.enable()
         gc.freeze()  # what was imported stays: a collection that looks through all of it holds every call for a tenth of a second
+        gc.set_threshold(10_000)  # with the usual 700, a body of many small parts is looked through while it is read, again and again
         await server.serve([listener])
     finally:
         watching.cancel()

@@ -284,6 +284,10 @@ class Store(Protocol):
         """Model calls that are no transitions."""
         ...
 
+    async def other_calls(self, rollout_id: str, attempt: int) -> tuple[OtherCall, ...]:
+        """The attempt's, in order."""
+        ...
+
     async def append_spans(self, rollout_id: str, attempt: int, spans: Sequence[SpanRecord]) -> None: ...
 
     async def add_rewards(

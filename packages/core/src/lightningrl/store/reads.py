@@ -16,15 +16,34 @@ from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, 
 from lightningrl.store.codec import as_number, decode_advantages, decode_output, decode_sampling
 from lightningrl.store.errors import UnknownRecord
 from lightningrl.store.protocol import AttemptInfo, AttemptRecord, CallRecord, RolloutFilter, RolloutRecord, Score, StepRecord, StoreCounts
-from lightningrl.store.schema import advantages, attempts, calls, rewards, rollouts, scores, steps, tasks, tool_calls, trained, words
+from lightningrl.store.schema import (
+    advantages,
+    attempts,
+    calls,
+    other_calls,
+    rewards,
+    rollouts,
+    scores,
+    steps,
+    tasks,
+    tool_calls,
+    trained,
+    words,
+)
 from lightningrl.store.tokens import build_transition, prompts_and_completions
-from lightningrl.types import Array, Outcome, RolloutSpec, RolloutState, SamplingSettings, Task
+from lightningrl.types import Array, OtherCall, Outcome, RolloutSpec, RolloutState, SamplingSettings, Task
 
-__all__ = ["Reader", "chunks", "columns", "decode_task"]
+__all__ = ["OTHER_CALLS", "Reader", "chunks", "decode_task"]
 
 _K = TypeVar("_K")
 _IN_MOST = 500
 _REWARDS = select(rewards).where(rewards.c.attempt_pk.in_(bindparam("pks", expanding=True)))
+OTHER_CALLS = (
+    select(other_calls)
+    .where(other_calls.c.attempt_pk.in_(bindparam("pks", expanding=True)))
+    .order_by(other_calls.c.started_at, other_calls.c.pk)
+)
+"""Of attempts."""
 _WORD = select(words.c.text).where(words.c.pk == bindparam("pk"))
 _PLACE = (
     select(rollouts.c.id, attempts.c.number).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.pk == bindparam("pk"))
@@ -106,6 +125,12 @@ class Reader:
     def tool_call_ids(self, db: Connection, rollout_id: str, attempt: int) -> frozenset[str]:
         attempt_pk = self.attempt_pk(db, rollout_id, attempt)
         return frozenset(db.execute(select(tool_calls.c.id).where(tool_calls.c.attempt_pk == attempt_pk)).scalars())
+
+    def attempt_other_calls(self, db: Connection, rollout_id: str, attempt: int) -> tuple[OtherCall, ...]:
+        return self.other_calls(db, db.execute(OTHER_CALLS, {"pks": [self.attempt_pk(db, rollout_id, attempt)]}).all())
+
+    def other_calls(self, db: Connection, rows: Sequence[Row[Any]]) -> tuple[OtherCall, ...]:
+        return tuple(OtherCall(**_columns(row, OtherCall, but=("agent",)), agent=self.word(db, row.agent)) for row in rows)
 
     def leased(self, db: Connection, rollout_id: str) -> Any:
         """What a lease hands out."""
@@ -274,7 +299,7 @@ class Reader:
 
 
 def _spec(row: Any) -> RolloutSpec:
-    return RolloutSpec(task=decode_task(row.body), **columns(row, RolloutSpec, but=("task",)))
+    return RolloutSpec(task=decode_task(row.body), **_columns(row, RolloutSpec, but=("task",)))
 
 
 def _attempt_record(row: Any) -> AttemptRecord:
@@ -282,11 +307,11 @@ def _attempt_record(row: Any) -> AttemptRecord:
         attempt=row.number,
         output=decode_output(row.output),
         error=row.error or None,
-        **columns(row, AttemptRecord, but=("attempt", "output", "error")),
+        **_columns(row, AttemptRecord, but=("attempt", "output", "error")),
     )
 
 
-def columns(row: Any, kind: type[Any], but: Sequence[str]) -> dict[str, Any]:
+def _columns(row: Any, kind: type[Any], but: Sequence[str]) -> dict[str, Any]:
     """Fields of a record that are columns of the row."""
     return {name: getattr(row, name) for name in kind.__slots__ if name not in but}
 

@@ -281,6 +281,7 @@ class SqlStore:
     calls = _reading(Reader.attempt_calls)
     call_ids = _reading(Reader.call_ids)
     tool_call_ids = _reading(Reader.tool_call_ids)
+    other_calls = _reading(Reader.attempt_other_calls)
     append_tool_calls = _writing(writes.append_tool_calls)
     append_other_calls = _writing(writes.append_other_calls)
     append_spans = _writing(writes.append_spans)

@@ -10,10 +10,10 @@ from sqlalchemy import BindParameter, Connection, Row, bindparam, select
 
 from lightningrl.store.codec import decode_output
 from lightningrl.store.errors import Conflict, UnknownRecord
-from lightningrl.store.reads import Reader, chunks, columns, decode_task
-from lightningrl.store.schema import attempts, calls, other_calls, rollouts, scores, spans, tasks, tool_calls
+from lightningrl.store.reads import OTHER_CALLS, Reader, chunks, decode_task
+from lightningrl.store.schema import attempts, calls, rollouts, scores, spans, tasks, tool_calls
 from lightningrl.store.tokens import build_transition, prompts_and_completions
-from lightningrl.types import OtherCall, ToolCall, Trajectory, Transition
+from lightningrl.types import ToolCall, Trajectory, Transition
 
 __all__ = ["read_trajectories"]
 
@@ -23,7 +23,6 @@ _LONGEST_PATH = 64
 _PKS: BindParameter[Any] = bindparam("pks", expanding=True)
 _CALLS = select(calls).where(calls.c.attempt_pk.in_(_PKS)).order_by(calls.c.attempt_pk, calls.c.idx)
 _TOOL_CALLS = select(tool_calls).where(tool_calls.c.attempt_pk.in_(_PKS)).order_by(tool_calls.c.started_at, tool_calls.c.pk)
-_OTHER_CALLS = select(other_calls).where(other_calls.c.attempt_pk.in_(_PKS)).order_by(other_calls.c.started_at, other_calls.c.pk)
 _SPANS = select(spans).where(spans.c.attempt_pk.in_(_PKS))
 _HEADS = (
     select(
@@ -64,7 +63,7 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
             raise Conflict(f"rollout {rollout_id!r} has no finished attempt yet; wait for it first")
     pks = [heads[rollout_id].pk for rollout_id in rollout_ids]
     call_rows, tool_rows, other_rows, span_rows = (
-        _by_attempt(db.execute(query, {"pks": pks}).all()) for query in (_CALLS, _TOOL_CALLS, _OTHER_CALLS, _SPANS)
+        _by_attempt(db.execute(query, {"pks": pks}).all()) for query in (_CALLS, _TOOL_CALLS, OTHER_CALLS, _SPANS)
     )
     terminal, turns = reader.rewards(db, pks)
     trajectories = {}
@@ -80,7 +79,7 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
             outcome=head.outcome,
             transitions=transitions,
             tool_calls=_tool_calls(reader, db, tool_rows.get(head.pk, ()), tree, transitions),
-            other_calls=tuple(_other_call(reader, db, row) for row in other_rows.get(head.pk, ())),
+            other_calls=reader.other_calls(db, other_rows.get(head.pk, ())),
             output=decode_output(head.output),
             error=head.error or None,
             rewards=terminal.get(head.pk, {}),
@@ -154,7 +153,3 @@ def _tool_calls(
         )
         for row in rows
     )
-
-
-def _other_call(reader: Reader, db: Connection, row: Row[Any]) -> OtherCall:
-    return OtherCall(**columns(row, OtherCall, but=("agent",)), agent=reader.word(db, row.agent))

@@ -183,8 +183,8 @@ def finish_attempt(
 ) -> RolloutState:
     row = tx.attempt(rollout_id, attempt)
     if row.outcome is not None:
-        # The server keeps an agent_error as context_overflow where a call overflowed, and forgets that it did: a worker that repeats its
-        # agent_error, because the answer was lost, has said the same thing.
+        # The server keeps an agent_error as context_overflow where a call overflowed: a worker that repeats its agent_error, because the
+        # answer was lost, has said the same thing.
         is_overflow = outcome is Outcome.AGENT_ERROR and row.outcome == Outcome.CONTEXT_OVERFLOW
         if row.outcome == outcome or is_overflow:
             return RolloutState(row.state)

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lightningrl.gateway.completion import MAX_DEPTH, is_nested_deeply, parse_arguments
+from lightningrl.clean import is_deeper
+from lightningrl.gateway.completion import MAX_DEPTH, parse_arguments
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import ForcedCall
 
@@ -81,7 +82,7 @@ def read_arguments(arguments: str | Mapping[str, Any] | None, where: str) -> Any
     """A tool call's arguments as a value; text that is no JSON stays text."""
     try:
         value = parse_arguments(arguments) if isinstance(arguments, str) else arguments or {}
-        if not is_nested_deeply(value):
+        if not is_deeper(value, MAX_DEPTH):
             return value
     except RecursionError:
         pass

@@ -12,7 +12,7 @@ import msgspec
 
 from lightningrl.gateway.completion import Choice, TextDelta, ToolRequest
 from lightningrl.gateway.dialects.messages import MessagesRequest, parse_messages_request
-from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.request import Answer, Begun
 from lightningrl.gateway.settings import GatewaySettings
@@ -60,7 +60,7 @@ def write_count(tokens: int) -> bytes:
 
 def _error(refusal: Refusal) -> dict[str, Any]:
     kind = _ERROR_TYPES.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
-    is_long = refusal.code == "context_length_exceeded"
+    is_long = refusal.code == CONTEXT_CODE
     message = f"prompt is too long: {refusal.message}" if is_long else refusal.message  # agents look for these words
     error = {"type": kind, "message": message} | ({"details": refusal.details} if refusal.details else {})
     return {"type": "error", "error": error, "request_id": None}
