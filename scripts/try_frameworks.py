@@ -198,8 +198,9 @@ async def try_case(case: Case, *, show: bool, spans: str = "") -> Row:
                 row.trajectories = run.result()
                 row.problems = [problem for trajectory in row.trajectories for problem in check(case, trajectory, engine)]
             else:
+                why = repr(run.exception()) if run.done() else "the worker ended"
                 run.cancel()
-                row.problems = [f"the worker ended or nothing came: {(folder / 'work.log').read_text()[-3000:]}"]
+                row.problems = [f"{why}: {(folder / 'work.log').read_text()[-3000:]}"]
         if show:
             for trajectory in row.trajectories[:1]:
                 print(told(trajectory, engine))
