@@ -1,5 +1,5 @@
 # make quickstart: train the text-to-SQL agent and draw its curve.   make test: pass the tests.   Both install what they need.
-.PHONY: help quickstart test test-long test-verl test-verl-run check fix bench table docs clean
+.PHONY: help quickstart test test-long test-verl test-verl-run check fix bench table frameworks docs clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -50,8 +50,11 @@ bench: .venv/.installed  ## Measure the numbers of the benchmark table in docs/r
 table: .venv/.installed  ## Reproduce the learning tables of docs/results.md (3 seeds, control, variants); one of them: make table EXAMPLE=rag
 	@$(BIN)/python benchmarks/learning_table.py $(EXAMPLE)
 
+frameworks: .venv/.installed  ## Run agents of 15 other frameworks, each in an environment of its own, and print what was recorded; some: make frameworks ONLY="agno dspy"
+	@$(BIN)/python scripts/try_frameworks.py $(ONLY)
+
 docs: .venv/.installed  ## Write the documentation as a site: site/index.html
 	@$(BIN)/mkdocs build --quiet --strict
 
 clean:  ## Remove .venv and caches
-	@rm -rf .venv .venv-verl .mypy_cache .pytest_cache .ruff_cache .import_linter_cache site
+	@rm -rf .venv .venv-verl .frameworks .mypy_cache .pytest_cache .ruff_cache .import_linter_cache site

@@ -65,9 +65,13 @@ async def test_pydantic_ai_through_its_own_spans(path: WholePath) -> None:
     assert all(tool.transition_id == asked[tool.id] and tool.agent == "boss" for tool in trajectory.tool_calls)
 
 
-async def test_an_answer_by_a_tool_is_no_unknown_tool(path: WholePath) -> None:
-    path.engine.enqueue(asks("final_result", '{"city": "Rome"}'))
+async def test_an_answer_by_a_tool_is_a_record_and_one_that_does_not_fit_is_invalid(path: WholePath) -> None:
+    path.engine.enqueue(asks("final_result", '{"city": 5}'), asks("final_result", '{"city": "Rome"}'))
     async with path.workers("otel_agents.py:pydantic_ai_structured", adapters=["opentelemetry"], base_dir=HERE):
         trajectory = await run(path, "pydantic_ai_structured", "where?")
     assert trajectory.output == "Rome"
-    assert [tool for tool in trajectory.tool_calls if tool.status is not ToolStatus.OK] == []
+    first, second = trajectory.transitions
+    assert [(tool.name, tool.status, tool.agent, tool.transition_id) for tool in trajectory.tool_calls] == [
+        ("final_result", ToolStatus.INVALID_ARGUMENTS, "guide", first.id),
+        ("final_result", ToolStatus.OK, "guide", second.id),
+    ]

@@ -260,7 +260,7 @@ async def test_refused_calls_are_quoted(tmp_path: Path) -> None:
     async with live_gateway(tmp_path) as gateway:
         attempt = await gateway.attempt()
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {attempt.key}"}) as client:
-            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "presence_penalty": 1.0}
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "logit_bias": {"5": 10}}
             answer = await client.post(f"{attempt.base_url}/chat/completions", json=body)
         await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED, "done")
         why = explain_silence(await gateway.store.trajectories([attempt.rollout_id]))

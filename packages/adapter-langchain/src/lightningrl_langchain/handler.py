@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
@@ -24,6 +24,7 @@ from lightningrl_langchain.tools import (
     AskedTool,
     AskedTools,
     asked_tools,
+    has_structured_response,
     iterate_tool_messages,
     status_of_error,
     status_of_output,
@@ -98,7 +99,7 @@ class Handler(BaseCallbackHandler):
         run = self._end_call(run_id)
         if run is None or run.span is None:
             return
-        for asked in asked_tools(response, run.span, run.role):
+        for asked in asked_tools(response, run.span, run):
             self._asked.add(asked)
             if not asked.is_valid:
                 self._report_unrun(asked, ToolStatus.INVALID_ARGUMENTS, result="")
@@ -132,15 +133,14 @@ class Handler(BaseCallbackHandler):
         if run is None:
             return
         if run.is_node:
-            for message in iterate_tool_messages(outputs):
-                asked = self._asked.get(message.tool_call_id)
-                if message.status == "error" and asked is not None and not asked.has_run:
-                    self._report_unrun(asked, ToolStatus.UNKNOWN_TOOL, result=text_of(message))
+            self._report_messages(run, outputs)
         if run.span is not None:
             run.span.end()
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         run = self._runs.pop(run_id, None)
+        if run is not None and run.is_agent_model:
+            self._report_structured_error(error)
         if run is not None and run.span is not None:
             if not isinstance(error, GraphBubbleUp):  # an interrupt is control flow
                 fail(run.span, type(error).__name__)
@@ -174,6 +174,27 @@ class Handler(BaseCallbackHandler):
         asked.has_run = True
         span = self._open_tool_span(asked.name, asked.arguments, asked.id, asked, None)
         close_tool_span(span, status, result, "")
+
+    def _report_messages(self, run: Run, outputs: Any) -> None:
+        """Tool messages that no tool wrote: there is none of that name, or the call was an answer with a structure (`ToolStrategy`)."""
+        found = [(self._asked.get(message.tool_call_id), message) for message in iterate_tool_messages(outputs)]
+        unrun = [(asked, message) for asked, message in found if asked is not None and not asked.has_run]
+        for asked, message in unrun:
+            if message.status == "error":
+                self._report_unrun(asked, ToolStatus.UNKNOWN_TOOL, result=text_of(message))
+            elif run.is_agent_model and asked.node is run:
+                status = ToolStatus.OK if has_structured_response(outputs) else rejection(len(unrun))
+                self._report_unrun(asked, status, result=text_of(message))
+
+    def _report_structured_error(self, error: BaseException) -> None:
+        """LangChain raises for such an answer with `ToolStrategy(handle_errors=False)`."""
+        message = getattr(error, "ai_message", None)
+        names = {getattr(error, "tool_name", None), *getattr(error, "tool_names", ())}
+        calls = [call for call in message.tool_calls if call["name"] in names] if isinstance(message, AIMessage) else []
+        for call in calls:
+            asked = self._asked.get(call["id"])
+            if asked is not None and not asked.has_run:
+                self._report_unrun(asked, rejection(len(calls)), result=str(error))
 
     def _open_tool_span(self, name: str, arguments: str, call_id: Any, asked: AskedTool | None, run: Run | None) -> Span:
         role = asked.role if asked is not None else None if run is None else run.role
@@ -220,6 +241,11 @@ class Handler(BaseCallbackHandler):
 
     def _require_tracer(self) -> Tracer:
         return self._tracer or trace.NoOpTracer()
+
+
+def rejection(answers: int) -> ToolStatus:
+    """What LangChain finds wrong with structured answers: that there are several, or that the one does not fit."""
+    return ToolStatus.INVALID_ARGUMENTS if answers == 1 else ToolStatus.ERROR
 
 
 def close_tool_span(span: Span, status: ToolStatus, result: str, error_type: str) -> None:

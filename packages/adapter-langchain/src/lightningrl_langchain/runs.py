@@ -28,6 +28,8 @@ class Run:
     owns_agent_name: bool
     """This run is the named agent, not something inside it."""
     is_node: bool
+    is_agent_model: bool
+    """The node of `create_agent` that calls the model, and reads structured answers that are asked for as tools (`ToolStrategy`)."""
     source: str | None
     """What of LangChain's own makes the calls below on an agent's behalf: `summarization`, `tool_selection`."""
     role: str | None
@@ -69,6 +71,7 @@ def start_run(parent: Run | None, name: str, metadata: Mapping[str, Any]) -> Run
         agent_name=agent_name,
         owns_agent_name=owns,
         is_node=is_node,
+        is_agent_model=is_node and name == "model" and metadata.get("ls_integration") == "langchain_create_agent",
         source=source,
         role=role,
     )

@@ -17,8 +17,18 @@ from pydantic import ValidationError
 from pydantic.v1 import ValidationError as ValidationErrorV1
 
 from lightningrl.types import ToolStatus
+from lightningrl_langchain.runs import Run
 
-__all__ = ["AskedTool", "AskedTools", "asked_tools", "iterate_tool_messages", "status_of_error", "status_of_output", "text_of"]
+__all__ = [
+    "AskedTool",
+    "AskedTools",
+    "asked_tools",
+    "has_structured_response",
+    "iterate_tool_messages",
+    "status_of_error",
+    "status_of_output",
+    "text_of",
+]
 
 MOST_ASKED: Final = 10_000
 
@@ -34,6 +44,8 @@ class AskedTool:
     role: str | None
     is_valid: bool
     """False: the arguments were no JSON object, so that LangChain runs nothing."""
+    node: Run | None
+    """The node whose model asked."""
     has_run: bool = False
 
 
@@ -55,8 +67,9 @@ class AskedTools:
         self._asked.clear()
 
 
-def asked_tools(response: LLMResult, chat_span: Span, role: str | None) -> Iterator[AskedTool]:
-    """The tool calls in a model's answer."""
+def asked_tools(response: LLMResult, chat_span: Span, run: Run) -> Iterator[AskedTool]:
+    """The tool calls in the answer of a model's run."""
+    node = None if run.parent is None else run.parent.host
     for generations in response.generations:
         for generation in generations:
             message = getattr(generation, "message", None)
@@ -69,8 +82,9 @@ def asked_tools(response: LLMResult, chat_span: Span, role: str | None) -> Itera
                         name=call["name"] or "",
                         arguments=text_of(call["args"]),
                         chat_span=chat_span,
-                        role=role,
+                        role=run.role,
                         is_valid=is_valid,
+                        node=node,
                     )
 
 
@@ -110,6 +124,13 @@ def iterate_tool_messages(outputs: Any) -> Iterator[ToolMessage]:
                 yield from iterate_tool_messages(value)
     elif hasattr(outputs, "update") and hasattr(outputs, "goto"):
         yield from iterate_tool_messages(outputs.update)
+
+
+def has_structured_response(outputs: Any) -> bool:
+    """Whether a node's update of the state holds the structured answer of `create_agent(response_format=…)`."""
+    updates = outputs if isinstance(outputs, list | tuple) else [outputs]
+    updates = [getattr(update, "update", update) if hasattr(update, "goto") else update for update in updates]
+    return any(isinstance(update, Mapping) and update.get("structured_response") is not None for update in updates)
 
 
 def text_of(value: Any) -> str:

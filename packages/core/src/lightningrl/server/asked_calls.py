@@ -69,7 +69,7 @@ def _parse(renderer: PolicyRenderer, transition: Transition) -> list[AnsweredCal
 def join_to_answers(records: Sequence[ToolCallRecord], loose: frozenset[str], asked: Sequence[AnsweredCall]) -> list[ToolCallRecord]:
     """The records, those of `loose` spans with the id of the call that asked and the transition that it is of. Of calls that are alike,
     the one asked first goes to the tool that ran first. What fits none, or one of several by its name alone, stays as it is."""
-    known = {one.id for one in asked}
+    known = {one.id: one for one in asked}
     taken = {record.tool_call.id for record in records}
     waiting = [one for one in asked if one.id not in taken]
     tools = [record for record in records if record.span_id in loose and record.tool_call.id not in known]
@@ -92,10 +92,17 @@ def join_to_answers(records: Sequence[ToolCallRecord], loose: frozenset[str], as
         name = tool.tool_call.name
         if tool.span_id not in joined and left[name] == len(named[name]) == 1:
             joined[tool.span_id] = _with_asker(tool, named[name][0])
-    return [joined.get(record.span_id, record) for record in records]
+    return [joined.get(record.span_id) or _with_arguments(record, known.get(record.tool_call.id)) for record in records]
 
 
 def _with_asker(record: ToolCallRecord, asked: AnsweredCall) -> ToolCallRecord:
     call = record.tool_call
     whole = replace(call, id=asked.id, transition_id=asked.transition_id, arguments=call.arguments or asked.arguments)
     return replace(record, tool_call=whole)
+
+
+def _with_arguments(record: ToolCallRecord, asked: AnsweredCall | None) -> ToolCallRecord:
+    """A tool that is known by its id, and whose span leaves out what it was called with (Google ADK)."""
+    if asked is None or record.tool_call.arguments:
+        return record
+    return replace(record, tool_call=replace(record.tool_call, arguments=asked.arguments))

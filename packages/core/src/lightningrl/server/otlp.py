@@ -24,7 +24,7 @@ from lightningrl.clean import parse_json
 from lightningrl.errors import ServerError
 from lightningrl.server.tool_spans import SeenSpan, read_tools
 from lightningrl.store.protocol import SpanRecord, ToolCallRecord
-from lightningrl.tracing.conventions import SpanState, read_span
+from lightningrl.tracing.conventions import SpanState, read_span, with_events
 
 __all__ = ["JSON", "PROTOBUF", "ParsedExport", "encode_answer", "parse_export", "read_media_type"]
 
@@ -98,9 +98,9 @@ def encode_answer(media_type: str, rejected: int) -> bytes:
 
 def _see(span: Span, scope: str) -> SeenSpan:
     attributes = {one.key: _plain(one.value) for one in span.attributes}
-    events = [{one.key: _plain(one.value) for one in event.attributes} for event in span.events if event.name == "exception"]
-    exceptions = [str(event.get("exception.type", "")) for event in events]
-    reading = read_span(span.name, attributes, _STATES.get(span.status.code, SpanState.UNSET), exceptions)
+    events = [(event.name, {one.key: _plain(one.value) for one in event.attributes}) for event in span.events]
+    exceptions = [str(said.get("exception.type", "")) for name, said in events if name == "exception"]
+    reading = read_span(span.name, with_events(attributes, events), _STATES.get(span.status.code, SpanState.UNSET), exceptions)
     return SeenSpan(
         span_id=span.span_id.hex(),
         parent_span_id=span.parent_span_id.hex() or None,
@@ -109,6 +109,7 @@ def _see(span: Span, scope: str) -> SeenSpan:
         scope=scope,
         attributes=attributes,
         reading=reading,
+        is_failed=span.status.code == Status.STATUS_CODE_ERROR,
     )
 
 

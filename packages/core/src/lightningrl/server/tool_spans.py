@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Final
 
 from lightningrl.store.protocol import ToolCallRecord
-from lightningrl.tracing.conventions import AskedCall, Kind, SpanReading, asked_calls, offered_tools
+from lightningrl.tracing.conventions import AskedCall, Kind, SpanReading, asked_calls, offered_tools, output_tools
 from lightningrl.types import ToolCall, ToolStatus
 
 __all__ = ["ReadTools", "SeenSpan", "comparable", "read_tools"]
@@ -37,6 +37,8 @@ class SeenSpan:
     """The instrumentation that tells it."""
     attributes: Mapping[str, Any]
     reading: SpanReading
+    is_failed: bool = False
+    """The span's own status is an error."""
 
     @property
     def is_ours(self) -> bool:
@@ -87,7 +89,8 @@ def read_tools(spans: Sequence[SeenSpan]) -> ReadTools:
     ids = taken | {tool.reading.tool_call_id for tool in joined}
     agents = {span.reading.agent for span in spans if span.reading.kind is Kind.AGENT}  # smolagents: asked as tools, offered as agents
     unrun = {one.call.id: one for one in asked if not one.is_offered and one.call.id not in ids and one.call.name not in agents}
-    records = [_record(tool) for tool in joined] + [_unrun(one) for one in unrun.values()]
+    answers = _typed_answers([one for one in asked if one.call.id not in ids], spans)
+    records = [*map(_record, joined), *(_unrun(one, ToolStatus.UNKNOWN_TOOL) for one in unrun.values()), *answers]
     return ReadTools(records=records, loose=frozenset(loose))
 
 
@@ -232,15 +235,35 @@ def _record(tool: SeenSpan) -> ToolCallRecord:
     return ToolCallRecord(tool_call=call, span_id=tool.span_id, parent_span_id=tool.parent_span_id, started_at=tool.started_ns / 1e9)
 
 
-def _unrun(asked: _Asked) -> ToolCallRecord:
-    """No span is about it: the framework told the model that there is no such tool."""
+def _typed_answers(asked: Sequence[_Asked], spans: Sequence[SeenSpan]) -> list[ToolCallRecord]:
+    """Answers with a type that are asked for as tools, of which no span is made (Pydantic AI's `final_result`): an agent goes on only
+    after one that does not fit, and ends with one that does."""
+    ended = {span.span_id: span for span in spans if span.reading.kind is Kind.AGENT}
+    last: dict[str | None, int] = defaultdict(int)
+    for span in spans:
+        if span.reading.kind is Kind.MODEL:
+            last[span.parent_span_id] = max(last[span.parent_span_id], span.started_ns)
+    records: list[ToolCallRecord] = []
+    for one in asked:
+        around = one.span.parent_span_id
+        if one.call.name not in output_tools(one.span.attributes):
+            continue
+        if one.span.started_ns < last[around]:
+            records.append(_unrun(one, ToolStatus.INVALID_ARGUMENTS))
+        elif around in ended:
+            records.append(_unrun(one, ToolStatus.INVALID_ARGUMENTS if ended[around].is_failed else ToolStatus.OK))
+    return records
+
+
+def _unrun(asked: _Asked, status: ToolStatus) -> ToolCallRecord:
+    """No span is about it: there is no such tool, or it was an answer and no tool."""
     call = ToolCall(
         id=asked.call.id,
         name=asked.call.name,
         arguments=asked.call.arguments,
-        status=ToolStatus.UNKNOWN_TOOL,
+        status=status,
         agent=asked.span.reading.agent,
-        error_type=ToolStatus.UNKNOWN_TOOL.value,
+        error_type=None if status is ToolStatus.OK else status.value,
     )
     return ToolCallRecord(
         tool_call=call, span_id=f"asked:{asked.call.id}", parent_span_id=asked.span.span_id, started_at=asked.span.ended_ns / 1e9

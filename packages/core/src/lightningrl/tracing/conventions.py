@@ -1,6 +1,6 @@
 """What a span of somebody else's instrumentation says: an agent's turn, a model's call, a tool's outcome.
 
-Three vocabularies: the GenAI conventions (current and older names), OpenInference, and OpenLLMetry (`traceloop.*`).
+Three vocabularies: the GenAI conventions (current and older names), OpenInference, and OpenLLMetry (`traceloop.*`); and Haystack's own.
 
     gen_ai.operation.name    openinference.span.kind    traceloop.span.kind    ─►  Kind
     gen_ai.agent.name        agent.name, graph.node.*   traceloop.entity.name  ─►  agent
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -27,10 +27,12 @@ __all__ = [
     "SpanState",
     "asked_calls",
     "offered_tools",
+    "output_tools",
     "read_agent",
     "read_kind",
     "read_span",
     "text_of",
+    "with_events",
 ]
 
 
@@ -93,14 +95,37 @@ KINDS: Final[Mapping[str, Mapping[str, Kind]]] = {
 }
 """By the attribute that says it, the first of them that a span has; a value that is not listed is another kind of thing."""
 
-AGENT_NAMES: Final = (semconv.AGENT_NAME, "agent.name", "agent_name", "graph.node.name", "graph.node.id")
+AGENT_NAMES: Final = (semconv.AGENT_NAME, "agent.name", "agent_name", "graph.node.name", "graph.node.id", "haystack.component.name")
 """On any span."""
 TITLES: Final = ("invoke_agent ", "execute_tool ", "running tool: ", "agent run ")
 """What goes before the name in a span's title."""
-TOOL_NAMES: Final = (semconv.TOOL_NAME, "tool.name", "traceloop.entity.name")
+TOOL_NAMES: Final = (semconv.TOOL_NAME, "tool.name", "traceloop.entity.name", "haystack.tool.name")
 TOOL_CALL_IDS: Final = (semconv.TOOL_CALL_ID, "tool_call.id", "tool.id")
-TOOL_ARGUMENTS: Final = (semconv.TOOL_CALL_ARGUMENTS, "tool_arguments", "input.value", "traceloop.entity.input", "tool.parameters")
-TOOL_RESULTS: Final = (semconv.TOOL_CALL_RESULT, "tool_response", "output.value", "traceloop.entity.output")
+TOOL_ARGUMENTS: Final = (
+    semconv.TOOL_CALL_ARGUMENTS,
+    "tool_arguments",
+    "input.value",
+    "traceloop.entity.input",
+    "tool.parameters",
+    "haystack.agent.step.tool.input",
+    "gen_ai.tool.message content",
+)
+TOOL_RESULTS: Final = (
+    semconv.TOOL_CALL_RESULT,
+    "tool_response",
+    "output.value",
+    "traceloop.entity.output",
+    "haystack.agent.step.tool.output",
+    "gen_ai.choice message",
+)
+TOOL_EVENTS: Final = frozenset({"gen_ai.tool.message", "gen_ai.choice"})
+"""Events of a tool's span: the older way of the GenAI conventions, and Strands'."""
+
+
+def with_events(attributes: Mapping[str, Any], events: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The attributes, with what the events say of a tool beside them, as `{event} {attribute}`."""
+    told = {f"{name} {key}": value for name, said in events if name in TOOL_EVENTS for key, value in said.items()}
+    return {**attributes, **told}
 
 
 def read_kind(attributes: Mapping[str, Any]) -> Kind:
@@ -108,7 +133,7 @@ def read_kind(attributes: Mapping[str, Any]) -> Kind:
     for key, kinds in KINDS.items():
         if key in attributes:
             return kinds.get(str(attributes[key]), Kind.OTHER)
-    if attributes.get(semconv.TOOL_NAME):
+    if attributes.get(semconv.TOOL_NAME) or attributes.get("haystack.tool.name"):
         return Kind.TOOL
     return Kind.MODEL if attributes.get(semconv.REQUEST_MODEL) or attributes.get("llm.model_name") else Kind.UNSAID
 
@@ -136,6 +161,7 @@ def read_span(name: str, attributes: Mapping[str, Any], state: SpanState, except
         return SpanReading(kind=kind, agent=agent)
     result, call_id, message_failed = _unwrap(_first(attributes, TOOL_RESULTS))
     error_type = str(attributes.get(semconv.ERROR_TYPE) or "")
+    message_failed = message_failed or attributes.get("haystack.tool.error") is True
     failed = state is SpanState.ERROR or message_failed or (state is SpanState.UNSET and bool(error_type or exceptions))
     if failed and not error_type and exceptions:
         error_type = exceptions[-1].rpartition(".")[2]
@@ -187,6 +213,13 @@ def offered_tools(attributes: Mapping[str, Any]) -> frozenset[str] | None:
     return frozenset(map(str, names)) if names else None
 
 
+def output_tools(attributes: Mapping[str, Any]) -> frozenset[str]:
+    """Names of those tools that are the type of an agent's answer (Pydantic AI)."""
+    parameters = _parse(attributes.get("model_request_parameters"))
+    tools = parameters.get("output_tools") if isinstance(parameters, dict) else None
+    return frozenset(str(tool.get("name")) for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else frozenset()
+
+
 _LLAMA_INDEX_AGENT: Final = re.compile(r"current_agent_name='([^']{1,200})'\)\"\}$")
 _PYTHON_CALL: Final = frozenset({"args", "kwargs", "sanitize_inputs_outputs"})
 FLAT_ANSWERS: Final = {
@@ -220,7 +253,7 @@ def _first(attributes: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 def _untitled(name: str) -> str:
     title = next((title for title in TITLES if name.startswith(title)), "")
-    return name.removeprefix(title).removesuffix("._execute_core").strip()
+    return name.removeprefix(title).removesuffix("._execute_core").removesuffix(".__call__").strip()
 
 
 def _graph_node(metadata: Any) -> str | None:

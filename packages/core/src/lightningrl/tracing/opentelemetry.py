@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.util.types import AttributeValue
 
 from lightningrl.tracing import semconv
-from lightningrl.tracing.conventions import Kind, SpanReading, SpanState, read_agent, read_kind, read_span
+from lightningrl.tracing.conventions import Kind, SpanReading, SpanState, read_agent, read_kind, read_span, with_events
 from lightningrl.tracing.origin import CallOrigin
 from lightningrl.tracing.spans import OpenSpan, RolloutSpanProcessor, WorkerTracerProvider
 
@@ -113,7 +113,8 @@ def translate(span: ReadableSpan, one: OpenSpan) -> ReadableSpan:
         return span
     attributes = dict(span.attributes or {})
     exceptions = [str((event.attributes or {}).get("exception.type", "")) for event in span.events if event.name == "exception"]
-    reading = read_span(span.name, attributes, SpanState(span.status.status_code.name.lower()), exceptions)
+    told = with_events(attributes, ((event.name, event.attributes or {}) for event in span.events))
+    reading = read_span(span.name, told, SpanState(span.status.status_code.name.lower()), exceptions)
     added = our_attributes(reading, agent_of(one))
     cut = {key: value[:LONGEST_VALUE] if isinstance(value, str) else value for key, value in {**attributes, **added}.items()}
     return ReadableSpan(

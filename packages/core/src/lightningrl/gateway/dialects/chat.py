@@ -1,8 +1,8 @@
 """OpenAI chat completions: the request, checked and put into our own terms.
 
 Fields that SDKs send and that change nothing here (`user`, `store`, `metadata`, …) are ignored. Fields that would change what is
-sampled are the run's to decide (`temperature`, `top_p`, …), honoured (`max_tokens`, `stop`, `seed`, `n`), shown to the policy
-(`response_format`), or refused with a sentence.
+sampled are the run's to decide (`temperature`, `top_p`, penalties, …), honoured (`max_tokens`, `stop`, `seed`, `n`), shown to the
+policy (`response_format`), or refused with a sentence.
 """
 
 from __future__ import annotations
@@ -88,9 +88,6 @@ class _Body(msgspec.Struct):
     top_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
     logit_bias: dict[str, float] | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[str] | None = None
@@ -139,12 +136,10 @@ def parse_chat_request(data: bytes, *, max_choices: int) -> ChatRequest:
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    changed = {"frequency_penalty": body.frequency_penalty, "presence_penalty": body.presence_penalty, "logit_bias": body.logit_bias}
-    if body.repetition_penalty != 1:
-        changed["repetition_penalty"] = body.repetition_penalty
-    for name, value in changed.items():
-        if value:
-            raise Refusal(f"{name} is not supported: the recorded logprobs would not be the ones sampled from; leave it out", param=name)
+    if body.logit_bias:
+        raise Refusal(
+            "logit_bias is not supported: the recorded logprobs would not be the ones sampled from; leave it out", param="logit_bias"
+        )
     if body.functions or body.function_call:
         raise Refusal("functions and function_call are not supported; use tools", param="functions")
     if body.audio or "audio" in (body.modalities or ()):

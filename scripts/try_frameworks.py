@@ -1,0 +1,295 @@
+"""Run agents of other frameworks against a real server with a scripted policy, and print what was recorded.
+
+    make frameworks                       all of them; make frameworks ONLY="agno haystack" some
+    tests/frameworks/NAME_agent.py        an agent in its framework's own style; its first lines pin what is installed for it
+    tests/frameworks/expected.toml        what the policy says to it, and what has to be recorded
+
+NAME_agent.py ─► .frameworks/NAME (environment) ─► lightningrl work ─► server here ─► ROLLOUTS trajectories ─► checks ─► a row of the table
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from lightningrl.keys import worker_key
+from lightningrl.testing.scripted_engine import ScriptedEngine
+from lightningrl.testing.tokenizers import tiny_tokenizer
+from lightningrl.testing.whole_path import RUN_KEY, WholePath, running_services
+from lightningrl.types import Trajectory
+
+ROOT: Final = Path(__file__).parents[1]
+AGENTS: Final = ROOT / "tests/frameworks"
+CACHE: Final = ROOT / ".frameworks"
+ROLLOUTS: Final = 4
+WAIT_S: Final = 120.0
+"""A rollout's time, and then some for the run."""
+PINS: Final = re.compile(r"^(?:#|//) dependencies = (\[.*\])$", re.MULTILINE)
+RECIPE: Final = """\
+agent = "{agent}"
+adapters = {adapters}
+
+[tasks]
+train = "tasks.py:tasks"
+
+[policy]
+model = "policy"
+
+[rewards.none]
+use = "tasks.py:score"
+
+[runtime]
+workers = {workers}
+concurrency = {concurrency}
+"""
+TASKS: Final = "def tasks():\n    return []\n\n\ndef score(task, output, trajectory):\n    return 0.0\n"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """An agent, what the policy says to it, and what has to be recorded of each rollout."""
+
+    name: str
+    says: Mapping[str, Sequence[str]]
+    """By a text of the prompt, the first that is in it: what the policy says at its first turn, at its second, …; `{task}` is the task."""
+    roles: Sequence[str]
+    """Of each call, in order; "-" is none."""
+    tools: Sequence[str]
+    """`name status`, in order."""
+    adapters: Sequence[str] = ("opentelemetry",)
+    concurrency: int = ROLLOUTS
+    """Rollouts at once in one process; 1 = as many processes."""
+    outcome: str = "succeeded"
+    streams: bool = False
+    limits: str = ""
+    task: str = "What is the weather in {city}?"
+    is_node: bool = False
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}_agent.{'mjs' if self.is_node else 'py'}"
+
+    @property
+    def folder(self) -> Path:
+        return CACHE / self.name
+
+    @property
+    def packages(self) -> list[str]:
+        """What the agent's header pins; the first is the framework."""
+        found = PINS.search((AGENTS / self.file).read_text())
+        if found is None:
+            raise SystemExit(f"{self.file} pins nothing; begin it with a line `dependencies = […]`")
+        return list(json.loads(found[1]))
+
+
+@dataclass(kw_only=True, slots=True)
+class Row:
+    """What became of a case."""
+
+    case: Case
+    trajectories: list[Trajectory] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def load_cases() -> list[Case]:
+    found = tomllib.loads((AGENTS / "expected.toml").read_text())
+    return [Case(name=name, **values) for name, values in found.items()]
+
+
+def install(case: Case) -> None:
+    """Its environment, made anew where the pins have changed."""
+    pins = "\n".join(case.packages)
+    mark = case.folder / "installed.txt"
+    if mark.exists() and mark.read_text() == pins:
+        return
+    shutil.rmtree(case.folder, ignore_errors=True)
+    uv = str(Path(sys.executable).with_name("uv"))
+    if case.is_node:
+        case.folder.mkdir(parents=True)
+        subprocess.run(["npm", "install", "--silent", "--prefix", str(case.folder), *case.packages], check=True)
+    else:
+        subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(case.folder)], check=True)
+        environment = {**os.environ, "VIRTUAL_ENV": str(case.folder)}
+        command = [uv, "pip", "install", "--quiet", "-e", str(ROOT / "packages/core"), *case.packages]
+        subprocess.run(command, check=True, env=environment, cwd=ROOT)
+    mark.write_text(pins)
+
+
+def build_policy(case: Case) -> Any:
+    """What the engine answers: the case's text for this prompt and this turn, without what the prompt has begun already."""
+
+    def reply(prompt: str) -> str:
+        turns = prompt.split("<|im_start|>")
+        begun = turns[-1].removeprefix("assistant\n")
+        turn = sum(part.startswith("assistant\n") for part in turns) - 1
+        texts = next((texts for key, texts in case.says.items() if key in prompt), ["nobody wrote what to say here"])
+        cities = re.findall(r"city-\d+", prompt)
+        text = written(texts[min(turn, len(texts) - 1)].replace("{city}", cities[0] if cities else "nowhere"))
+        return text.removeprefix(begun.rstrip()).lstrip() if begun else text
+
+    return reply
+
+
+def written(text: str) -> str:
+    """`call name {…}` lines are tool calls."""
+    lines = []
+    for line in text.split("\n"):
+        found = re.fullmatch(r"call (\S+) (.*)", line)
+        lines.append(line if found is None else f'<tool_call>\n{{"name": "{found[1]}", "arguments": {found[2]}}}\n</tool_call>')
+    return "\n".join(lines)
+
+
+@contextlib.asynccontextmanager
+async def workers(case: Case, path: WholePath, folder: Path, spans: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`lightningrl work` in the framework's environment, as its user runs it."""
+    many = case.concurrency > 1
+    recipe = RECIPE.format(
+        agent=f"{AGENTS / ('node_agent.py' if case.is_node else 'record_spans.py' if spans else case.file)}:answer",
+        adapters=json.dumps(list(case.adapters)),
+        workers=1 if many else 2,
+        concurrency=case.concurrency,
+    )
+    (folder / "recipe.toml").write_text(recipe)
+    (folder / "tasks.py").write_text(TASKS)
+    bin_folder = Path(sys.executable).parent if case.is_node else case.folder / "bin"
+    environment = {**os.environ, "LIGHTNINGRL_KEY": worker_key(RUN_KEY), "PYTHONWARNINGS": "ignore", "SPANS": spans}
+    environment["AGENT"] = f"{AGENTS / case.file}:answer"
+    if case.is_node:  # which looks for packages beside the file
+        environment["AGENT"] = str(shutil.copy(AGENTS / case.file, case.folder))
+    with (folder / "work.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            str(bin_folder / "lightningrl"), "work", "recipe.toml", "--server", path.url,
+            cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+            await process.wait()
+
+
+async def try_case(case: Case, *, show: bool, spans: str = "") -> Row:
+    row = Row(case=case)
+    engine = ScriptedEngine(tiny_tokenizer(), reply=build_policy(case), chunk_tokens=8)
+    with tempfile.TemporaryDirectory(prefix="frameworks-") as name:
+        folder = Path(name)
+        async with running_services(folder, engine=engine) as path, workers(case, path, folder, spans) as process:
+            inputs = {f"r{number}": case.task.format(city=f"city-{number}") for number in range(ROLLOUTS)}
+            run = asyncio.create_task(path.run(inputs, wait_s=2 * WAIT_S, timeout_s=WAIT_S))
+            ended = asyncio.create_task(process.wait())
+            await asyncio.wait({run, ended}, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            if run.done() and not run.exception():
+                row.trajectories = run.result()
+                row.problems = [problem for trajectory in row.trajectories for problem in check(case, trajectory, engine)]
+            else:
+                why = repr(run.exception()) if run.done() else "the worker ended"
+                run.cancel()
+                row.problems = [f"{why}: {(folder / 'work.log').read_text()[-3000:]}"]
+        if show:
+            for trajectory in row.trajectories[:1]:
+                print(told(trajectory, engine))
+            print((folder / "work.log").read_text()[-3000:])
+    return row
+
+
+def check(case: Case, trajectory: Trajectory, engine: ScriptedEngine) -> list[str]:
+    """What is not as it should be."""
+    mine = f"city-{trajectory.rollout_id.removeprefix('r')}"
+    problems: list[str] = []
+    roles, tools = roles_of(trajectory), tools_of(trajectory)
+    output = trajectory.output if isinstance(trajectory.output, dict) else {}
+    if trajectory.outcome != case.outcome:
+        problems.append(f"outcome {trajectory.outcome}: {trajectory.error}")
+    if "calls" in output and output["calls"] != len(roles):
+        problems.append(f"{len(roles)} calls were recorded, the framework counts {output['calls']}")
+    if roles != list(case.roles):
+        problems.append(f"roles {roles}, not {list(case.roles)}")
+    if sorted(tools) != sorted(case.tools):  # some run side by side
+        problems.append(f"tools {tools}, not {list(case.tools)}")
+    for number, transition in enumerate(trajectory.transitions):
+        emission = engine.emissions.get(transition.id)
+        prompt = engine.tokenizer.decode(transition.prompt_ids.tolist())
+        if emission is None or (
+            emission.token_ids != tuple(transition.completion_ids.tolist())
+            or emission.request.prompt_ids != tuple(transition.prompt_ids.tolist())
+            or emission.logprobs != tuple(transition.logprobs.tolist())
+        ):
+            problems.append(f"call {number} is not what the engine sampled")
+        if set(re.findall(r"city-\d+", prompt)) != {mine}:
+            problems.append(f"call {number} is another rollout's")
+    problems += [
+        f"tool {call.name} is another rollout's" for call in trajectory.tool_calls if set(re.findall(r"city-\d+", call.arguments)) - {mine}
+    ]
+    return [f"{trajectory.rollout_id}: {problem}" for problem in problems]
+
+
+def roles_of(trajectory: Trajectory) -> list[str]:
+    return [transition.agent or "-" for transition in trajectory.transitions]
+
+
+def tools_of(trajectory: Trajectory) -> list[str]:
+    return [f"{call.name} {call.status}{'' if call.transition_id else ' (of no call)'}" for call in trajectory.tool_calls]
+
+
+def told(trajectory: Trajectory, engine: ScriptedEngine) -> str:
+    lines = [f"{trajectory.rollout_id} {trajectory.outcome} {trajectory.error or ''} output {trajectory.output!r}"]
+    for transition in trajectory.transitions:
+        prompt, text = (engine.tokenizer.decode(ids.tolist()) for ids in (transition.prompt_ids, transition.completion_ids))
+        lines.append(f"--- call {transition.index} role {transition.agent!r}\n{prompt}\n>>> {text}")
+    lines += [
+        f"tool {call.name} {call.arguments} {call.status} {call.error_type} of {call.transition_id}: {call.result!r:.300}"
+        for call in trajectory.tool_calls
+    ]
+    return "\n".join(lines)
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = ["| framework | calls of each rollout | streamed | roles | tools | limits | holds |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        first = row.trajectories[0] if row.trajectories else None
+        roles = ", ".join(dict.fromkeys(roles_of(first))) if first else ""
+        tools = ", ".join(tools_of(first)) if first else ""
+        calls = " ".join(str(len(one.transitions)) for one in row.trajectories)
+        streamed, holds = "yes" if row.case.streams else "no", "NO" if row.problems else "yes"
+        cells = (row.case.packages[0].replace("==", " "), calls, streamed, roles, tools, row.case.limits, holds)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run agents of other frameworks and print what was recorded of them.")
+    parser.add_argument("only", nargs="*", help="names of agents; none = all")
+    parser.add_argument("--show", action="store_true", help="print the first rollout of each, and the worker's log")
+    parser.add_argument("--spans", default="", help="append the spans of all rollouts to this file, a line of JSON each")
+    arguments = parser.parse_args()
+    cases = [case for case in load_cases() if not arguments.only or case.name in arguments.only]
+    rows: list[Row] = []
+    for case in cases:
+        print(f"{case.name} …", file=sys.stderr, flush=True)
+        install(case)
+        rows.append(asyncio.run(try_case(case, show=arguments.show, spans=arguments.spans)))
+        for problem in rows[-1].problems:
+            print(f"  {problem}", file=sys.stderr, flush=True)
+    print(table(rows))
+    if any(row.problems for row in rows):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
