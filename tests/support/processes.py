@@ -13,9 +13,10 @@ from typing import Literal
 from sizes import PATIENCE_S
 from warm import WarmCommand, WarmProcess
 
-__all__ = ["Process", "Role", "TrainRun", "wait_for"]
+__all__ = ["ROLES", "Process", "Role", "TrainRun", "wait_for"]
 
 Role = Literal["server", "worker"]
+ROLES: tuple[Role, ...] = ("server", "worker")
 MARKS: dict[bytes, Role] = {b"lightningrl.server": "server", b"lightningrl.runtime.worker": "worker"}
 
 
@@ -83,6 +84,20 @@ class TrainRun:
     def orphans(self) -> list[Process]:
         """Processes of this run that live."""
         return [process for process in self.seen if process.is_alive]
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """The run must still be going. What it starts meanwhile is seen."""
+
+        def is_met() -> bool:
+            assert self.trainer.poll() is None, f"the trainer ended with {self.trainer.returncode}\n{self.describe()}"
+            self.children("worker")
+            return condition()
+
+        wait_for(is_met, self.describe)
+
+    def wait_for_orphans(self) -> None:
+        """Until nothing of this run lives."""
+        wait_for(lambda: not self.orphans(), lambda: f"orphans: {self.orphans()}\n{self.describe()}")
 
     def lines(self) -> list[list[str]]:
         """The journal, finished lines only."""
