@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 MOST_STARTS = 5
 """Tries to start the server again before the run fails."""
 RESTART_PAUSE_S = 0.5
+PATIENCE_S = 900.0
+"""How long trainer and workers go on asking: as long as a start of the server may take, killed again and again or on a busy machine.
+Whoever watches the server gives up before them."""
 Announce = Callable[[str, str], None]
 
 
@@ -130,8 +133,8 @@ async def serve_policy(
         server = ServerProcess(settings, log_path=logs / "server.log")
         await server.start()
         stack.push_async_callback(server.stop)
-        client = await stack.enter_async_context(ServerClient(server.url, settings.run_key))
-        pool = start_pool(workers, reachable_url(server.url), settings.run_key, logs, launcher)
+        client = await stack.enter_async_context(ServerClient(server.url, settings.run_key, patience_s=PATIENCE_S))
+        pool = start_pool(workers, reachable_url(server.url), settings.run_key, logs, launcher, patience_s=PATIENCE_S)
         if pool:
             stack.push_async_callback(pool.stop)
             await pool.open()
@@ -227,7 +230,13 @@ def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str =
 
 
 def start_pool(
-    recipe: Recipe | None, server_url: str, run_key: str, logs: Path | None, launcher: WorkerLauncher | None = None
+    recipe: Recipe | None,
+    server_url: str,
+    run_key: str,
+    logs: Path | None,
+    launcher: WorkerLauncher | None = None,
+    *,
+    patience_s: float = 60.0,
 ) -> WorkerPool | None:
     """The recipe's worker pool, not started; None where the recipe has no workers here."""
     if recipe is None or recipe.runtime.workers == 0:
@@ -243,6 +252,7 @@ def start_pool(
         base_dir=recipe.folder,
         log_folder=logs,
         launcher=launcher,
+        patience_s=patience_s,
     )
 
 
