@@ -42,9 +42,28 @@ from lightningrl.store.transaction import Ended, Event, Leased, Queued, Transact
 from lightningrl.store.writer import Writer
 from lightningrl.types import Outcome, RolloutMode, RolloutSpec, RolloutState, Trajectory
 
-__all__ = ["SqlStore"]
+__all__ = ["LeaseClock", "SqlStore"]
 
 T = TypeVar("T")
+
+_LOOK_S = 1.0
+"""The longest between two looks at the lease clock while this process runs."""
+
+
+class LeaseClock:
+    """What leases are measured by. It starts with the time of day and does not jump with it; where this process stood still, and so heard
+    no heartbeat, it stood still too."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._now = time.time()
+        self._looked_at = monotonic()
+
+    def now(self) -> float:
+        looked_at = self._monotonic()
+        self._now += min(looked_at - self._looked_at, _LOOK_S)
+        self._looked_at = looked_at
+        return self._now
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +96,8 @@ class SqlStore:
         self._queued = asyncio.Condition()
         self._queued_count = 0
         self._waiters: set[_Waiter] = set()
-        self._next_expiry: float | None = None
+        self._clock = LeaseClock()
+        self._next_expiry: float | None = 0.0
         self._expiry_changed = asyncio.Event()
         self._late = 0
         self._closing = False
@@ -166,14 +186,16 @@ class SqlStore:
     async def _sweep(self) -> None:
         """End attempts whose lease is over, as soon as it is."""
         while not self._closing:
-            try:
-                self._next_expiry = await self._write(lambda tx: writes.expire(tx, time.time()))
-            except StoreError:
-                self._next_expiry = time.time() + 1.0  # no room, perhaps: the next lease tries again too
+            now = self._clock.now()
+            if self._next_expiry is not None and self._next_expiry <= now:
+                try:
+                    self._next_expiry = await self._write(lambda tx: writes.expire(tx, now))  # noqa: B023  awaited
+                except StoreError:
+                    self._next_expiry = now + 1.0  # no room, perhaps: the next lease tries again too
             self._expiry_changed.clear()
             if self._closing:
                 return
-            left = None if self._next_expiry is None else max(0.005, self._next_expiry - time.time())
+            left = _LOOK_S / 2 if self._next_expiry is None else max(0.005, min(self._next_expiry - now, _LOOK_S / 2))
             try:
                 await asyncio.wait_for(self._expiry_changed.wait(), left)
             except TimeoutError:
@@ -201,7 +223,7 @@ class SqlStore:
 
     async def _lease_now(self, worker_id: str, lease_s: float, *, exclusive: bool) -> Lease | None:
         key = secrets.token_urlsafe(24)
-        expires_at = time.time() + lease_s
+        expires_at = self._clock.now() + lease_s
 
         def op(tx: Transaction) -> Lease | None:
             taken = writes.lease(tx, worker_id, _digest(key), lease_s, expires_at - lease_s, exclusive=exclusive)
@@ -230,7 +252,8 @@ class SqlStore:
         self._keys.pop((rollout_id, attempt), None)
 
     async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
-        return await self._write(lambda tx: writes.heartbeat(tx, rollout_id, attempt, lease_s, time.time()))
+        now = self._clock.now()
+        return await self._write(lambda tx: writes.heartbeat(tx, rollout_id, attempt, lease_s, now))
 
     async def finish_attempt(
         self,

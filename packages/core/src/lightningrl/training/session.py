@@ -20,7 +20,7 @@ from lightningrl.config import OtherPolicyConfig, Recipe
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.keys import worker_key
-from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve
+from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve, read_metrics
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import Backend
 from lightningrl.runtime.address import reachable_url
@@ -67,6 +67,7 @@ async def train_run(
     """
     saved = folder.latest()
     state = saved[1] if saved else LoopState(step=0, seconds=0.0, rollouts=0)
+    made = max((line["step"] for line in read_metrics(folder.metrics)), default=0) if saved and folder.metrics.is_file() else 0
     loggers: list[MetricLogger] = [JsonlLogger(folder.metrics, resume_after=state.step if saved else -1)]
     loggers += build_loggers(recipe.loggers, folder=folder.path, run=folder.path.name, config=recipe.model_dump(mode="json"))
 
@@ -92,6 +93,7 @@ async def train_run(
             starting=lambda what: progress.phase(what, 0, 0),
         ) as served:
             announce(reachable_url(served.server.url), worker_key(settings.run_key))
+            await _warn_of_lost_steps(served.client, folder, made=max(made, state.step), learned=state.step)
             trainer = Trainer(
                 recipe=recipe,
                 tasks=parts.tasks,
@@ -110,6 +112,22 @@ async def train_run(
         for one in loggers:
             one.close()
         await curve.draw_last()
+
+
+async def _warn_of_lost_steps(client: ServerClient, folder: RunFolder, *, made: int, learned: int) -> None:
+    """A step is in the ledger before it is anywhere else in the folder: one that is not has been taken away with what else was there."""
+    lost = set(range(1, made + 1)) - {record.step for record in await client.steps()}
+    if lost:
+        logger.warning(
+            "the store %r has lost its records of %d of %d steps (%d to %d): it or its write-ahead log was deleted or cut short; the weights "
+            "keep what they learned up to step %d, and no step is trained twice; to have the records, put the files back and resume again",
+            str(folder.path / "store.sqlite"),
+            len(lost),
+            made,
+            min(lost),
+            max(lost),
+            learned,
+        )
 
 
 @asynccontextmanager
