@@ -60,7 +60,7 @@ class TrainRun:
 
     def start(self, *arguments: str) -> None:
         """`lightningrl train …` in this run folder."""
-        environment = {**os.environ, "CRASH_JOURNAL": str(self.journal), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "CRASH_JOURNAL": str(self.journal), "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
         command = ["lightningrl", "train", "--run", str(self.folder), *arguments]
         with self.console.open("ab") as console:
             self._trainer = self._warm.start(*command, output=console, errors=console, cwd=Path.cwd(), environment=environment)
@@ -116,6 +116,10 @@ class TrainRun:
             self.kill_trainer()
         for process in self.orphans():
             self.kill(process)
+
+    def said(self) -> str:
+        """On the console, on one line."""
+        return " ".join(self.console.read_text().split())
 
     def describe(self) -> str:
         """For a failure's message: what the run said last."""

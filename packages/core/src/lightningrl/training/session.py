@@ -119,8 +119,9 @@ async def _warn_of_lost_steps(client: ServerClient, folder: RunFolder, *, made: 
     lost = set(range(1, made + 1)) - {record.step for record in await client.steps()}
     if lost:
         logger.warning(
-            "the store %r has lost its records of %d of %d steps (%d to %d): it or its write-ahead log was deleted or cut short; the weights "
-            "keep what they learned up to step %d, and no step is trained twice; to have the records, put the files back and resume again",
+            "the store %r has lost its records of %d of %d steps (%d to %d): it or its write-ahead log was deleted or cut short; the "
+            "weights keep what they learned up to step %d, and no step is trained twice; to have the records, put the files back and "
+            "resume again",
             str(folder.path / "store.sqlite"),
             len(lost),
             made,
