@@ -26,10 +26,10 @@ from typing import Final
 
 import httpx
 import msgspec
+from lightningrl.server.client import ServerClient
 
 from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.server import process, vitals
-from lightningrl.server.client import ServerClient
 from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.store.protocol import Lease
 from lightningrl.testing.scripted_engine import ScriptedEngine

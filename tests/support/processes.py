@@ -13,9 +13,10 @@ from typing import Literal
 from sizes import PATIENCE_S
 from warm import WarmCommand, WarmProcess
 
-__all__ = ["Process", "Role", "TrainRun", "wait_for"]
+__all__ = ["ROLES", "Process", "Role", "TrainRun", "wait_for"]
 
 Role = Literal["server", "worker"]
+ROLES: tuple[Role, ...] = ("server", "worker")
 MARKS: dict[bytes, Role] = {b"lightningrl.server": "server", b"lightningrl.runtime.worker": "worker"}
 
 
@@ -59,7 +60,7 @@ class TrainRun:
 
     def start(self, *arguments: str) -> None:
         """`lightningrl train …` in this run folder."""
-        environment = {**os.environ, "CRASH_JOURNAL": str(self.journal), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "CRASH_JOURNAL": str(self.journal), "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
         command = ["lightningrl", "train", "--run", str(self.folder), *arguments]
         with self.console.open("ab") as console:
             self._trainer = self._warm.start(*command, output=console, errors=console, cwd=Path.cwd(), environment=environment)
@@ -84,6 +85,20 @@ class TrainRun:
         """Processes of this run that live."""
         return [process for process in self.seen if process.is_alive]
 
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """The run must still be going. What it starts meanwhile is seen."""
+
+        def is_met() -> bool:
+            assert self.trainer.poll() is None, f"the trainer ended with {self.trainer.returncode}\n{self.describe()}"
+            self.children("worker")
+            return condition()
+
+        wait_for(is_met, self.describe)
+
+    def wait_for_orphans(self) -> None:
+        """Until nothing of this run lives."""
+        wait_for(lambda: not self.orphans(), lambda: f"orphans: {self.orphans()}\n{self.describe()}")
+
     def lines(self) -> list[list[str]]:
         """The journal, finished lines only."""
         if not self.journal.exists():
@@ -101,6 +116,10 @@ class TrainRun:
             self.kill_trainer()
         for process in self.orphans():
             self.kill(process)
+
+    def said(self) -> str:
+        """On the console, on one line."""
+        return " ".join(self.console.read_text().split())
 
     def describe(self) -> str:
         """For a failure's message: what the run said last."""

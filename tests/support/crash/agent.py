@@ -1,8 +1,10 @@
-"""An ordinary agent of two calls that keeps a journal: what it writes there it has received, whatever dies afterwards."""
+"""An ordinary agent of three calls that keeps a journal: what it writes there it has received, whatever dies afterwards."""
 
 from __future__ import annotations
 
+import json
 import os
+import zlib
 from typing import Any
 
 from openai import OpenAI
@@ -15,12 +17,17 @@ client = OpenAI()
 
 
 def answer(question: str) -> str:
-    """Ask twice; the second call continues the first one's history."""
+    """Ask three times, each time with the history so far. The seeds are the rollout's own, so that each run samples the same."""
     messages: list[Any] = [{"role": "user", "content": question}]
-    for follow_up in ("go on", ""):
-        response = client.chat.completions.create(model="policy", messages=messages)
-        write_journal("call", response.id.removeprefix("chatcmpl-"))
-        said = response.choices[0].message.content or ""
+    rollout_id = os.environ["OPENAI_BASE_URL"].partition("/rollouts/")[2].partition("/")[0]
+    for number, follow_up in enumerate(("go on", "and then", "")):
+        seed = zlib.crc32(f"{rollout_id} {number}".encode())
+        response = client.chat.completions.create(model="policy", messages=messages, seed=seed, logprobs=True)
+        choice = response.choices[0]
+        said = choice.message.content or ""
+        assert choice.logprobs is not None
+        logprobs = [token.logprob for token in choice.logprobs.content or ()]
+        write_journal("call", response.id.removeprefix("chatcmpl-"), json.dumps([said, logprobs]).encode().hex())
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": follow_up}]
     return said
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -39,8 +40,10 @@ def written_folder(folder: Path) -> Iterator[Path]:
             folder.rename(old)
         scratch.rename(folder)
         _flush(folder.parent)
-    except OSError as error:
-        raise BackendError(f"folder {str(folder)!r} cannot be written: {error}; nothing of it was kept") from error
+    except (OSError, RuntimeError, SafetensorError) as error:  # on a full disk torch and safetensors have errors of their own
+        problem = error if isinstance(error, OSError) else error.__context__ or error
+        sentence = f"folder {str(folder)!r} cannot be written: {problem}; nothing of it was kept: mend that, then run again (--resume)"
+        raise BackendError(sentence) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
@@ -50,7 +53,8 @@ def write_checkpoint(folder: Path, weights: Mapping[str, Tensor], state: Mapping
     """Write trained weights, `state`, and the process's random generators."""
     with written_folder(folder) as scratch:
         save_file({name: weight.detach().contiguous() for name, weight in weights.items()}, scratch / _WEIGHTS)
-        torch.save({**state, "generators": _generators()}, scratch / _STATE)
+        with (scratch / _STATE).open("wb") as file:
+            torch.save({**state, "generators": _generators()}, file)
 
 
 def read_checkpoint(folder: Path, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -44,8 +44,9 @@ def train_command(source: Path | None, *, resume: bool, overwrite: bool, run: Pa
     try:
         _train(recipe, parts, plugins, folder, console, resume=False)
     except LightningError as error:
-        if not isinstance(error, Stopped) and folder.latest() is None and str(folder.logs) not in str(error):
-            folder.discard()  # it never began, and the sentence names no log in it
+        is_begun = folder.latest() is not None or folder.has_rollouts()
+        if not isinstance(error, Stopped) and not is_begun and str(folder.logs) not in str(error):
+            folder.discard()  # and the sentence names no log in it
         raise
     finally:
         folder.close()

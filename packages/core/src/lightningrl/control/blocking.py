@@ -127,8 +127,7 @@ class ControlClient:
                 if status < 400:
                     return answer
                 if status not in {429, 502, 503, 504} or time.monotonic() + pause > deadline:
-                    said = answer[:500].decode(errors="replace")
-                    raise RefusedError(f"server {self._url!r} refused {path!r} with {status}: {said}", status)
+                    raise RefusedError(f"server {self._url!r} refused {path!r} with {status}: {read_sentence(answer)}", status)
             self._interrupted.wait(pause)
             pause = min(2.0, pause * 2 or 0.05)  # at once first: a kept-alive connection may just have been closed
 
@@ -145,3 +144,11 @@ class ControlClient:
 
 def _path(endpoint: Endpoint[Any, Any], lease: Lease | None) -> str:
     return endpoint.path if lease is None else endpoint.path.format(rid=quote(lease.rollout_id, safe=":"), n=lease.attempt)
+
+
+def read_sentence(answer: bytes) -> str:
+    """What a refusal says."""
+    try:
+        return str(json.loads(answer)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer[:500].decode(errors="replace")

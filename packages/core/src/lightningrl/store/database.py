@@ -20,13 +20,15 @@ from sqlalchemy.pool import NullPool, QueuePool
 from lightningrl.errors import StoreError
 from lightningrl.store.errors import StoreFull
 from lightningrl.store.migrations import MIGRATIONS
-from lightningrl.store.schema import SCHEMA_VERSION, meta, metadata
+from lightningrl.store.schema import SCHEMA_VERSION, attempts, meta, metadata
 
 __all__ = ["Database", "explain", "open_database"]
 
 logger = logging.getLogger(__name__)
 
 _READERS = 2
+_GRACE_S = 30.0
+"""For the first heartbeat of a worker that runs an attempt while its store is opened: nobody could hear those before it."""
 _LOCK_S = 2.0
 """How long a process that is just ending may still hold the lock."""
 
@@ -188,3 +190,5 @@ def _prepare(database: Database, *, read_only: bool) -> None:
         if version is None:
             metadata.create_all(db)
             db.execute(insert(meta).values(key="schema", value=str(SCHEMA_VERSION)))
+        if not read_only:
+            db.execute(update(attempts).where(attempts.c.outcome.is_(None)).values(expires_at=time.time() + _GRACE_S))

@@ -35,10 +35,29 @@ from lightningrl.store.transaction import Ended, Event, Leased, Queued, Transact
 from lightningrl.store.writer import Writer
 from lightningrl.types import RolloutSpec, RolloutState
 
-__all__ = ["SqlStore"]
+__all__ = ["LeaseClock", "SqlStore"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+_LOOK_S = 1.0
+"""The longest between two looks at the lease clock while this process runs."""
+
+
+class LeaseClock:
+    """What leases are measured by. It starts with the time of day and does not jump with it; where this process stood still, and so heard
+    no heartbeat, it stood still too."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._now = time.time()
+        self._looked_at = monotonic()
+
+    def now(self) -> float:
+        looked_at = self._monotonic()
+        self._now += min(looked_at - self._looked_at, _LOOK_S)
+        self._looked_at = looked_at
+        return self._now
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +108,8 @@ class SqlStore:
         self._queued = asyncio.Condition()
         self._queued_count = 0
         self._waiters: set[_Waiter] = set()
-        self._next_expiry: float | None = None
+        self._clock = LeaseClock()
+        self._next_expiry: float | None = 0.0
         self._expiry_changed = asyncio.Event()
         self._late = 0
         self._closing = False
@@ -178,14 +198,16 @@ class SqlStore:
     async def _sweep(self) -> None:
         """End attempts whose lease is over, as soon as it is."""
         while not self._closing:
-            try:
-                self._next_expiry = await self._write(writes.expire)
-            except StoreError:
-                self._next_expiry = time.time() + 1.0  # no room, perhaps: the next lease tries again too
+            now = self._clock.now()
+            if self._next_expiry is not None and self._next_expiry <= now:
+                try:
+                    self._next_expiry = await self._write(lambda tx: writes.expire(tx, now))  # noqa: B023  awaited
+                except StoreError:
+                    self._next_expiry = now + 1.0  # no room, perhaps: the next lease tries again too
             self._expiry_changed.clear()
             if self._closing:
                 return
-            left = None if self._next_expiry is None else max(0.005, self._next_expiry - time.time())
+            left = _LOOK_S / 2 if self._next_expiry is None else max(0.005, min(self._next_expiry - now, _LOOK_S / 2))
             try:
                 await asyncio.wait_for(self._expiry_changed.wait(), left)
             except TimeoutError:
@@ -213,9 +235,10 @@ class SqlStore:
 
     async def _lease_now(self, worker_id: str, lease_s: float, *, exclusive: bool) -> Lease | None:
         key = secrets.token_urlsafe(24)
+        now = self._clock.now()
 
         def op(tx: Transaction) -> Lease | None:
-            taken = writes.lease(tx, worker_id, _digest(key), lease_s, exclusive=exclusive)
+            taken = writes.lease(tx, worker_id, _digest(key), lease_s, now, exclusive=exclusive)
             if taken is None:
                 return None
             row = self._reader.leased(tx.db, taken[0])
@@ -226,7 +249,7 @@ class SqlStore:
                 mode=row.mode,
                 timeout_s=row.timeout_s,
                 key=key,
-                expires_at=tx.now + lease_s,
+                expires_at=now + lease_s,
             )
 
         def orphaned(lease: Lease | None) -> None:
@@ -240,7 +263,10 @@ class SqlStore:
         self._ended += 1
         self._keys.pop((rollout_id, attempt), None)
 
-    heartbeat = _writing(writes.heartbeat)
+    async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
+        now = self._clock.now()
+        return await self._write(lambda tx: writes.heartbeat(tx, rollout_id, attempt, lease_s, now))
+
     finish_attempt = _writing(writes.finish_attempt)
     interrupt = _writing(writes.interrupt)
     cancel = _writing(writes.cancel)

@@ -106,9 +106,9 @@ def _task(tx: Transaction, spec: RolloutSpec) -> int:
     return int(tx.db.execute(insert(tasks).values(row).returning(tasks.c.pk)).scalar_one())
 
 
-def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, *, exclusive: bool) -> tuple[str, int] | None:
-    """Rollout id and attempt number."""
-    expire(tx)
+def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, now: float, *, exclusive: bool) -> tuple[str, int] | None:
+    """Rollout id and attempt number. `now`: by the clock of leases, here and in `heartbeat` and `expire`."""
+    expire(tx, now)
     if exclusive:
         interrupt(tx, f"worker {worker_id!r} asked for other work, so it does not run this attempt", worker_id)
     oldest = select(rollouts.c.pk, rollouts.c.id, rollouts.c.started).where(rollouts.c.state == RolloutState.QUEUED)
@@ -118,11 +118,11 @@ def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, *, exc
     number = row.started + 1
     tx.db.execute(
         insert(attempts).values(
-            rollout_pk=row.pk, number=number, worker_id=worker_id, key_digest=digest, expires_at=tx.now + lease_s, started_at=tx.now
+            rollout_pk=row.pk, number=number, worker_id=worker_id, key_digest=digest, expires_at=now + lease_s, started_at=tx.now
         )
     )
     tx.db.execute(update(rollouts).where(rollouts.c.pk == row.pk).values(state=RolloutState.RUNNING, started=number))
-    tx.add_event(Leased(tx.now + lease_s))
+    tx.add_event(Leased(now + lease_s))
     return row.id, number
 
 
@@ -139,19 +139,19 @@ def release(tx: Transaction, rollout_id: str, attempt: int) -> None:
     tx.add_event(Queued())
 
 
-def heartbeat(tx: Transaction, rollout_id: str, attempt: int, lease_s: float) -> bool:
+def heartbeat(tx: Transaction, rollout_id: str, attempt: int, lease_s: float, now: float) -> bool:
     row = tx.attempt(rollout_id, attempt)
     if row.outcome is not None:
         return False
-    tx.db.execute(update(attempts).where(attempts.c.pk == row.pk).values(expires_at=tx.now + lease_s))
-    tx.add_event(Leased(tx.now + lease_s))
+    tx.db.execute(update(attempts).where(attempts.c.pk == row.pk).values(expires_at=now + lease_s))
+    tx.add_event(Leased(now + lease_s))
     return True
 
 
-def expire(tx: Transaction) -> float | None:
+def expire(tx: Transaction, now: float) -> float | None:
     """End attempts whose lease is over; returns when the next one will be."""
     running = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.outcome.is_(None))
-    for row in tx.db.execute(running.where(attempts.c.expires_at <= tx.now)).all():
+    for row in tx.db.execute(running.where(attempts.c.expires_at <= now)).all():
         error = f"lease expired: worker {row.worker_id!r} sent no heartbeat in time"
         again = row.number < row.max_attempts + row.forgiven
         tx.end(row, Outcome.INFRASTRUCTURE_ERROR, again=again, error=error)

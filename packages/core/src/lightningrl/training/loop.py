@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from lightningrl.config import Recipe
-from lightningrl.errors import LightningError
+from lightningrl.errors import LightningError, RunFolderError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import StepReport
 from lightningrl.store.protocol import Score
@@ -301,9 +301,13 @@ class Trainer:
             await asyncio.wait({writing})
 
     def _write_checkpoint(self) -> None:
-        scratch = self.folder.new_checkpoint(self.state.step)
-        self.policies.save(scratch / "policies")
-        self.folder.commit_checkpoint(scratch, self.state, self.recipe.loop.keep_checkpoints)
+        try:
+            scratch = self.folder.new_checkpoint(self.state.step)
+            self.policies.save(scratch / "policies")
+            self.folder.commit_checkpoint(scratch, self.state, self.recipe.loop.keep_checkpoints)
+        except OSError as error:
+            where = str(self.folder.path / "checkpoints")
+            raise RunFolderError(f"no checkpoint can be written to {where!r}: {error}; mend that, then run again with --resume") from error
 
     def _refuse_all_failed(self, trajectories: Sequence[Trajectory]) -> None:
         """A step in which nothing succeeded is a defect to mend, not data to train on."""

@@ -8,10 +8,12 @@ runs/<name>-<time>/
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import shutil
+import sqlite3
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -152,6 +154,14 @@ class RunFolder:
         _sync_directory(final.parent)
         for old in self.checkpoints()[:-keep]:
             shutil.rmtree(old)
+
+    def has_rollouts(self) -> bool:
+        """Whether anything was asked of the agent: what it answered is kept, also before the first checkpoint."""
+        with contextlib.closing(sqlite3.connect(self.path / "store.sqlite")) as db:
+            try:
+                return db.execute("SELECT 1 FROM rollouts").fetchone() is not None
+            except sqlite3.Error:
+                return False
 
     def discard(self) -> None:
         """Remove a run that never began, with its folder."""

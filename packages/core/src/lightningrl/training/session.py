@@ -21,7 +21,7 @@ from lightningrl.control.client import ServerClient
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.keys import worker_key
-from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve
+from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve, read_metrics
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import Backend
 from lightningrl.runtime.address import reachable_url
@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 MOST_STARTS = 5
 """Tries to start the server again before the run fails."""
 RESTART_PAUSE_S = 0.5
+PATIENCE_S = 900.0
+"""How long trainer and workers go on asking: as long as a start of the server may take, killed again and again or on a busy machine.
+Whoever watches the server gives up before them."""
 Announce = Callable[[str, str], None]
 
 
@@ -65,6 +68,7 @@ async def train_run(
     """
     saved = folder.latest()
     state = saved[1] if saved else LoopState(step=0, seconds=0.0, rollouts=0)
+    made = max((line["step"] for line in read_metrics(folder.metrics)), default=0) if saved and folder.metrics.is_file() else 0
     loggers: list[MetricLogger] = [JsonlLogger(folder.metrics, resume_after=state.step if saved else -1)]
     loggers += build_loggers(recipe.loggers, folder=folder.path, run=folder.path.name, config=recipe.model_dump(mode="json"))
 
@@ -90,6 +94,7 @@ async def train_run(
             starting=lambda what: progress.phase(what, 0, 0),
         ) as served:
             announce(reachable_url(served.server.url), worker_key(settings.run_key))
+            await _warn_of_lost_steps(served.client, folder, made=max(made, state.step), learned=state.step)
             trainer = Trainer(
                 recipe=recipe,
                 tasks=parts.tasks,
@@ -108,6 +113,23 @@ async def train_run(
         for one in loggers:
             one.close()
         await curve.draw_last()
+
+
+async def _warn_of_lost_steps(client: ServerClient, folder: RunFolder, *, made: int, learned: int) -> None:
+    """A step is in the ledger before it is anywhere else in the folder: one that is not has been taken away with what else was there."""
+    lost = set(range(1, made + 1)) - {record.step for record in await client.steps()}
+    if lost:
+        logger.warning(
+            "the store %r has lost its records of %d of %d steps (%d to %d): it or its write-ahead log was deleted or cut short; the "
+            "weights keep what they learned up to step %d, and no step is trained twice; to have the records, put the files back and "
+            "resume again",
+            str(folder.path / "store.sqlite"),
+            len(lost),
+            made,
+            min(lost),
+            max(lost),
+            learned,
+        )
 
 
 @asynccontextmanager
@@ -131,8 +153,8 @@ async def serve_policy(
         server = ServerProcess(settings, log_path=logs / "server.log")
         await server.start()
         stack.push_async_callback(server.stop)
-        client = await stack.enter_async_context(ServerClient(server.url, settings.run_key))
-        pool = start_pool(workers, reachable_url(server.url), settings.run_key, logs, launcher)
+        client = await stack.enter_async_context(ServerClient(server.url, settings.run_key, patience_s=PATIENCE_S))
+        pool = start_pool(workers, reachable_url(server.url), settings.run_key, logs, launcher, patience_s=PATIENCE_S)
         if pool:
             stack.push_async_callback(pool.stop)
             await pool.open()

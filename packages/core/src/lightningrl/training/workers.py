@@ -12,7 +12,13 @@ __all__ = ["start_pool"]
 
 
 def start_pool(
-    recipe: Recipe | None, server_url: str, run_key: str, logs: Path | None, launcher: WorkerLauncher | None = None
+    recipe: Recipe | None,
+    server_url: str,
+    run_key: str,
+    logs: Path | None,
+    launcher: WorkerLauncher | None = None,
+    *,
+    patience_s: float = 60.0,
 ) -> WorkerPool | None:
     """The recipe's worker pool, not started; None where the recipe has no workers here."""
     if recipe is None or recipe.runtime.workers == 0:
@@ -28,4 +34,5 @@ def start_pool(
         base_dir=recipe.folder,
         log_folder=logs,
         launcher=launcher,
+        patience_s=patience_s,
     )

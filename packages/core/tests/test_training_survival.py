@@ -1,0 +1,32 @@
+"""What a run outlives, and what of it is kept when it does not."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from lightningrl.config import load_recipe
+from lightningrl.server.launcher import ServerProcess
+from lightningrl.store import SqlStore
+from lightningrl.testing.store_conformance import make_spec
+from lightningrl.training.run_folder import RunFolder
+from lightningrl.training.session import PATIENCE_S
+
+RECIPE = 'agent = "agent.py:answer"\ntasks.train = "data.py:train"\npolicy.model = "starter"\nrewards.exact.use = "reward.py:exact"\n'
+
+
+async def test_a_run_that_asked_its_agent_something_is_kept_without_a_checkpoint(tmp_path: Path) -> None:
+    source = tmp_path / "recipe.toml"
+    source.write_text(RECIPE)
+    folder = RunFolder.create(tmp_path / "run", load_recipe(source), str(source), {}, models={"policy": "starter"})
+    assert not folder.has_rollouts(), "the store is no database yet"
+    store = await SqlStore.open(folder.store_url)
+    assert not folder.has_rollouts()
+    await store.create_rollouts([make_spec("a")])
+    await store.close()
+    assert folder.has_rollouts()
+    folder.close()
+
+
+def test_trainer_and_workers_wait_for_their_server_as_long_as_it_may_take_to_start() -> None:
+    assert inspect.signature(ServerProcess).parameters["most_s"].default <= PATIENCE_S

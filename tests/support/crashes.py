@@ -1,0 +1,246 @@
+"""A `lightningrl train` run that is killed, stopped and starved: what a test does to it, and what must hold afterwards.
+
+agent ─► journal: every answer it received, every result that was acknowledged      (fsync before it goes on)
+test  ─► kill -9, again and again; `--resume` after a trainer's death
+      ─► journal ⊆ store, an attempt that succeeded = its journal, ledger = the plan, weights = one pass over the stored rollouts
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from processes import ROLES, Role, TrainRun, wait_for
+from safetensors.torch import load_file
+
+from lightningrl.config import Recipe
+from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.plugins import load_plugins
+from lightningrl.store import SqlStore
+from lightningrl.store.protocol import RolloutFilter, RolloutRecord, StoredCall
+from lightningrl.training.parts import Parts
+from lightningrl.training.policies import load_backend
+from lightningrl.training.run_folder import RunFolder
+from lightningrl.training.tasks import plan_step
+from lightningrl.types import Outcome, RolloutState
+
+RECIPE = Path(__file__).parent / "crash" / "recipe.toml"
+
+
+# ------------------------------------------------------------------ acting
+
+
+def begin(run: TrainRun, policy: Path, *arguments: str, steps: int) -> None:
+    run.start(str(RECIPE), "--policy", str(policy), "--steps", str(steps), *arguments)
+    wait_for(lambda: (run.folder / "recipe.json").exists() or run.trainer.poll() is not None, run.describe)
+
+
+def wait_for_answers(run: TrainRun, count: int) -> None:
+    """Until agents have received `count` more answers; the run must still be going."""
+    aim = len(run.lines()) + count
+    run.wait_for(lambda: len(run.lines()) >= aim)
+
+
+def kill_one(run: TrainRun, role: Role, chance: random.Random) -> None:
+    """One process of that role, as soon as there is any."""
+    run.wait_for(lambda: bool(run.children(role)))
+    run.kill(chance.choice(run.children(role)))
+
+
+def kill_trainer_and_resume(run: TrainRun, *arguments: str) -> None:
+    run.kill_trainer()
+    resume(run, *arguments)
+
+
+def kill_all_and_resume(run: TrainRun, chance: random.Random, *arguments: str) -> None:
+    """Server, workers and trainer at one moment, in any order."""
+    kill_all(run, chance)
+    resume(run, *arguments)
+
+
+def kill_all(run: TrainRun, chance: random.Random) -> None:
+    kills = [*(partial(run.kill, child) for role in ROLES for child in run.children(role)), run.kill_trainer]
+    chance.shuffle(kills)
+    for kill in kills:
+        kill()
+
+
+def resume(run: TrainRun, *arguments: str) -> None:
+    run.wait_for_orphans()
+    run.start("--resume", *arguments)
+
+
+def finish(run: TrainRun) -> None:
+    assert run.wait() == 0, run.describe()
+    run.wait_for_orphans()
+
+
+# ------------------------------------------------------------------ looking
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def last_step(run: TrainRun) -> int:
+    return max((line["step"] for line in read_metrics(run.folder)), default=0)
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    return max((folder / "checkpoints").glob("step-*/loop.json")).parent
+
+
+def store_url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'store.sqlite'}"
+
+
+def read_rollouts(folder: Path) -> tuple[RolloutRecord, ...]:
+    async def read() -> tuple[RolloutRecord, ...]:
+        store = await SqlStore.open(store_url(folder), read_only=True)
+        try:
+            return await store.list_rollouts(RolloutFilter(limit=100_000))
+        finally:
+            await store.close()
+
+    return asyncio.run(read())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What a checked run had."""
+
+    steps: int
+    calls: int
+    """Acknowledged to an agent, each of them found in the store."""
+    results: int
+    """Acknowledged to a worker, likewise."""
+    attempts: int
+
+
+def check_run(run: TrainRun, *, steps: int) -> Found:
+    """Nothing acknowledged is lost or doubled, everything planned is trained once, and the weights say the same."""
+    found = asyncio.run(check_store(run, steps))
+    lines = read_metrics(run.folder)
+    assert [line["step"] for line in lines if "reward" in line] == list(range(1, steps + 1))
+    validated = [line["step"] for line in lines if "validation/reward" in line]
+    assert validated == sorted({0, *range(7, steps + 1, 7), steps})
+    trained = [line for line in lines if "rows" in line]
+    versions = list(accumulate(1 if line["rows"] else 0 for line in trained))
+    assert [line["policy_version"] for line in trained] == versions, "each step with a signal made one version"
+    assert {line["learn/staleness_max"] for line in lines if "learn/staleness_max" in line} == {0.0}, "sampled by older weights"
+    state = json.loads((newest_checkpoint(run.folder) / "loop.json").read_text())
+    assert (state["step"], state["rollouts"]) == (steps, steps * 6)
+    return found
+
+
+async def check_store(run: TrainRun, steps: int) -> Found:
+    folder, recipe, _ = RunFolder.resume(run.folder, {})
+    parts = Parts.build(recipe, load_plugins())
+    store = await SqlStore.open(folder.store_url)
+    try:
+        found = await check_journal(run, store, steps)
+        ledger = await store.steps()
+        assert [record.step for record in ledger] == list(range(1, steps + 1))
+        planned = [sorted(spec.id for spec in plan_step(parts.tasks.train, recipe, step)) for step in range(steps)]
+        assert [sorted(record.rollout_ids) for record in ledger] == planned
+        trained = [name for record in ledger for name in record.rollout_ids]
+        assert len(trained) == len(set(trained)) == steps * 6
+        counts = await store.counts()
+        assert dict(counts.states) == {RolloutState.SUCCEEDED: sum(counts.states.values())}
+        await check_weights(folder, recipe, parts, store, planned)
+        return found
+    finally:
+        await store.close()
+        folder.close()
+
+
+async def check_journal(run: TrainRun, store: SqlStore, steps: int) -> Found:
+    """What was acknowledged to an agent or a worker is in the store, as it was said; an attempt that succeeded has no call besides."""
+    heard: dict[tuple[str, int], dict[str, Any]] = defaultdict(dict)
+    results = 0
+    for kind, *words in run.lines():
+        if kind == "call":
+            rollout_id, number, _ = words[0].split("/")
+            calls = heard[rollout_id, int(number)]
+            assert words[0] not in calls, f"two answers have the id {words[0]}"
+            calls[words[0]] = json.loads(bytes.fromhex(words[1]))
+        else:
+            outcome = (await store.rollout(words[0])).attempts[int(words[1]) - 1].outcome
+            assert outcome is Outcome(words[2]), f"the result of {words[0]}/{words[1]} is lost: {outcome}"
+            results += 1
+    renderer = PolicyRenderer(json.loads((run.folder / "run.json").read_text())["settings"]["policy.model"])
+    for place, calls in heard.items():
+        kept = {call.transition.id: read_answer(renderer, call) for call in await store.calls(*place)}
+        for name, said in calls.items():
+            assert name in kept, f"call {name} is lost"
+            assert kept[name] == said, f"call {name} was answered otherwise than it is stored"
+    attempts = 0
+    for record in await store.list_rollouts(RolloutFilter(limit=100_000)):
+        attempts += len(record.attempts)
+        if record.state is RolloutState.SUCCEEDED:
+            place = record.spec.id, len(record.attempts)
+            assert [call.transition.id for call in await store.calls(*place)] == [*heard[place]], f"{place} has calls that nobody made"
+    assert heard
+    return Found(steps=steps, calls=sum(map(len, heard.values())), results=results, attempts=attempts)
+
+
+def check_same(run: TrainRun, other: TrainRun) -> None:
+    """Both runs sampled the same and came to the same weights."""
+    ours, theirs = asyncio.run(read_completions(run.folder)), asyncio.run(read_completions(other.folder))
+    assert ours.keys() == theirs.keys()
+    assert {name for name in ours if ours[name] != theirs[name]} == set()
+    weights, expected = (load_file(next(newest_checkpoint(one.folder).rglob("trained.safetensors"))) for one in (run, other))
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected[name], atol=1e-6, rtol=1e-5)
+
+
+async def read_completions(folder: Path) -> dict[str, list[list[int]]]:
+    """Token ids by rollout and call, of the attempts that count."""
+    store = await SqlStore.open(store_url(folder), read_only=True)
+    try:
+        names = [record.spec.id for record in await store.list_rollouts(RolloutFilter(limit=100_000))]
+        return {
+            trajectory.rollout_id: [transition.completion_ids.tolist() for transition in trajectory.transitions]
+            for trajectory in await store.trajectories(names)
+        }
+    finally:
+        await store.close()
+
+
+def read_answer(renderer: PolicyRenderer, call: StoredCall) -> list[Any]:
+    """Text and logprobs, as an agent reads them in its answer."""
+    transition = call.transition
+    parsed = renderer.parse(transition.completion_ids.tolist(), transition.prompt_ids.tolist())
+    return [parsed.content, transition.logprobs.tolist()]
+
+
+async def check_weights(folder: RunFolder, recipe: Recipe, parts: Parts, store: SqlStore, planned: list[list[str]]) -> None:
+    """The last checkpoint's weights are those of one undisturbed pass over the stored rollouts."""
+    found, _ = folder.latest() or (None, None)
+    assert found is not None
+    build = parts.backends[recipe.policy.name]
+    expected, disturbed = build(), build()
+    try:
+        load_backend(disturbed, found, recipe.policy.name)
+        for names in planned:
+            trajectories = await parts.scorer.reward(await store.trajectories(names))
+            scored = parts.scorer.credit(trajectories)
+            if scored.samples:
+                await asyncio.to_thread(expected.learn, scored.samples)
+        ours, theirs = (backend.learner.parameters for backend in (expected, disturbed))  # type: ignore[attr-defined]
+        assert expected.engine.info.version == disturbed.engine.info.version
+        for name, parameter in ours.items():
+            torch.testing.assert_close(parameter, theirs[name], atol=1e-6, rtol=1e-5)
+    finally:
+        expected.close()
+        disturbed.close()
