@@ -287,7 +287,7 @@ def _export(draw: st.DrawFn) -> bytes:
             )
             for key in draw(st.lists(st.sampled_from(_KEYS) | _clean, max_size=5)):
                 span.attributes.add(key=key).value.CopyFrom(draw(_any_value()))
-    return request.SerializeToString()
+    return bytes(request.SerializeToString())
 
 
 def exports() -> st.SearchStrategy[tuple[bytes, dict[str, str]]]:
@@ -431,14 +431,14 @@ def large_reports(number: int) -> dict[str, Large]:
                     span.parent_span_id = (place - 1).to_bytes(8)
                 for key, value in (("operation.name", "execute_tool"), ("tool.name", "f"), ("tool.call.arguments", f'{{"a": {index}}}')):
                     span.attributes.add(key=f"gen_ai.{key}").value.string_value = value
-        return request.SerializeToString()
+        return bytes(request.SerializeToString())
 
     def array() -> bytes:
         request = ExportTraceServiceRequest()
         attribute = request.resource_spans.add().scope_spans.add().spans.add(span_id=b"12345678").attributes.add(key="a")
         for _ in range(240_000):
             attribute.value.array_value.values.add(bool_value=True)
-        return request.SerializeToString()
+        return bytes(request.SerializeToString())
 
     def spans() -> bytes:
         return span_json(b",".join(b'{"spanId":"%016x","name":"t"}' % (index + 1) for index in range(19_900)))

@@ -107,7 +107,7 @@ def count_answers(path: str, answer: httpx.Response) -> int:
 
 examples = settings(
     deadline=None,
-    max_examples=sized(15, 200),
+    max_examples=sized(8, 200),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -167,14 +167,12 @@ def test_a_result_ends_its_attempt_or_is_refused(scene: Scene, body: bytes) -> N
 # ------------------------------------------------------------------ large bodies, picked by hand
 
 
-CALLS = sized(
-    ["chat/completions: one text", "messages: results", "responses: lists as metadata", "chat: eight choices"], sorted(large_bodies(0))
-)
-REPORTS = sized(["otlp: nested tools", "tool calls: wrong", "result: lists"], sorted(large_reports(0)))
+CALLS = sized(["messages: results", "chat: eight choices"], sorted(large_bodies(0)))
+REPORTS = sized(["tool calls: wrong", "result: lists"], sorted(large_reports(0)))
 
 
 def longest_pause(scene: Scene, name: str, make: Callable[[int], dict[str, Large]], record: Record) -> float:
-    """The best of three: what the body takes is there each time, and what the machine does beside it is not."""
+    """Within the target, or the best of three: what the body takes is there each time, and what the machine does beside it is not."""
     pauses: list[float] = []
     for number in range(3):
         large = make(number)[name]
@@ -186,7 +184,9 @@ def longest_pause(scene: Scene, name: str, make: Callable[[int], dict[str, Large
         pauses.append(pause)
         if path != "result" or answer.status_code >= 400:
             scene.check_sound(lease, count_answers(path, answer) if path in DIALECTS else 0)
-    record("figure", f"pause {min(pauses) * 1e3:5.1f} ms (worst of three {max(pauses) * 1e3:5.1f})  {name}")
+        if pause <= LONGEST_PAUSE_S:
+            break
+    record("figure", f"pause {min(pauses) * 1e3:5.1f} ms  {name} (context of {scene.server.engine.context_length} tokens)")
     return min(pauses)
 
 
@@ -202,7 +202,7 @@ def test_a_large_report_leaves_the_event_loop_to_others(scene: Scene, name: str,
 
 
 @pytest.mark.parametrize("scene", sized([MILLION], [MILLION, 32_768]), indirect=True)
-@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("path", sized(DIALECTS[:1], DIALECTS))
 def test_a_large_conversation_goes_on_without_holding_the_event_loop(scene: Scene, path: str, record_property: Record) -> None:
     pauses: list[float] = []
     for number in range(3):
@@ -213,33 +213,33 @@ def test_a_large_conversation_goes_on_without_holding_the_event_loop(scene: Scen
         messages += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}]
         answer, pause = scene.pause(lease, path, write(body))
         assert answer.status_code == first.status_code
-        pauses.append(pause)
         again, retried = scene.pause(lease, path, write(body), x_stainless_retry_count="1")
         assert again.status_code == first.status_code
-        pauses[-1] = max(pause, retried)
+        pauses.append(max(pause, retried))
         trajectory = scene.check_sound(lease, 0 if first.is_error else 2)
         if not first.is_error:
             assert trajectory.transitions[1].parent_id == trajectory.transitions[0].id
-    record_property(
-        "figure", f"pause {min(pauses) * 1e3:5.1f} ms (worst of three {max(pauses) * 1e3:5.1f})  {path}: a second turn, and its retry"
-    )
+        if pauses[-1] <= LONGEST_PAUSE_S:
+            break
+    record_property("figure", f"pause {min(pauses) * 1e3:5.1f} ms  {path}: a second turn, and its retry")
     assert min(pauses) <= LONGEST_PAUSE_S
 
 
 # ------------------------------------------------------------------ memory
 
 
+@pytest.mark.long
 def test_the_servers_memory_does_not_grow_with_what_it_was_sent(scene: Scene, record_property: Record) -> None:
     """Thousands of bodies of every kind: what the second half adds is what nobody forgets."""
     all_large = {**large_bodies(0), **large_reports(0)}
     large = [(one.path, one.make(), one.headers) for name in (*CALLS, *REPORTS) if (one := all_large[name]).path != "result"]
     small: list[Any] = [(path, write(body), {}) for path, bodies in SOUND.items() if path not in ("result", "traces") for body in bodies]
-    broken = [(path, body[:-9] + b"@", {}) for path, body, _ in small]
-    rounds, halves = sized(2, 25), []
-    for half in range(2):
+    broken: list[Any] = [(path, body[:-9] + b"@", {}) for path, body, _ in small]
+    rounds, halves = 25, []
+    for _ in range(2):
         for turn in range(rounds):
             lease = scene.attempt()
-            for path, body, headers in [*(small + broken) * 4, large[(half * rounds + turn) % len(large)]]:
+            for path, body, headers in [*(small + broken) * 4, large[turn * len(large) // rounds]]:
                 check_answer(path, scene.post(lease, path, body, **headers))
             scene.end(lease)
         halves.append(scene.server.memory_bytes)
@@ -247,5 +247,4 @@ def test_the_servers_memory_does_not_grow_with_what_it_was_sent(scene: Scene, re
         "figure",
         f"memory after half of {rounds * 2 * len(small) * 8} bodies {halves[0] / 2**20:.0f} MiB, in the end {halves[1] / 2**20:.0f} MiB",
     )
-    if rounds > 10:
-        assert halves[1] - halves[0] < 32 * 2**20
+    assert halves[1] - halves[0] < 32 * 2**20
