@@ -36,7 +36,7 @@ ROOT: Final = Path(__file__).parents[1]
 AGENTS: Final = ROOT / "tests/frameworks"
 CACHE: Final = ROOT / ".frameworks"
 ROLLOUTS: Final = 4
-WAIT_S: Final = 120.0
+WAIT_S: Final = 600.0
 """A rollout's time, and then some for the run."""
 PINS: Final = re.compile(r"^(?:#|//) dependencies = (\[.*\])$", re.MULTILINE)
 RECIPE: Final = """\
