@@ -282,8 +282,11 @@ def main() -> None:
     rows: list[Row] = []
     for case in cases:
         print(f"{case.name} …", file=sys.stderr, flush=True)
-        install(case)
-        rows.append(asyncio.run(try_case(case, show=arguments.show, spans=arguments.spans)))
+        try:
+            install(case)
+            rows.append(asyncio.run(try_case(case, show=arguments.show, spans=arguments.spans)))
+        except subprocess.CalledProcessError as error:
+            rows.append(Row(case=case, problems=[f"not installed: {error}"]))
         for problem in rows[-1].problems:
             print(f"  {problem}", file=sys.stderr, flush=True)
     print(table(rows))
