@@ -36,7 +36,7 @@ ROOT: Final = Path(__file__).parents[1]
 AGENTS: Final = ROOT / "tests/frameworks"
 CACHE: Final = ROOT / ".frameworks"
 ROLLOUTS: Final = 4
-WAIT_S: Final = 120.0
+WAIT_S: Final = 600.0
 """A rollout's time, and then some for the run."""
 PINS: Final = re.compile(r"^(?:#|//) dependencies = (\[.*\])$", re.MULTILINE)
 RECIPE: Final = """\
@@ -282,8 +282,11 @@ def main() -> None:
     rows: list[Row] = []
     for case in cases:
         print(f"{case.name} …", file=sys.stderr, flush=True)
-        install(case)
-        rows.append(asyncio.run(try_case(case, show=arguments.show, spans=arguments.spans)))
+        try:
+            install(case)
+            rows.append(asyncio.run(try_case(case, show=arguments.show, spans=arguments.spans)))
+        except subprocess.CalledProcessError as error:
+            rows.append(Row(case=case, problems=[f"not installed: {error}"]))
         for problem in rows[-1].problems:
             print(f"  {problem}", file=sys.stderr, flush=True)
     print(table(rows))

@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["atomic-agents==1.1.11", "instructor==1.7.9"]
+# dependencies = ["atomic-agents==1.1.11", "instructor==1.10.0"]
 # ///
 """Atomic Agents: an agent whose typed answer chooses a tool, the tool, and an agent that reviews (calls go through Instructor)."""
 

@@ -10,6 +10,7 @@ async with running_services(folder) as path:          # several agents, one afte
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -43,7 +44,9 @@ class WholePath:
         """One rollout per task input, by id, all at once; their trajectories in that order. `timeout_s` is each rollout's."""
         specs = [RolloutSpec(id=rid, task=Task(id=rid, input=task), group_id="g", timeout_s=timeout_s) for rid, task in inputs.items()]
         await self.client.create_rollouts(specs)
-        await self.client.wait(list(inputs), wait_s)
+        ends = time.monotonic() + wait_s
+        while len(await self.client.wait(list(inputs), wait_s)) < len(inputs) and time.monotonic() < ends:
+            pass  # the server answers a wait after a minute at the latest
         return list(await self.client.trajectories(list(inputs)))
 
     async def run_one(self, rollout_id: str, task_input: Any) -> Trajectory:
