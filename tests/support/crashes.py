@@ -25,7 +25,7 @@ from lightningrl.config import Recipe
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.plugins import load_plugins
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import RolloutFilter, RolloutRecord, StoredCall
+from lightningrl.store.protocol import CallRecord, RolloutFilter, RolloutRecord
 from lightningrl.training.parts import Parts
 from lightningrl.training.policies import load_backend
 from lightningrl.training.run_folder import RunFolder
@@ -217,7 +217,7 @@ async def read_completions(folder: Path) -> dict[str, list[list[int]]]:
         await store.close()
 
 
-def read_answer(renderer: PolicyRenderer, call: StoredCall) -> list[Any]:
+def read_answer(renderer: PolicyRenderer, call: CallRecord) -> list[Any]:
     """Text and logprobs, as an agent reads them in its answer."""
     transition = call.transition
     parsed = renderer.parse(transition.completion_ids.tolist(), transition.prompt_ids.tolist())

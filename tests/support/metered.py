@@ -26,8 +26,8 @@ from typing import Final
 
 import httpx
 import msgspec
-from lightningrl.server.client import ServerClient
 
+from lightningrl.control.client import ServerClient
 from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.server import process, vitals
 from lightningrl.server.settings import PolicySettings, ServerSettings

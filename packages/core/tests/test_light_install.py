@@ -117,7 +117,7 @@ def test_help_plugins_and_the_public_names_need_none_of_the_extras(bare: dict[st
     ran = run(
         bare,
         "-c",
-        "import importlib, pkgutil, lightningrl, lightningrl.runtime, lightningrl.server.client, lightningrl.client\n"
+        "import importlib, pkgutil, lightningrl, lightningrl.runtime, lightningrl.control.client, lightningrl.client\n"
         "for name in lightningrl.__all__: getattr(lightningrl, name)\n"
         "for module in pkgutil.iter_modules(lightningrl.runtime.__path__): importlib.import_module(f'lightningrl.runtime.{module.name}')\n",
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from lightningrl.control.client import ServerClient
 from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.server.app import create_app
-from lightningrl.server.client import ServerClient
 from lightningrl.store import SqlStore
 from lightningrl.testing.loopback import serving
 from lightningrl.testing.scripted_engine import ScriptedEngine
