@@ -22,6 +22,7 @@ from processes import ROLES, Role, TrainRun, wait_for
 from safetensors.torch import load_file
 
 from lightningrl.config import Recipe
+from lightningrl.gateway.completion import CompletionText
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.plugins import load_plugins
 from lightningrl.store import SqlStore
@@ -220,8 +221,9 @@ async def read_completions(folder: Path) -> dict[str, list[list[int]]]:
 def read_answer(renderer: PolicyRenderer, call: StoredCall) -> list[Any]:
     """Text and logprobs, as an agent reads them in its answer."""
     transition = call.transition
-    parsed = renderer.parse(transition.completion_ids.tolist(), transition.prompt_ids.tolist())
-    return [parsed.content, transition.logprobs.tolist()]
+    text = CompletionText(renderer, transition.prompt_ids.tolist(), allow_tools=False, stop=(), tool_call_ids=())
+    text.push(transition.completion_ids.tolist(), transition.logprobs.tolist(), stream=False)
+    return [text.finish(transition.finish_reason)[0].content or "", transition.logprobs.tolist()]
 
 
 async def check_weights(folder: RunFolder, recipe: Recipe, parts: Parts, store: SqlStore, planned: list[list[str]]) -> None:
