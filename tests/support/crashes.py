@@ -11,6 +11,7 @@ import asyncio
 import json
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -22,6 +23,7 @@ from processes import ROLES, Role, TrainRun, wait_for
 from safetensors.torch import load_file
 
 from lightningrl.config import Recipe
+from lightningrl.gateway.completion import CompletionText
 from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.plugins import load_plugins
 from lightningrl.store import SqlStore
@@ -67,7 +69,7 @@ def kill_all_and_resume(run: TrainRun, chance: random.Random, *arguments: str) -
 
 
 def kill_all(run: TrainRun, chance: random.Random) -> None:
-    kills = [*(partial(run.kill, child) for role in ROLES for child in run.children(role)), run.kill_trainer]
+    kills: list[Callable[[], None]] = [*(partial(run.kill, child) for role in ROLES for child in run.children(role)), run.kill_trainer]
     chance.shuffle(kills)
     for kill in kills:
         kill()
@@ -195,13 +197,13 @@ async def check_journal(run: TrainRun, store: SqlStore, steps: int) -> Found:
 
 
 def check_same(run: TrainRun, other: TrainRun) -> None:
-    """Both runs sampled the same and came to the same weights."""
+    """Both runs sampled the same tokens and came to the same weights, less what another batch of calls rounds otherwise."""
     ours, theirs = asyncio.run(read_completions(run.folder)), asyncio.run(read_completions(other.folder))
     assert ours.keys() == theirs.keys()
     assert {name for name in ours if ours[name] != theirs[name]} == set()
     weights, expected = (load_file(next(newest_checkpoint(one.folder).rglob("trained.safetensors"))) for one in (run, other))
     for name, weight in weights.items():
-        torch.testing.assert_close(weight, expected[name], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-3)
 
 
 async def read_completions(folder: Path) -> dict[str, list[list[int]]]:
@@ -220,8 +222,9 @@ async def read_completions(folder: Path) -> dict[str, list[list[int]]]:
 def read_answer(renderer: PolicyRenderer, call: CallRecord) -> list[Any]:
     """Text and logprobs, as an agent reads them in its answer."""
     transition = call.transition
-    parsed = renderer.parse(transition.completion_ids.tolist(), transition.prompt_ids.tolist())
-    return [parsed.content, transition.logprobs.tolist()]
+    text = CompletionText(renderer, transition.prompt_ids.tolist(), allow_tools=False, stop=(), tool_call_ids=())
+    text.push(transition.completion_ids.tolist(), transition.logprobs.tolist(), stream=False)
+    return [text.finish(transition.finish_reason)[0].content or "", transition.logprobs.tolist()]
 
 
 async def check_weights(folder: RunFolder, recipe: Recipe, parts: Parts, store: SqlStore, planned: list[list[str]]) -> None:
