@@ -40,10 +40,10 @@ def serve(pipe: Connection, folder: str, rollouts: int, profile: str | None) -> 
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
+    from lightningrl.engines.registry import EngineRegistry
+    from lightningrl.engines.socket import engine_route
     from lightningrl.gateway.app import create_gateway
-    from lightningrl.gateway.engine_socket import engine_route
-    from lightningrl.gateway.engines import EngineRegistry
-    from lightningrl.gateway.rendering import PolicyRenderer
+    from lightningrl.rendering.renderer import PolicyRenderer
     from lightningrl.store import SqlStore
     from lightningrl.testing.tokenizers import tiny_tokenizer
     from lightningrl.types import RolloutSpec, Task
@@ -110,7 +110,7 @@ def serve(pipe: Connection, folder: str, rollouts: int, profile: str | None) -> 
 
 def run_engine(port: int, tokens: int) -> None:
     """The engine process: answers at once, with `tokens` tokens each time."""
-    from lightningrl.gateway.engine_link import EngineLink
+    from lightningrl.engines.link import EngineLink
     from lightningrl.testing.scripted_engine import ScriptedEngine
     from lightningrl.testing.tokenizers import tiny_tokenizer
 

@@ -22,7 +22,7 @@ TARGET = 1000
 async def hold_all(port: int, attempts: list[tuple[str, str]]) -> dict[str, float]:
     import httpx
 
-    from lightningrl.gateway.engine_link import EngineLink
+    from lightningrl.engines.link import EngineLink
     from lightningrl.testing.scripted_engine import ScriptedEngine
     from lightningrl.testing.tokenizers import tiny_tokenizer
 

@@ -67,7 +67,7 @@ def measure_agent(agent_file: Path, times: int) -> float:
 async def measure_rollouts(folder: Path, rollouts: int, workers: int, adapters: tuple[str, ...]) -> tuple[list[float], list[float], float]:
     """Seconds end to end and inside the agent, per rollout; then the rate with a full queue."""
     from lightningrl.control.client import ServerClient
-    from lightningrl.gateway.engine_link import EngineLink
+    from lightningrl.engines.link import EngineLink
     from lightningrl.runtime.pool import WorkerPool
     from lightningrl.server.launcher import ServerProcess
     from lightningrl.server.settings import PolicySettings, ServerSettings

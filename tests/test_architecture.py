@@ -34,7 +34,7 @@ def test_importing_lightningrl_and_listing_plugins_stays_light() -> None:
     assert not loaded.intersection(HEAVY)
 
 
-@pytest.mark.parametrize("module", ["lightningrl.server.app", "lightningrl.gateway.app", "lightningrl.gateway.rendering"])
+@pytest.mark.parametrize("module", ["lightningrl.server.app", "lightningrl.gateway.app", "lightningrl.rendering.renderer"])
 def test_the_server_has_no_torch(module: str) -> None:
     assert "torch" not in modules_after(f"import {module}")
 

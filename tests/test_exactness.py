@@ -20,8 +20,8 @@ from openai import AsyncOpenAI
 from sizes import PATIENCE_S
 
 from lightningrl.control.client import ServerClient
-from lightningrl.gateway.engine_link import EngineLink
-from lightningrl.samples import build_samples
+from lightningrl.credit.samples import build_samples
+from lightningrl.engines.link import EngineLink
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.types import (

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from lightningrl.config import Recipe
+from lightningrl.credit.samples import teaching_rows
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
-from lightningrl.samples import teaching_rows
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.training.parts import Parts
 from lightningrl.types import Sample

@@ -23,9 +23,9 @@ from processes import ROLES, Role, TrainRun, wait_for
 from safetensors.torch import load_file
 
 from lightningrl.config import Recipe
-from lightningrl.gateway.completion import CompletionText
-from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.plugins import load_plugins
+from lightningrl.rendering.completion import CompletionText
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import CallRecord, RolloutFilter, RolloutRecord
 from lightningrl.training.parts import Parts

@@ -28,7 +28,7 @@ import httpx
 import msgspec
 
 from lightningrl.control.client import ServerClient
-from lightningrl.gateway.engine_link import EngineLink
+from lightningrl.engines.link import EngineLink
 from lightningrl.server import process, vitals
 from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.store.protocol import Lease

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 from retriever import Passage, build_index, open_retriever
 from starter import starter_tokenizer
 
-from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.testing.live_gateway import LiveAttempt, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl_torch.cold_start import Demonstration, encode

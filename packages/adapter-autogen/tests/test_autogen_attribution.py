@@ -13,9 +13,9 @@ import pytest
 from attribution import Crowd, run_crowd
 
 from lightningrl.loading import load_callable
+from lightningrl.telemetry import semconv
 from lightningrl.testing.adapter_conformance import play_tools
 from lightningrl.testing.scripted_server import ScriptedServer
-from lightningrl.tracing import semconv
 
 HERE = Path(__file__).parent
 ASYNC = {"async": 2, "async_stream": 2, "round_robin": 3, "selector": 4, "swarm": 3, "reflect_stream": 2}

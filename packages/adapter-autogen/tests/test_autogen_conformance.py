@@ -17,10 +17,10 @@ from autogen_ext.models.openai import BaseOpenAIChatCompletionClient
 from opentelemetry import trace
 from sizes import sized
 
+from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.loading import load_callable
+from lightningrl.telemetry import semconv
 from lightningrl.testing.adapter_conformance import AdapterConformance, InstrumentedProcess, by_operation, play_tools, said
-from lightningrl.tracing import semconv
-from lightningrl.tracing.scope import ActiveRollout
 from lightningrl.types import ToolStatus
 from lightningrl_autogen import AutoGenAdapter
 

@@ -10,8 +10,8 @@ import pytest
 from sizes import sized
 
 from lightningrl.loading import load_callable
+from lightningrl.telemetry import semconv
 from lightningrl.testing.adapter_conformance import AdapterConformance, InstrumentedProcess, by_operation
-from lightningrl.tracing import semconv
 from lightningrl_langchain import LangChainAdapter
 
 KINDS = {"sync": "synchronous", "async": "asynchronous"}

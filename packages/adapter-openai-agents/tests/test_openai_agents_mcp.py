@@ -13,8 +13,8 @@ from agents import Agent, Runner
 from agents.mcp import MCPServer
 from mcp.types import CallToolResult, GetPromptResult, ListPromptsResult, Tool
 
+from lightningrl.telemetry import semconv
 from lightningrl.testing.adapter_conformance import InstrumentedProcess, by_operation
-from lightningrl.tracing import semconv
 from lightningrl_openai_agents import OpenAIAgentsAdapter
 
 

@@ -14,9 +14,9 @@ from agents import Agent, Runner
 from agents.tool import function_tool
 
 from lightningrl.loading import load_callable
+from lightningrl.telemetry import semconv
 from lightningrl.testing.adapter_conformance import InstrumentedProcess, by_operation, said
 from lightningrl.testing.scripted_server import RecordedSpan
-from lightningrl.tracing import semconv
 from lightningrl.types import ToolStatus
 from lightningrl_openai_agents import OpenAIAgentsAdapter
 

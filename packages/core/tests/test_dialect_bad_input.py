@@ -13,14 +13,14 @@ import openai
 import pytest
 
 from lightningrl.control.client import ServerClient
-from lightningrl.gateway.engine_link import EngineLink
+from lightningrl.credit.scoring import describe_rollouts
+from lightningrl.engines.link import EngineLink
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.training.scoring import describe_rollouts
 from lightningrl.types import OtherCallKind, Outcome, RolloutSpec, Task
 
 CONTEXT = 400

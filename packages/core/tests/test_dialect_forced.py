@@ -15,9 +15,9 @@ import pytest
 from openai import AsyncOpenAI
 from starlette.applications import Starlette
 
+from lightningrl.credit.samples import build_samples
 from lightningrl.gateway.app import create_gateway
-from lightningrl.gateway.rendering import PolicyRenderer
-from lightningrl.samples import build_samples
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.testing.groups import make_trajectory
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine

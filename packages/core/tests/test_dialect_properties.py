@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sizes import sized
 
-from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.types import Transition

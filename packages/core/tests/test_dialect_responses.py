@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from starlette.applications import Starlette
 
 from lightningrl.gateway.app import create_gateway
-from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 
 TOOLS: Any = [

@@ -12,8 +12,8 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI
 from sizes import PATIENCE_S
 
+from lightningrl.engines.link import EngineLink
 from lightningrl.errors import ServerError
-from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer

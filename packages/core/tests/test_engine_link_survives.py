@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from websockets.asyncio.client import connect
 
-from lightningrl.gateway.engine_link import EngineLink
-from lightningrl.gateway.engine_messages import Hello
+from lightningrl.engines.link import EngineLink
+from lightningrl.engines.messages import Hello
 from lightningrl.testing.live_gateway import LiveAttempt, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer

@@ -19,8 +19,8 @@ from lightningrl.types import Outcome
 PROLOGUE = """
 import json, multiprocessing, os, sys
 import httpx
-from lightningrl.tracing.redirect import Redirection
-from lightningrl.tracing.scope import ActiveRollout, RolloutScope
+from lightningrl.attribution.redirect import Redirection
+from lightningrl.attribution.scope import ActiveRollout, RolloutScope
 
 server_url, base_path, key = sys.argv[1:]
 scope = RolloutScope(exclusive=True)
@@ -50,7 +50,7 @@ print(json.dumps([status, len(rollout.reports)]))
 """
 LEDGER = """
 import os
-from lightningrl.tracing.calls import CallLedger
+from lightningrl.attribution.call_ids import CallLedger
 
 ledger = CallLedger()
 failed = ledger.claim(b"body")

@@ -13,8 +13,8 @@ from openai import AsyncOpenAI, BadRequestError
 from starlette.applications import Starlette
 
 from lightningrl.gateway.app import create_gateway
-from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer

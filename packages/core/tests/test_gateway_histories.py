@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightningrl.errors import ConfigError
-from lightningrl.gateway.completion import Choice, CompletionText
 from lightningrl.gateway.dialects.chat import parse_chat_request
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.history import History, PastCall, as_ids, chain_digests, digest_tools, extend_digest
-from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.rendering.completion import Choice, CompletionText
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.types import FinishReason
 
@@ -195,7 +195,7 @@ def test_a_tokenizer_without_a_template_is_refused_at_once(tmp_path: Path) -> No
 def test_a_saved_tokenizer_renders_alike_and_torch_stays_out(tmp_path: Path) -> None:
     tiny_tokenizer(words=[" SELECT", " FROM"]).save_pretrained(tmp_path)
     code = (
-        "import sys, json; from lightningrl.gateway.rendering import PolicyRenderer\n"
+        "import sys, json; from lightningrl.rendering.renderer import PolicyRenderer\n"
         "import lightningrl.gateway.app\n"
         "ids = PolicyRenderer(sys.argv[1]).render([{'role': 'user', 'content': 'a SELECT b'}], None)\n"
         "print(json.dumps([list(ids), sorted({'torch', 'langchain', 'verl', 'ray'} & set(sys.modules))]))"

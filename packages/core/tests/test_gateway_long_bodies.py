@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from lightningrl.errors import ContextOverflow
-from lightningrl.gateway.rendering import PolicyRenderer
-from lightningrl.gateway.tokenizer import QuickTokenizer
+from lightningrl.rendering.renderer import PolicyRenderer
+from lightningrl.rendering.tokenizer import QuickTokenizer
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer

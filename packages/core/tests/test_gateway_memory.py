@@ -14,8 +14,8 @@ from starlette.applications import Starlette
 from starlette.types import Message
 
 from lightningrl.gateway.app import Gateway, create_gateway
-from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.store.protocol import CallRecord, Store
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 

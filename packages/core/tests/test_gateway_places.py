@@ -14,8 +14,8 @@ from starlette.applications import Starlette
 
 from lightningrl.errors import StoreError
 from lightningrl.gateway.app import create_gateway
-from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.store.errors import StoreFull
 from lightningrl.store.protocol import CallRecord, Store
 from lightningrl.testing.live_gateway import live_gateway

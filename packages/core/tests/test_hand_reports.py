@@ -15,7 +15,8 @@ import pytest
 from sizes import PATIENCE_S
 
 from lightningrl import report_reward, role, tool
-from lightningrl.gateway.engines import EngineRegistry
+from lightningrl.attribution.role import current_role
+from lightningrl.engines.registry import EngineRegistry
 from lightningrl.rewards import Reported, ReportedOfCalls, ToolStatusReward
 from lightningrl.rewards.plugins import INTERMEDIATE_PLUGINS
 from lightningrl.server.app import create_app
@@ -23,7 +24,6 @@ from lightningrl.store import SqlStore
 from lightningrl.testing.groups import make_group
 from lightningrl.testing.store_conformance import make_call, make_spec
 from lightningrl.testing.whole_path import WholePath, whole_path
-from lightningrl.tracing.role import current_role
 from lightningrl.types import Outcome, ToolStatus, Trajectory
 
 HERE = Path(__file__).parent

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.control.api import Result
 from lightningrl.control.blocking import ControlClient
 from lightningrl.runtime.agent_loader import LoadedAgent
@@ -19,7 +20,6 @@ from lightningrl.runtime.report import DEEPEST_OUTPUT, LONGEST_ERROR, LONGEST_OU
 from lightningrl.store.protocol import Lease
 from lightningrl.testing.live_control import live_control
 from lightningrl.testing.store_conformance import make_spec
-from lightningrl.tracing.scope import ActiveRollout
 from lightningrl.types import Outcome, RolloutMode, Task
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from attribution import Crowd, run_crowd
 
+from lightningrl.telemetry import semconv
 from lightningrl.testing.adapter_conformance import play_tools
 from lightningrl.testing.scripted_server import RecordedSpan, ScriptedServer
-from lightningrl.tracing import semconv
 
 run = partial(run_crowd, adapter="opentelemetry", base_dir=Path(__file__).parent)
 ADD = 'TOOL=add ARGS={"a": 1, "b": 2}'

@@ -12,11 +12,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sizes import sized
 
+from lightningrl.attribution.origin import Adapter, CallOrigin, resolve_origin
 from lightningrl.loading import load_callable
 from lightningrl.runtime.telemetry import load_adapter
+from lightningrl.telemetry import semconv
 from lightningrl.testing.adapter_conformance import AdapterConformance, InstrumentedProcess, by_operation
-from lightningrl.tracing import semconv
-from lightningrl.tracing.origin import Adapter, CallOrigin, resolve_origin
 
 pytestmark = pytest.mark.slow
 

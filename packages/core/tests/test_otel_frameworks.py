@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.server.app import create_app
 from lightningrl.server.asked_calls import AnsweredCall, join_to_answers, read_kept_answers
 from lightningrl.store.protocol import ToolCallRecord
+from lightningrl.telemetry.conventions import SpanState, read_span
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.tracing.conventions import SpanState, read_span
 from lightningrl.types import Outcome, ToolCall, ToolStatus, Trajectory
 
 RECORDED = json.loads(Path(__file__).with_name("recorded_spans.json").read_text())

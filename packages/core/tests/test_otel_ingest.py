@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 from lightningrl.control.client import ServerClient
-from lightningrl.gateway.engines import EngineRegistry
+from lightningrl.engines.registry import EngineRegistry
 from lightningrl.server.app import create_app
-from lightningrl.server.otlp import JSON, PROTOBUF, parse_export
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Lease
+from lightningrl.telemetry.otlp import JSON, PROTOBUF, parse_export
 from lightningrl.testing.loopback import serving
 from lightningrl.testing.store_conformance import make_call, make_spec
 from lightningrl.types import Outcome, ToolStatus, Trajectory

@@ -11,15 +11,15 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import ServerError
-from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.server import attempt_routes, otlp, tool_spans
 from lightningrl.server.app import create_app
-from lightningrl.server.otlp import PROTOBUF, ParsedExport, parse_export
-from lightningrl.server.tool_spans import SeenSpan, distinct_tools, read_tools
 from lightningrl.store import SqlStore
+from lightningrl.telemetry.conventions import Kind, SpanReading
+from lightningrl.telemetry.otlp import PROTOBUF, ParsedExport, parse_export
+from lightningrl.telemetry.tool_spans import SeenSpan, distinct_tools, read_tools
 from lightningrl.testing.store_conformance import leased, make_spec
-from lightningrl.tracing.conventions import Kind, SpanReading
 
 COUNT = 3000
 MOST_COMPARISONS = 100 * COUNT

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from lightningrl.runtime.telemetry import Telemetry, load_adapter
-from lightningrl.tracing.scope import ActiveRollout, RolloutScope
+from lightningrl.attribution.scope import ActiveRollout, RolloutScope
 
 seen = InMemorySpanExporter()
 

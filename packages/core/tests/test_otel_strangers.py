@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lightningrl.gateway.rendering import PolicyRenderer
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.server.app import create_app
 from lightningrl.server.asked_calls import read_kept_answers
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from lightningrl.gateway.plain_tokenizer import PlainTokenizer
-from lightningrl.gateway.tokenizer import load_tokenizer
+from lightningrl.rendering.plain_tokenizer import PlainTokenizer
+from lightningrl.rendering.tokenizer import load_tokenizer
 from lightningrl.testing.tokenizers import CHATML_TEMPLATE, tiny_tokenizer
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -137,7 +137,7 @@ def test_a_folder_that_says_more_is_left_to_transformers(case: str, tmp_path: Pa
 
 def test_a_policy_is_rendered_without_transformers_openai_and_torch_and_the_renderers_are_all_there_for_who_asks() -> None:
     code = (
-        "import sys\nfrom lightningrl.gateway.rendering import PolicyRenderer\n"
+        "import sys\nfrom lightningrl.rendering.renderer import PolicyRenderer\n"
         f"policy = PolicyRenderer({str(POLICIES[0])!r})\n"
         "ids = policy.render([{'role': 'user', 'content': 'hi'}], None)\n"
         "policy.parse(ids, ids)\n"

@@ -6,10 +6,10 @@ import asyncio
 import threading
 from typing import Any
 
+from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.runtime.agent_loader import load_agent
 from lightningrl.runtime.attempt import Attempt
 from lightningrl.store.protocol import Lease
-from lightningrl.tracing.scope import ActiveRollout
 from lightningrl.types import Outcome, RolloutMode, Task
 
 

@@ -19,8 +19,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from lightningrl.control.client import ServerClient
+from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import ServerError
-from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.server.app import create_app
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import ServerSettings
@@ -379,7 +379,7 @@ async def test_the_server_goes_when_its_parent_goes(tmp_path: Path) -> None:
 def test_the_server_imports_no_machine_learning() -> None:
     code = (
         "import sys, lightningrl.server.process, lightningrl.server.app, lightningrl.store.sql, lightningrl.gateway.app\n"
-        "import lightningrl.gateway.rendering\n"
+        "import lightningrl.rendering.renderer\n"
         "print(sorted({'torch', 'langchain', 'verl', 'ray', 'vllm'} & {name.partition('.')[0] for name in sys.modules}))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

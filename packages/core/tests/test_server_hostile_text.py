@@ -14,7 +14,7 @@ import pytest
 
 from lightningrl.clean import DEEPEST, clean_json, clean_text, parse_json
 from lightningrl.control.client import ServerClient
-from lightningrl.gateway.engines import EngineRegistry
+from lightningrl.engines.registry import EngineRegistry
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Lease

@@ -12,8 +12,8 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from lightningrl.gateway.engine_socket import engine_route
-from lightningrl.gateway.engines import EngineRegistry
+from lightningrl.engines.registry import EngineRegistry
+from lightningrl.engines.socket import engine_route
 from lightningrl.keys import worker_key
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from lightningrl.gateway.engines import EngineRegistry
+from lightningrl.engines.registry import EngineRegistry
 from lightningrl.server.app import create_app
 from lightningrl.server.vitals import Vitals
 from lightningrl.store import SqlStore

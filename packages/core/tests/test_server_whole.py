@@ -14,7 +14,7 @@ import pytest
 from sizes import sized
 
 from lightningrl.control.client import ServerClient
-from lightningrl.gateway.engine_link import EngineLink
+from lightningrl.engines.link import EngineLink
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.store.protocol import Lease

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from lightningrl.control.client import ServerClient
-from lightningrl.gateway.engines import EngineRegistry
+from lightningrl.engines.registry import EngineRegistry
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
 from lightningrl.testing.loopback import serving

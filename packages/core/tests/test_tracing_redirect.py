@@ -14,11 +14,11 @@ import openai
 import pytest
 import requests
 
+from lightningrl.attribution.call_ids import CallLedger
+from lightningrl.attribution.origin import CallOrigin
+from lightningrl.attribution.redirect import Redirection
+from lightningrl.attribution.scope import ActiveRollout, RolloutScope
 from lightningrl.testing.scripted_server import ScriptedServer
-from lightningrl.tracing.calls import CallLedger
-from lightningrl.tracing.origin import CallOrigin
-from lightningrl.tracing.redirect import Redirection
-from lightningrl.tracing.scope import ActiveRollout, RolloutScope
 
 OPENAI = "https://api.openai.com/v1/chat/completions"
 BODY: Any = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "hi"}]}

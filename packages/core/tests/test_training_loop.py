@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from lightningrl.config import Recipe
+from lightningrl.credit.samples import teaching_rows
 from lightningrl.errors import LightningError
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.protocols import LearnReport
-from lightningrl.samples import teaching_rows
 from lightningrl.store.protocol import Score
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.training.loop import Trainer

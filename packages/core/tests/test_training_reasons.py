@@ -23,9 +23,9 @@ from lightningrl.cli.train import _describe
 from lightningrl.config import Recipe
 from lightningrl.control.client import ServerClient
 from lightningrl.credit import IdenticalAssignment
+from lightningrl.engines.link import EngineLink
+from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import LightningError
-from lightningrl.gateway.engine_link import EngineLink
-from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.protocols import LearnReport, StepReport
 from lightningrl.server.app import create_app

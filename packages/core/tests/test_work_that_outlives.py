@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from sizes import PATIENCE_S
 
+from lightningrl.attribution.scope import ActiveRollout, RolloutScope
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.testing.live_control import live_control
 from lightningrl.testing.scripted_server import ScriptedServer
 from lightningrl.testing.store_conformance import make_spec
-from lightningrl.tracing.scope import ActiveRollout, RolloutScope
 from lightningrl.training.reasons import explain_silence
 from lightningrl.types import OtherCallKind
 

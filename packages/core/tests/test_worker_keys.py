@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lightningrl.gateway.engines import EngineRegistry
+from lightningrl.engines.registry import EngineRegistry
 from lightningrl.keys import worker_key
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.server.app import create_app

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from lightningrl.credit.samples import build_samples
 from lightningrl.errors import BackendError
-from lightningrl.samples import build_samples
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Sample, TrajectoryGroup
 from lightningrl_torch.testing import make_sample

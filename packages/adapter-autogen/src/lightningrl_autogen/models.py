@@ -10,8 +10,8 @@ from typing import Any
 from autogen_core.models import CreateResult
 from opentelemetry.trace import Span, Tracer
 
-from lightningrl.tracing import semconv
-from lightningrl.tracing.origin import CallOrigin
+from lightningrl.attribution.origin import CallOrigin
+from lightningrl.telemetry import semconv
 from lightningrl_autogen.roles import Roles
 from lightningrl_autogen.streams import step_through
 from lightningrl_autogen.tools import Tools, fail

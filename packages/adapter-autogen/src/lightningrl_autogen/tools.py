@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, Status, StatusCode, Tracer
 from pydantic import ValidationError
 
-from lightningrl.tracing import semconv
+from lightningrl.telemetry import semconv
 from lightningrl.types import ToolStatus
 from lightningrl_autogen.streams import step_through
 

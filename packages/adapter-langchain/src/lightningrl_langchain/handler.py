@@ -16,8 +16,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, Status, StatusCode, Tracer
 
-from lightningrl.tracing import semconv
-from lightningrl.tracing.origin import CallOrigin
+from lightningrl.attribution.origin import CallOrigin
+from lightningrl.telemetry import semconv
 from lightningrl.types import ToolStatus
 from lightningrl_langchain.runs import Run, start_run
 from lightningrl_langchain.tools import (

@@ -13,8 +13,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, Status, StatusCode, Tracer
 
-from lightningrl.tracing import semconv
-from lightningrl.tracing.origin import CallOrigin
+from lightningrl.attribution.origin import CallOrigin
+from lightningrl.telemetry import semconv
 from lightningrl.types import ToolStatus
 from lightningrl_openai_agents.runs import Chat, Run, Tool
 from lightningrl_openai_agents.tools import asked_tools, hosted_tools, status_of_error, text_of

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightningrl.attribution.role import role
     from lightningrl.client import report_reward, tool
     from lightningrl.config import (
         CreditConfig,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from lightningrl.plugins import Plugin, hookimpl
     from lightningrl.protocols import Backend, Capabilities, CreditAssigner, Engine, IntermediateReward, LearnReport, Reward, StepReport
     from lightningrl.runtime.command import command_agent
-    from lightningrl.tracing.role import role
     from lightningrl.types import (
         Advantages,
         EngineInfo,

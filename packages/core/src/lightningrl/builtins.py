@@ -11,7 +11,7 @@ from lightningrl.rewards import plugins as reward_plugins
 
 if TYPE_CHECKING:
     from lightningrl.runtime.process import LocalLauncher
-    from lightningrl.tracing.opentelemetry import OpenTelemetryAdapter
+    from lightningrl.telemetry.opentelemetry import OpenTelemetryAdapter
 
 
 @hookimpl
@@ -45,7 +45,7 @@ def lightningrl_worker_launchers() -> Iterable[Plugin]:
 
 def create_opentelemetry_adapter() -> OpenTelemetryAdapter:
     """An `OpenTelemetryAdapter`; it has no settings."""
-    from lightningrl.tracing.opentelemetry import OpenTelemetryAdapter
+    from lightningrl.telemetry.opentelemetry import OpenTelemetryAdapter
 
     return OpenTelemetryAdapter()
 

@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from lightningrl.tracing.redirect import installed_redirection
-from lightningrl.tracing.report import Report
-from lightningrl.tracing.role import current_role, role
+from lightningrl.attribution.redirect import installed_redirection
+from lightningrl.attribution.report import Report
+from lightningrl.attribution.role import current_role, role
 from lightningrl.types import ToolStatus
 
 __all__ = ["ToolOutcome", "report_reward", "role", "tool"]

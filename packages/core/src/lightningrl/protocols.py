@@ -122,7 +122,7 @@ class Backend(Protocol):
         """Take one optimisation step (all minibatches and epochs of it). Blocking; run it in a thread. With `ahead` 0 the engine's
         requests are held by the caller while it runs; the engine serves the new version afterwards.
 
-        Rows without any advantage are among `samples`: leave them out (`lightningrl.samples.teaching_rows`) where the loss has
+        Rows without any advantage are among `samples`: leave them out (`lightningrl.credit.samples.teaching_rows`) where the loss has
         no other term, and where none is left make no step: the version stays."""
         ...
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lightningrl.credit.samples import teaching_rows
 from lightningrl.errors import BackendError
 from lightningrl.protocols import LearnReport
-from lightningrl.samples import teaching_rows
 from lightningrl.types import Sample
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._packing import Batch, build_batches

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightningrl.credit.samples import teaching_rows
 from lightningrl.errors import BackendError
-from lightningrl.samples import teaching_rows
 from lightningrl.types import Sample
 from lightningrl_verl.settings import Settings
 

@@ -228,7 +228,7 @@ def _short(value: Any, limit: int = 600) -> str:
 
 def _decoders(folder: Path) -> Callable[[str], Decode]:
     """By policy: token ids → text by its own tokenizer; the bare ids where the run names none."""
-    from lightningrl.gateway.tokenizer import load_tokenizer
+    from lightningrl.rendering.tokenizer import load_tokenizer
 
     models: dict[str, str] = json.loads((folder / "run.json").read_text(encoding="utf-8")).get("models", {})
 

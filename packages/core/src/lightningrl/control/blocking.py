@@ -13,10 +13,10 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from lightningrl import wire
+from lightningrl.attribution.report import Report
 from lightningrl.control.api import HEARTBEAT, LEASE, RESULT, TRACES, Endpoint, Heartbeat, LeaseRequest, Result
 from lightningrl.errors import ServerError
 from lightningrl.store.protocol import Lease
-from lightningrl.tracing.report import Report
 from lightningrl.types import Outcome
 
 __all__ = ["ControlClient", "RefusedError"]

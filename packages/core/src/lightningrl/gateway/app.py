@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from lightningrl.engines.registry import EngineRegistry
 from lightningrl.gateway.calls import Caller
 from lightningrl.gateway.dialects.chat_answer import ChatDialect
 from lightningrl.gateway.dialects.messages_answer import MessagesDialect
@@ -32,12 +33,11 @@ from lightningrl.gateway.endpoints import (
     RefusedPath,
     refuse_unattributed,
 )
-from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.gateway.refusals import RefusalLog
-from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.threads import Threads
 from lightningrl.gateway.upstream import Forwarder
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.store.protocol import Store
 
 __all__ = ["Gateway", "create_gateway"]

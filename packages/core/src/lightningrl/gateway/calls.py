@@ -15,21 +15,21 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
 from lightningrl.gateway.choices import ChoiceSampler, SampledChoice
-from lightningrl.gateway.completion import CompletionText, TextDelta
 from lightningrl.gateway.conversations import Conversation, Conversations
-from lightningrl.gateway.engines import EngineRegistry
 from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
 from lightningrl.gateway.history import History, PastCall, as_ids, as_logprobs, extend_digest, history_key
 from lightningrl.gateway.prompts import Prompt, PromptBuilder
-from lightningrl.gateway.rendering import PROMPT_TAIL, PolicyRenderer
-from lightningrl.gateway.replays import Replays
 from lightningrl.gateway.request import Answer, Begun, CallContext, CallRequest, Delivery
+from lightningrl.gateway.retries import Retries
 from lightningrl.gateway.routing import Routing
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.threads import Threads
-from lightningrl.gateway.tokenizer import context_overflow
+from lightningrl.rendering.completion import CompletionText, TextDelta
+from lightningrl.rendering.renderer import PROMPT_TAIL, PolicyRenderer
+from lightningrl.rendering.tokenizer import context_overflow
 from lightningrl.store.errors import AttemptOver, StoreFull
 from lightningrl.store.protocol import AttemptInfo, CallRecord, Store
 from lightningrl.types import EngineInfo, SamplingSettings, Transition
@@ -45,7 +45,7 @@ class _Attempt:
 
     history: History = field(default_factory=History)
     conversations: Conversations = field(default_factory=Conversations)
-    replays: Replays = field(default_factory=Replays)
+    replays: Retries = field(default_factory=Retries)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

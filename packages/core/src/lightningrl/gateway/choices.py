@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import EngineUnavailable
-from lightningrl.gateway.completion import Choice, CompletionText, Shown, TextDelta
-from lightningrl.gateway.engines import EngineRegistry
-from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.request import CallRequest
+from lightningrl.rendering.completion import Choice, CompletionText, Shown, TextDelta
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.types import GenerateRequest, SamplingSettings, TokenChunk
 
 __all__ = ["ChoiceSampler", "SampledChoice"]

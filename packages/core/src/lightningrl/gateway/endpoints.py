@@ -11,7 +11,6 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lightningrl.gateway.calls import Caller
-from lightningrl.gateway.completion import TextDelta
 from lightningrl.gateway.dialects.chat_answer import write_error, write_models
 from lightningrl.gateway.dialects.dialect import Dialect, DialectRequest, EventStream
 from lightningrl.gateway.dialects.messages import parse_messages_request
@@ -23,6 +22,7 @@ from lightningrl.gateway.request import Answer, Begun, CallContext, Delivery
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.threads import Threads
 from lightningrl.gateway.upstream import Forwarder
+from lightningrl.rendering.completion import TextDelta
 from lightningrl.store.protocol import AttemptInfo
 
 __all__ = ["CountTokens", "Forwarded", "ModelCall", "Models", "OfRollout", "Refused", "RefusedPath", "refuse_unattributed"]

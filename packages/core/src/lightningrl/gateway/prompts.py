@@ -9,9 +9,9 @@ from typing import Any
 from lightningrl.gateway.conversations import Conversations, digest_head
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.history import History, PastCall, as_ids, chain_digests, digest_tools, extend_digest, pack
-from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.request import CallRequest, ForcedCall
 from lightningrl.gateway.threads import Threads
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.types import IntArray
 
 __all__ = ["Prompt", "PromptBuilder"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightningrl.gateway.completion import Choice, Shown, TextDelta
+from lightningrl.rendering.completion import Choice, Shown, TextDelta
 
 __all__ = ["Answer", "Begun", "CallContext", "CallRequest", "Delivery", "ForcedCall"]
 

@@ -11,11 +11,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.control.api import Result
 from lightningrl.runtime.agent_loader import LoadedAgent
 from lightningrl.runtime.report import report_exception, report_output
 from lightningrl.store.protocol import Lease
-from lightningrl.tracing.scope import ActiveRollout
 from lightningrl.types import Outcome
 
 __all__ = ["Attempt", "RunOnLoop"]

@@ -19,10 +19,10 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
+from lightningrl.attribution.redirect import installed_redirection
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.runtime.environment import gateway_environment
 from lightningrl.runtime.lifeline import PR_SET_PDEATHSIG
-from lightningrl.tracing.redirect import installed_redirection
 
 __all__ = ["CommandFailed", "command_agent"]
 

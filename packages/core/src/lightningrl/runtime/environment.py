@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
+from lightningrl.attribution.redirect import UNATTRIBUTED_KEY
+from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.keys import KEY_VARIABLE
-from lightningrl.tracing.redirect import UNATTRIBUTED_KEY
-from lightningrl.tracing.scope import ActiveRollout
 
 __all__ = ["gateway_environment", "rollout_environment", "worker_environment"]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lightningrl import clean
+from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.control.api import Result
-from lightningrl.tracing.scope import ActiveRollout
 from lightningrl.types import Outcome
 
 __all__ = ["clean_text", "report_exception", "report_output"]

@@ -11,12 +11,12 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import SpanKind
 
+from lightningrl.attribution.origin import Adapter, OriginResolver
+from lightningrl.attribution.scope import ActiveRollout, RolloutScope
 from lightningrl.errors import PluginError
-from lightningrl.tracing import semconv
-from lightningrl.tracing.origin import Adapter, OriginResolver
-from lightningrl.tracing.providers import ProviderWatch
-from lightningrl.tracing.scope import ActiveRollout, RolloutScope
-from lightningrl.tracing.spans import RolloutSpanProcessor, build_tracer_provider, encode_otlp
+from lightningrl.telemetry import semconv
+from lightningrl.telemetry.providers import ProviderWatch
+from lightningrl.telemetry.spans import RolloutSpanProcessor, build_tracer_provider, encode_otlp
 
 __all__ = ["Telemetry", "instrument", "load_adapter"]
 
@@ -82,7 +82,7 @@ def load_adapter(name: str) -> Adapter:
             ) from error
     missing = [method for method in ("instrument", "uninstrument", "call_origin") if not callable(getattr(adapter, method, None))]
     if missing:
-        raise PluginError(f"adapter {name!r} has no {', '.join(missing)}; see lightningrl.tracing.origin.Adapter")
+        raise PluginError(f"adapter {name!r} has no {', '.join(missing)}; see lightningrl.attribution.origin.Adapter")
     return adapter  # type: ignore[no-any-return]
 
 

@@ -21,6 +21,8 @@ from collections.abc import Awaitable, Iterator
 from dataclasses import replace
 from typing import Any, BinaryIO, Final
 
+from lightningrl.attribution.redirect import Redirection
+from lightningrl.attribution.scope import ActiveRollout, RolloutScope, ThreadWatch
 from lightningrl.control.api import Result
 from lightningrl.control.blocking import ControlClient
 from lightningrl.errors import LightningError, ServerError
@@ -31,8 +33,6 @@ from lightningrl.runtime.heartbeat import Heart
 from lightningrl.runtime.lifeline import die_with_parent, take_standard_streams
 from lightningrl.runtime.report import clean_text
 from lightningrl.runtime.settings import WorkerEvent, WorkerSettings, decode_settings, encode_line
-from lightningrl.tracing.redirect import Redirection
-from lightningrl.tracing.scope import ActiveRollout, RolloutScope, ThreadWatch
 from lightningrl.types import Outcome
 
 __all__ = ["Worker", "main"]
@@ -185,7 +185,7 @@ class Worker:
 
     def _export(self, attempt: Attempt, client: ControlClient) -> None:
         """Spans are a view on the rollout, not the rollout: without them it still counts."""
-        from lightningrl.tracing.spans import OTLP_CONTENT_TYPE
+        from lightningrl.telemetry.spans import OTLP_CONTENT_TYPE
 
         try:
             payload = self._telemetry.collect(attempt.rollout)

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from lightningrl.gateway.completion import CompletionText
-from lightningrl.gateway.rendering import PROMPT_TAIL, PolicyRenderer
-from lightningrl.server.tool_spans import comparable
+from lightningrl.rendering.completion import CompletionText
+from lightningrl.rendering.renderer import PROMPT_TAIL, PolicyRenderer
 from lightningrl.store.protocol import Store, ToolCallRecord
+from lightningrl.telemetry.tool_spans import comparable
 from lightningrl.types import Transition
 
 __all__ = ["AnsweredCall", "ReadAsked", "join_to_answers", "read_kept_answers"]

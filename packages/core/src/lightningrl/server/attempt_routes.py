@@ -15,10 +15,10 @@ from lightningrl.control import api
 from lightningrl.server.access import Access
 from lightningrl.server.asked_calls import ReadAsked, join_to_answers
 from lightningrl.server.forwarding import SpanForwarder
-from lightningrl.server.otlp import encode_answer, parse_export, read_media_type
 from lightningrl.server.routes import route
 from lightningrl.store.errors import AttemptOver
 from lightningrl.store.protocol import Lease, Store
+from lightningrl.telemetry.otlp import encode_answer, parse_export, read_media_type
 from lightningrl.types import OtherCall, OtherCallKind, Outcome
 
 __all__ = ["AttemptMemory", "attempt_of", "attempt_routes", "while_connected"]

@@ -104,12 +104,12 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Callable[[str], None] | None, *, lifeline: bool) -> None:
+    from lightningrl.engines.registry import EngineRegistry
+    from lightningrl.engines.socket import engine_route
     from lightningrl.gateway.app import Gateway, create_gateway
-    from lightningrl.gateway.engine_socket import engine_route
-    from lightningrl.gateway.engines import EngineRegistry
-    from lightningrl.gateway.rendering import PolicyRenderer
     from lightningrl.gateway.routing import RoleRule
     from lightningrl.gateway.settings import GatewaySettings
+    from lightningrl.rendering.renderer import PolicyRenderer
     from lightningrl.server.app import create_app
     from lightningrl.server.asked_calls import read_kept_answers
     from lightningrl.server.bounded_http import BoundedHttp

@@ -23,13 +23,13 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from lightningrl.attribution.origin import Adapter
+from lightningrl.attribution.redirect import Redirection
+from lightningrl.attribution.scope import ActiveRollout, RolloutScope
 from lightningrl.runtime.telemetry import Telemetry
+from lightningrl.telemetry import semconv
 from lightningrl.testing._pytest import pytest
 from lightningrl.testing.scripted_server import RecordedCall, RecordedSpan, ScriptedServer
-from lightningrl.tracing import semconv
-from lightningrl.tracing.origin import Adapter
-from lightningrl.tracing.redirect import Redirection
-from lightningrl.tracing.scope import ActiveRollout, RolloutScope
 from lightningrl.types import ToolStatus
 
 __all__ = ["KINDS", "AdapterConformance", "InstrumentedProcess", "play_tools"]

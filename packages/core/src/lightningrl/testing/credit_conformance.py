@@ -17,8 +17,8 @@ from dataclasses import replace
 import numpy as np
 
 from lightningrl.credit import has_signal
+from lightningrl.credit.samples import Rows, build_samples
 from lightningrl.protocols import CreditAssigner
-from lightningrl.samples import Rows, build_samples
 from lightningrl.testing.groups import make_group
 from lightningrl.types import Advantages, TrajectoryGroup, Transition
 

@@ -30,7 +30,7 @@ class LiveControl:
 @asynccontextmanager
 async def live_control(folder: Path, *, max_body_bytes: int = 32 * 2**20) -> AsyncIterator[LiveControl]:
     """`folder` takes the store."""
-    from lightningrl.gateway.engines import EngineRegistry
+    from lightningrl.engines.registry import EngineRegistry
     from lightningrl.server.app import create_app
     from lightningrl.store import SqlStore
 

@@ -16,11 +16,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lightningrl.engines.registry import EngineRegistry
+from lightningrl.engines.socket import engine_route
 from lightningrl.gateway.app import Gateway, create_gateway
-from lightningrl.gateway.engine_socket import engine_route
-from lightningrl.gateway.engines import EngineRegistry
-from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.store.protocol import Store
 from lightningrl.testing.loopback import serving
 from lightningrl.testing.scripted_engine import ScriptedEngine

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightningrl.control.client import ServerClient
-from lightningrl.gateway.engine_link import EngineLink
+from lightningrl.engines.link import EngineLink
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings

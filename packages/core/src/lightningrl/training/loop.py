@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from lightningrl.config import Recipe
+from lightningrl.credit.scoring import Scored, Scorer, describe_rollouts
 from lightningrl.errors import LightningError, RunFolderError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import StepReport
@@ -25,7 +26,6 @@ from lightningrl.store.protocol import Score
 from lightningrl.training.policies import Policies
 from lightningrl.training.reasons import explain_failures, explain_silence, explain_timeouts
 from lightningrl.training.run_folder import LoopState, RunFolder
-from lightningrl.training.scoring import Scored, Scorer, describe_rollouts
 from lightningrl.training.tasks import TaskSets, plan_more, plan_step, plan_validation
 from lightningrl.types import Outcome, RolloutSpec, Trajectory
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.config import Recipe, check_options
+from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.errors import ConfigError
 from lightningrl.loading import is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, CreditAssigner, IntermediateReward
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.training.models import check_lengths, resolve_model
-from lightningrl.training.scoring import Scorer, TrainedCalls
 from lightningrl.training.tasks import TaskSets
 
 __all__ = ["Parts"]

@@ -19,7 +19,7 @@ __all__ = ["Policies", "PolicyLink", "RunningPolicy", "load_backend"]
 
 
 class PolicyLink(Protocol):
-    """Holds the policy's requests while weights change; `lightningrl.gateway.engine_link.EngineLink` is one."""
+    """Holds the policy's requests while weights change; `lightningrl.engines.link.EngineLink` is one."""
 
     async def hold(self) -> None: ...
     async def release(self, version: int) -> None: ...

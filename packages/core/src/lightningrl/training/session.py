@@ -18,8 +18,8 @@ from typing import Any
 
 from lightningrl.config import OtherPolicyConfig, Recipe
 from lightningrl.control.client import ServerClient
+from lightningrl.engines.link import EngineLink
 from lightningrl.errors import LightningError, ServerError
-from lightningrl.gateway.engine_link import EngineLink
 from lightningrl.keys import worker_key
 from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve, read_metrics
 from lightningrl.plugins import PluginManager

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from lightningrl.gateway.completion import Choice, TextDelta, ToolRequest
 from lightningrl.gateway.dialects.chat import ChatRequest, parse_chat_request
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.request import Answer, Begun
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.rendering.completion import Choice, TextDelta, ToolRequest
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.types import FinishReason
 
 __all__ = ["DONE", "ChatDialect", "ChatStream", "token_logprobs", "write_error", "write_models"]

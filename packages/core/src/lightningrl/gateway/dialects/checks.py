@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from lightningrl.clean import is_deeper
-from lightningrl.gateway.completion import MAX_DEPTH, parse_arguments
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import ForcedCall
+from lightningrl.rendering.completion import MAX_DEPTH, parse_arguments
 
 __all__ = [
     "check_count",

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-from lightningrl.gateway.completion import TextDelta
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.request import Answer, Begun, CallRequest
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.rendering.completion import TextDelta
+from lightningrl.rendering.renderer import PolicyRenderer
 
 __all__ = ["Dialect", "DialectRequest", "EventStream"]
 

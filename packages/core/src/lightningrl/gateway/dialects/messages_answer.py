@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from lightningrl.gateway.completion import Choice, TextDelta, ToolRequest
 from lightningrl.gateway.dialects.messages import MessagesRequest, parse_messages_request
 from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
-from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.request import Answer, Begun
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.rendering.completion import Choice, TextDelta, ToolRequest
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.types import FinishReason
 
 __all__ = ["MessagesDialect", "MessagesStream", "write_count"]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightningrl.gateway.completion import Choice
 from lightningrl.gateway.dialects.chat_answer import token_logprobs, write_error
 from lightningrl.gateway.dialects.responses import ResponsesRequest, parse_responses_request
 from lightningrl.gateway.dialects.responses_items import ended, function_call, message, output_text, reasoning
 from lightningrl.gateway.dialects.responses_stream import ResponsesStream, write_json
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.request import Answer, Begun
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.rendering.completion import Choice
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.types import FinishReason
 
 __all__ = ["ResponsesDialect"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lightningrl.gateway.completion import ToolRequest
 from lightningrl.gateway.dialects.responses import ResponsesRequest
 from lightningrl.gateway.request import Answer, Begun
+from lightningrl.rendering.completion import ToolRequest
 from lightningrl.types import FinishReason
 
 __all__ = ["ended", "function_call", "message", "output_text", "reasoning", "response"]

@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from lightningrl.gateway.completion import TextDelta, ToolRequest
 from lightningrl.gateway.dialects.chat_answer import token_logprobs
 from lightningrl.gateway.dialects.responses import ResponsesRequest
 from lightningrl.gateway.dialects.responses_items import ended, function_call, message, output_text, reasoning, response
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.rendering import PolicyRenderer
 from lightningrl.gateway.request import Answer, Begun
+from lightningrl.rendering.completion import TextDelta, ToolRequest
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.types import FinishReason
 
 __all__ = ["ResponsesStream", "write_json"]

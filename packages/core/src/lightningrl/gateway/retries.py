@@ -13,13 +13,13 @@ from secrets import token_hex
 from lightningrl.gateway.request import Answer, CallContext
 from lightningrl.store.protocol import CallRecord
 
-__all__ = ["Kept", "Replays"]
+__all__ = ["Kept", "Retries"]
 
 Kept = Answer | tuple[CallRecord, ...]
 """An answer of this process, or the choices the store kept for an earlier one."""
 
 
-class Replays:
+class Retries:
     """The logical calls of one attempt."""
 
     def __init__(self) -> None:

@@ -14,12 +14,12 @@ import numpy as np
 
 from lightningrl.config import OutcomesConfig, SamplesConfig
 from lightningrl.credit import has_signal, whiten
+from lightningrl.credit.samples import build_samples, teaching_rows
 from lightningrl.errors import LightningError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, IntermediateReward
 from lightningrl.rewards import RewardSet
 from lightningrl.roles import is_role_among
-from lightningrl.samples import build_samples, teaching_rows
 from lightningrl.store.protocol import Score
 from lightningrl.types import Advantages, OtherCallKind, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
 

@@ -12,8 +12,7 @@ import msgspec
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from lightningrl.errors import BackendError, ContextOverflow
-from lightningrl.gateway.engine_messages import (
+from lightningrl.engines.messages import (
     Cancel,
     Chunk,
     Failed,
@@ -29,7 +28,8 @@ from lightningrl.gateway.engine_messages import (
     unpack_floats,
     unpack_ids,
 )
-from lightningrl.gateway.engines import EngineGone, EngineRegistry
+from lightningrl.engines.registry import EngineGone, EngineRegistry
+from lightningrl.errors import BackendError, ContextOverflow
 from lightningrl.types import EngineInfo, GenerateRequest, TokenChunk
 
 __all__ = ["RemoteEngine", "engine_route"]

@@ -1,6 +1,6 @@
 """OTLP/HTTP spans to records, from protobuf or JSON: tools become tool calls, and spans that name or nest agents are kept as names.
 
-Spans may be of our adapters, or of somebody else's instrumentation in any language (`lightningrl.tracing.conventions`).
+Spans may be of our adapters, or of somebody else's instrumentation in any language (`lightningrl.telemetry.conventions`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from starlette.exceptions import HTTPException
 
 from lightningrl.clean import parse_json
 from lightningrl.errors import ServerError
-from lightningrl.server.tool_spans import SeenSpan, read_tools
 from lightningrl.store.protocol import SpanRecord, ToolCallRecord
-from lightningrl.tracing.conventions import SpanState, read_span, with_events
+from lightningrl.telemetry.conventions import SpanState, read_span, with_events
+from lightningrl.telemetry.tool_spans import SeenSpan, read_tools
 
 __all__ = ["JSON", "PROTOBUF", "ParsedExport", "encode_answer", "parse_export", "read_media_type"]
 

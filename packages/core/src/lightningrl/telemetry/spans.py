@@ -15,7 +15,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-from lightningrl.tracing.scope import ActiveRollout, RolloutScope
+from lightningrl.attribution.scope import ActiveRollout, RolloutScope
 
 __all__ = ["OTLP_CONTENT_TYPE", "OpenSpan", "RolloutSpanProcessor", "WorkerTracerProvider", "build_tracer_provider", "encode_otlp"]
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.util.types import AttributeValue
 
-from lightningrl.tracing import semconv
-from lightningrl.tracing.conventions import Kind, SpanReading, SpanState, read_agent, read_kind, read_span, with_events
-from lightningrl.tracing.origin import CallOrigin
-from lightningrl.tracing.spans import OpenSpan, RolloutSpanProcessor, WorkerTracerProvider
+from lightningrl.attribution.origin import CallOrigin
+from lightningrl.telemetry import semconv
+from lightningrl.telemetry.conventions import Kind, SpanReading, SpanState, read_agent, read_kind, read_span, with_events
+from lightningrl.telemetry.spans import OpenSpan, RolloutSpanProcessor, WorkerTracerProvider
 
 __all__ = ["OpenTelemetryAdapter"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from lightningrl.clean import is_deeper
-from lightningrl.gateway.rendering import PROMPT_TAIL, PolicyRenderer
+from lightningrl.rendering.renderer import PROMPT_TAIL, PolicyRenderer
 from lightningrl.types import FinishReason
 
 __all__ = [

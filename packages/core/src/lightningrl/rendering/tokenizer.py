@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.errors import ConfigError, ContextOverflow
-from lightningrl.gateway.plain_tokenizer import PlainTokenizer
+from lightningrl.rendering.plain_tokenizer import PlainTokenizer
 
 __all__ = ["QuickTokenizer", "context_overflow", "load_tokenizer"]
 

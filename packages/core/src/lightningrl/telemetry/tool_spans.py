@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Final
 
 from lightningrl.store.protocol import ToolCallRecord
-from lightningrl.tracing.conventions import AskedCall, Kind, SpanReading, asked_calls, offered_tools, output_tools
+from lightningrl.telemetry.conventions import AskedCall, Kind, SpanReading, asked_calls, offered_tools, output_tools
 from lightningrl.types import ToolCall, ToolStatus
 
 __all__ = ["ReadTools", "SeenSpan", "comparable", "read_tools"]

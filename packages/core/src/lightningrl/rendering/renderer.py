@@ -23,8 +23,8 @@ from typing import Any, Final
 import msgspec
 
 from lightningrl.errors import ConfigError, ContextOverflow
-from lightningrl.gateway.bridging import TemplateBridge
-from lightningrl.gateway.tokenizer import QuickTokenizer, load_tokenizer
+from lightningrl.rendering.bridging import TemplateBridge
+from lightningrl.rendering.tokenizer import QuickTokenizer, load_tokenizer
 
 __all__ = ["PROMPT_TAIL", "ParsedCompletion", "PolicyRenderer"]
 

@@ -18,8 +18,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-from lightningrl.errors import ContextOverflow, ServerError
-from lightningrl.gateway.engine_messages import (
+from lightningrl.engines.messages import (
     Cancel,
     Chunk,
     Failed,
@@ -35,7 +34,8 @@ from lightningrl.gateway.engine_messages import (
     pack_ids,
     unpack_ids,
 )
-from lightningrl.gateway.engines import closing
+from lightningrl.engines.registry import closing
+from lightningrl.errors import ContextOverflow, ServerError
 from lightningrl.protocols import Engine
 from lightningrl.types import GenerateRequest, TokenChunk
 

@@ -94,7 +94,7 @@ class PlainTokenizer:
 
     @cached_property
     def _render(self) -> Any:
-        from lightningrl.gateway.chat_template import compile_template
+        from lightningrl.rendering.chat_template import compile_template
 
         assert self.chat_template is not None
         return compile_template(self.chat_template)

@@ -15,7 +15,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.util._once import Once
 
-from lightningrl.tracing.spans import WorkerTracerProvider
+from lightningrl.telemetry.spans import WorkerTracerProvider
 
 __all__ = ["ProviderWatch"]
 

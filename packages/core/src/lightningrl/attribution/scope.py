@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from lightningrl.tracing.calls import CallLedger
-from lightningrl.tracing.report import Report
+from lightningrl.attribution.call_ids import CallLedger
+from lightningrl.attribution.report import Report
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

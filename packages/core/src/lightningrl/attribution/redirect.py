@@ -25,10 +25,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import wrapt
 
-from lightningrl.tracing.calls import ClaimedCall
-from lightningrl.tracing.origin import CallOrigin, OriginResolver, resolve_origin
-from lightningrl.tracing.role import current_role
-from lightningrl.tracing.scope import ActiveRollout, RolloutScope
+from lightningrl.attribution.call_ids import ClaimedCall
+from lightningrl.attribution.origin import CallOrigin, OriginResolver, resolve_origin
+from lightningrl.attribution.role import current_role
+from lightningrl.attribution.scope import ActiveRollout, RolloutScope
 
 __all__ = ["PROVIDER_HOSTS", "UNATTRIBUTED_KEY", "Redirection", "installed_redirection"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from lightningrl.tracing import semconv
+from lightningrl.telemetry import semconv
 from lightningrl.types import ToolStatus
 
 __all__ = [
