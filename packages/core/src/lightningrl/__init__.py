@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         EngineInfo,
         FinishReason,
         GenerateRequest,
+        OtherCall,
+        OtherCallKind,
         Outcome,
         Sample,
         SamplingSettings,
@@ -61,6 +63,8 @@ __all__ = [
     "LearnReport",
     "LightningError",
     "LoopConfig",
+    "OtherCall",
+    "OtherCallKind",
     "Outcome",
     "Plugin",
     "PolicyConfig",
@@ -89,6 +93,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "attribution.role": ("role",),
     "client": ("report_reward", "tool"),
     "config": (
         "CreditConfig",
@@ -113,13 +118,16 @@ _HOMES = {
         "Reward",
         "StepReport",
     ),
-    "runtime.command": ("command_agent"),
-    "tracing.role": ("role"),
+    "runtime.command": ("command_agent",),
     "types": (
         "Advantages",
         "EngineInfo",
         "FinishReason",
         "GenerateRequest",
+        "OtherCall",
+        "OtherCallKind",
+        "OtherCall",
+        "OtherCallKind",
         "Outcome",
         "Sample",
         "SamplingSettings",
