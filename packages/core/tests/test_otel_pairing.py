@@ -13,9 +13,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import ServerError
-from lightningrl.server import attempt_routes, otlp, tool_spans
+from lightningrl.server import attempt_routes
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
+from lightningrl.telemetry import otlp, tool_spans
 from lightningrl.telemetry.conventions import Kind, SpanReading
 from lightningrl.telemetry.otlp import PROTOBUF, ParsedExport, parse_export
 from lightningrl.telemetry.tool_spans import SeenSpan, distinct_tools, read_tools
