@@ -102,7 +102,9 @@ MISTAKES = (
         remedy=in_recipe("[sampling]\n", '[intermediate_rewards.tools]\nuse = "tool_status"\n[sampling]\n'),
     ),
     Mistake(
-        name="max_tokens beyond the context", edits=in_recipe("max_tokens = 12\n\n", "max_tokens = 100000\n\n"), says="max_tokens.*context"
+        name="max_tokens beyond the context",
+        edits=in_recipe("max_tokens = 12\n\n", "max_tokens = 100000\n\n"),
+        says="max_tokens is 100000.*sampling.max_tokens=",
     ),
     Mistake(name="device cuda", edits=in_recipe("[learner]\n", '[learner]\ndevice = "cuda"\n'), says="device.*cuda", needs_torch=True),
     Mistake(name="dtype bf16", edits=in_recipe("[learner]\n", '[learner]\ndtype = "bf16"\n'), says="'float32', 'bfloat16'"),

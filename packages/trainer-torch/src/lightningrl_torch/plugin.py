@@ -33,7 +33,7 @@ def check_recipe(recipe: Recipe) -> None:
     for name, policy in recipe.all_policies.items():
         settings = Settings(policy=policy.model, name=name, **recipe.options_of(policy))
         if settings.device == "cuda":
-            from lightningrl_torch.policy import pick_device
+            from lightningrl_torch.device import pick_device
 
             pick_device("cuda")
 

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from lightningrl.errors import ConfigError
+from lightningrl_torch.device import pick_device
 from lightningrl_torch.settings import LoraSettings, Settings
 
 __all__ = ["LoadedPolicy", "load_policy", "quiet"]
@@ -61,15 +62,6 @@ def load_policy(settings: Settings) -> LoadedPolicy:
         stop_token_ids=_stop_token_ids(model, tokenizer),
         device=device,
     )
-
-
-def pick_device(name: str) -> torch.device:
-    """Raises ConfigError where it is not there."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is 'cuda', but torch sees no GPU; use 'auto' or 'cpu', or install a CUDA build of torch")
-    if name == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _check_folder(policy: str) -> None:
