@@ -11,10 +11,11 @@ chain with a copy of what they share.
 
 from __future__ import annotations
 
-import base64
+import binascii
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, TypeVar, cast, get_args
 
 import msgspec
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightningrl.clean import clean_json
-from lightningrl.types import IntArray, Trajectory
+from lightningrl.types import IntArray, Trajectory, Transition
 
 __all__ = ["assemble", "convert", "decode", "decode_trajectories", "encode", "encode_trajectories"]
 
@@ -60,20 +61,33 @@ def decode_trajectories(data: bytes) -> tuple[Trajectory, ...]:
 
 def _packed(trajectory: Trajectory) -> Trajectory:
     ends = {call.id: len(call.prompt_ids) + len(call.completion_ids) for call in trajectory.transitions}
-    calls = (
-        call if call.parent_id is None else replace(call, prompt_ids=call.prompt_ids[ends[call.parent_id] :])
-        for call in trajectory.transitions
-    )
+    calls = (call if call.parent_id is None else _without(call, ends[call.parent_id]) for call in trajectory.transitions)
     return replace(trajectory, transitions=tuple(calls))
 
 
+def _without(call: Transition, shared: int) -> Transition:
+    """A copy that lacks the prompt's first tokens; `dataclasses.replace` takes five times as long."""
+    copy = object.__new__(Transition)
+    for set_field, value in zip(_SET_FIELDS, _FIELDS(call), strict=True):
+        set_field(copy, value)
+    object.__setattr__(copy, "prompt_ids", call.prompt_ids[shared:])
+    return copy
+
+
+_FIELDS = attrgetter(*Transition.__slots__)
+_SET_FIELDS = tuple(Transition.__dict__[name].__set__ for name in Transition.__slots__)
+
+
 def _unpacked(trajectory: Trajectory) -> Trajectory:
+    """The same, whose calls are given their whole prompts: nobody else has seen them yet."""
     calls = trajectory.transitions
     position = {call.id: index for index, call in enumerate(calls)}
     parents = (None if call.parent_id is None else position[call.parent_id] for call in calls)
     tokens = assemble([(parent, call.prompt_ids, call.completion_ids) for parent, call in zip(parents, calls, strict=True)])
-    whole = (replace(call, prompt_ids=prompt, completion_ids=said) for call, (prompt, said) in zip(calls, tokens, strict=True))
-    return replace(trajectory, transitions=tuple(whole))
+    for call, (prompt, completion) in zip(calls, tokens, strict=True):
+        object.__setattr__(call, "prompt_ids", prompt)
+        object.__setattr__(call, "completion_ids", completion)
+    return trajectory
 
 
 def assemble(calls: Sequence[tuple[int | None, NDArray[Any], NDArray[Any]]]) -> list[tuple[IntArray, IntArray]]:
@@ -113,10 +127,15 @@ def _array_to_bytes(value: Any) -> bytes:
 
 
 def _bytes_to_array(kind: Any, value: Any) -> NDArray[Any]:
-    (scalar,) = get_args(get_args(kind)[1])
     if not isinstance(value, str):
         raise ValueError("an array is base64 of its little-endian bytes")
-    return np.frombuffer(base64.b64decode(value), np.dtype(scalar).newbyteorder("<"))
+    return np.frombuffer(binascii.a2b_base64(value), _dtype(kind))
+
+
+@lru_cache
+def _dtype(kind: Any) -> str:
+    (scalar,) = get_args(get_args(kind)[1])
+    return "<f4" if scalar is np.float32 else "<i4"
 
 
 @lru_cache

@@ -6,14 +6,14 @@ from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Dialect, Enum, Float, LargeBinary, SmallInteger, Text
+from sqlalchemy import Dialect, Enum, Float, LargeBinary, Text
 from sqlalchemy.types import TypeDecorator
 
 from lightningrl.clean import clean_text, finite
 from lightningrl.store import codec
 from lightningrl.types import Array
 
-__all__ = ["Choice", "CleanText", "Finite", "Flag", "Floats", "Json", "LongJson", "LongText", "SpanId"]
+__all__ = ["Choice", "CleanText", "Finite", "Floats", "Json", "LongJson", "LongText", "SpanId"]
 
 
 class Floats(TypeDecorator[Array]):
@@ -108,19 +108,6 @@ class Finite(TypeDecorator[float]):
 
     def process_result_value(self, value: float | None, dialect: Dialect) -> float | None:
         return None if value is None else finite(value)
-
-
-class Flag(TypeDecorator[bool]):
-    """0 or 1."""
-
-    impl = SmallInteger
-    cache_ok = True
-
-    def process_bind_param(self, value: bool | None, dialect: Dialect) -> int:
-        return int(value or 0)
-
-    def process_result_value(self, value: int | None, dialect: Dialect) -> bool:
-        return bool(value)
 
 
 def Choice(kind: type[StrEnum]) -> Enum:  # noqa: N802  (stands where a type does)

@@ -9,6 +9,7 @@ tasks ◄─ rollouts ◄─ attempts ◄─ calls            words: interned po
 from __future__ import annotations
 
 from sqlalchemy import (
+    Boolean,
     CheckConstraint,
     Column,
     Float,
@@ -23,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-from lightningrl.store.columns import Choice, CleanText, Finite, Flag, Floats, Json, LongJson, LongText, SpanId
+from lightningrl.store.columns import Choice, CleanText, Finite, Floats, Json, LongJson, LongText, SpanId
 from lightningrl.types import FinishReason, OtherCallKind, Outcome, RolloutMode, RolloutState, SamplingSettings, ToolStatus
 
 __all__ = [
@@ -123,9 +124,9 @@ calls = Table(
     Column("seed", Text),  # decimal; stores of version 1 have it in the word of `sampling`
     Column("agent", Integer),
     Column("span_id", SpanId),
-    Column("is_break", Flag, nullable=False),
+    Column("is_break", Boolean, nullable=False),
     Column("tool_call_ids", Json(tuple[str, ...], "tool call ids", empty=())),
-    Column("trainable", Flag, nullable=False),
+    Column("trainable", Boolean, nullable=False),
     Column("started_at", Float, nullable=False),
     Column("duration_s", Float, nullable=False),
     Column("history_key", Text),
