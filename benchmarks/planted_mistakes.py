@@ -19,10 +19,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 TRAIN = ("train", ".", "--set", "loop.steps=1", "--set", "validation.every=0", "--run", "run")
 Edit = tuple[str, str, str]
 """File, what stands there, what is to stand there; nothing there = at the end."""
@@ -135,13 +131,23 @@ def run(folder: Path, arguments: tuple[str, ...]) -> tuple[int, str, float]:
     return ran.returncode, ran.stdout + ran.stderr, time.perf_counter() - began
 
 
+def remedy_works(mistake: Mistake, folder: Path, project: Path) -> bool:
+    """Whether a step trains once the mistake is mended as its sentence says."""
+    if mistake.remedy is None:
+        shutil.rmtree(folder)
+        shutil.copytree(project, folder)
+    else:
+        edit(folder, mistake.remedy)
+    code, printed, _ = run(folder, TRAIN)
+    return code == 0 or "nothing was learned in 1 steps" in printed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--remedies", action="store_true", help="train a step with each remedy")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    columns = ("mistake", "s", "remedy", "sentence") if options.remedies else ("mistake", "s", "sentence")
-    table, failures = Table(*columns, box=None), 0
+    failures = 0
     with tempfile.TemporaryDirectory() as scratch:
         project = Path(scratch) / "project"
         make_project(project)
@@ -154,21 +160,15 @@ def main() -> None:
             replaces = mistake.arguments and not mistake.arguments[0].startswith("-")
             code, printed, seconds = run(folder, ("train", *mistake.arguments) if replaces else (*TRAIN, *mistake.arguments))
             sentence = next((line for line in printed.splitlines() if re.search(mistake.says, line)), None)
-            cells = [mistake.name, f"{seconds:.1f}"]
-            failures += sentence is None or code == 0 or (folder / "run").exists() or seconds > (10 if mistake.needs_torch else 5)
-            if options.remedies:
-                if mistake.remedy is None:
-                    shutil.rmtree(folder)
-                    shutil.copytree(project, folder)
-                else:
-                    edit(folder, mistake.remedy)
-                code, trained, _ = run(folder, TRAIN)
-                is_mended = code == 0 or "nothing was learned in 1 steps" in trained
-                failures += not is_mended
-                cells.append("works" if is_mended else "FAILS")
-            table.add_row(*map(escape, (*cells, sentence or f"NOT SAID (exit {code}): {printed[-300:]}")))
-    Console(width=240).print(table)
-    print(f"RESULT {failures} of {len(options.names or MISTAKES)} answered late, without their remedy, or after a run folder was made")
+            is_wrong = sentence is None or code == 0 or (folder / "run").exists() or seconds > (10 if mistake.needs_torch else 5)
+            print(f"{mistake.name:36} {seconds:4.1f} s  {sentence or f'NOT SAID (exit {code}): {printed[-300:]}'}", flush=True)
+            if options.remedies and not remedy_works(mistake, folder, project):
+                print(f"{'':44} and the remedy does not work", flush=True)
+                is_wrong = True
+            failures += is_wrong
+    print(
+        f"RESULT {failures} of {len(options.names or MISTAKES)} answered late, without a remedy that works, or after a run folder was made"
+    )
     raise SystemExit(bool(failures))
 
 

@@ -59,7 +59,7 @@ LEARNER: Final = frozenset(
 EXTRAS: Final[Mapping[str, frozenset[str]]] = {
     "plot": frozenset({"matplotlib"}),
     "server": frozenset(
-        {"httptools", "jinja2", "renderers", "sqlalchemy", "starlette", "tokenizers", "transformers", "uvicorn", "uvloop"} | {"websockets"}
+        {"httptools", "renderers", "sqlalchemy", "starlette", "tokenizers", "transformers", "uvicorn", "uvloop"} | {"websockets"}
     ),
 }
 """What each extra of the core brings, by the names of import."""

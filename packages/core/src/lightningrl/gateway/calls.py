@@ -45,7 +45,7 @@ class _Attempt:
 
     history: History = field(default_factory=History)
     conversations: Conversations = field(default_factory=Conversations)
-    replays: Retries = field(default_factory=Retries)
+    retries: Retries = field(default_factory=Retries)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -112,7 +112,7 @@ class Caller:
         left early, what its `delivery` says was sent by then is recorded."""
         context, policy, renderer = self._route(request, context)
         attempt = await self._attempt(info)
-        key, kept = await attempt.replays.begin(context)
+        key, kept = await attempt.retries.begin(context)
         try:
             if kept is None:
                 call = _Call(
@@ -134,7 +134,7 @@ class Caller:
                 yield kept if isinstance(kept, Answer) else answer_again(renderer, request, kept)
         except GeneratorExit:  # the client left before it was sent the answer
             if kept is not None and not request.stream:
-                attempt.replays.keep_unseen(key, kept)
+                attempt.retries.keep_unseen(key, kept)
             raise
         except ContextOverflow as error:
             raise _over_long(error) from error
@@ -149,7 +149,7 @@ class Caller:
         except StoreError as error:
             raise Refusal(f"the call could not be recorded: {error}", status=503, code="store_error") from error
         finally:
-            attempt.replays.end(key, kept)
+            attempt.retries.end(key, kept)
 
     async def count_tokens(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> int:
         """How long the call's prompt is. Nothing is sampled or recorded."""
@@ -207,7 +207,7 @@ class Caller:
             stored = await asyncio.shield(keeping)
         except asyncio.CancelledError:  # the client left meanwhile: a retry of the call is given what nobody saw
             answer = _answer(call, prompt, sampled, await keeping)
-            (call.attempt.replays.keep if was_shown else call.attempt.replays.keep_unseen)(call.key, answer)
+            (call.attempt.retries.keep if was_shown else call.attempt.retries.keep_unseen)(call.key, answer)
             raise
         return _answer(call, prompt, sampled, stored), bool(stored)
 
@@ -260,7 +260,7 @@ class Caller:
                 return found
             attempt.history = History.restore(calls)
             attempt.conversations.restore(calls)
-            attempt.replays.restore(calls)
+            attempt.retries.restore(calls)
         self._attempts[place] = attempt
         if len(self._attempts) > self._settings.max_attempts_in_memory:
             self._attempts.popitem(last=False)

@@ -8,16 +8,14 @@ completion_ids ─► content, reasoning, tool calls
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
-import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from threading import Lock
-from types import ModuleType
 from typing import Any, Final
 
 import msgspec
@@ -257,30 +255,10 @@ class _Recent:
                 self._tokens -= len(self._values.popitem(last=False)[1])
 
 
-class _Package(ModuleType):
-    """`renderers` without its `__init__`, which imports the openai client: half a second of every server's start. Whoever asks it for
-    more than a submodule gets the whole package."""
-
-    def __getattr__(self, name: str) -> Any:
-        self.__class__ = ModuleType  # type: ignore[assignment]
-        assert self.__spec__ is not None and self.__spec__.loader is not None
-        self.__spec__.loader.exec_module(self)
-        return getattr(self, name)
-
-
-def _library(module: str) -> Any:
-    """A module of the `renderers` library."""
-    if "renderers" not in sys.modules and (spec := importlib.util.find_spec("renderers")) is not None:
-        package = importlib.util.module_from_spec(spec)
-        package.__class__ = _Package
-        sys.modules["renderers"] = package
-    return importlib.import_module(module)
-
-
 def _resolve_config(tokenizer: Any, name: str, wanted: Any, thinking_retention: str | None, options: Mapping[str, Any]) -> Any:
     """A typed config of the `renderers` library. Its own automatic choice would load the model's config, and torch with it."""
-    models: Any = _library("renderers.base").MODEL_RENDERER_MAP
-    configs: Any = _library("renderers.configs")
+    models: Any = import_module("renderers.base").MODEL_RENDERER_MAP
+    configs: Any = import_module("renderers.configs")
     if not isinstance(wanted, str):
         return wanted
     source = str(getattr(tokenizer, "name_or_path", "") or name)
@@ -299,9 +277,7 @@ def _resolve_config(tokenizer: Any, name: str, wanted: Any, thinking_retention: 
 
 def _create(tokenizer: Any, config: Any, name: str) -> Any:
     try:
-        if config.name == "default":  # the library's own `create_renderer` imports those of all models first
-            return _library("renderers.default").DefaultRenderer(tokenizer, config)
-        return _library("renderers.base").create_renderer(tokenizer, config)
+        return import_module("renderers.base").create_renderer(tokenizer, config)
     except (ValueError, TypeError, AssertionError, KeyError) as error:
         raise ConfigError(f"renderer {config.name!r} does not fit the tokenizer of policy {name!r}: {error}") from error
 

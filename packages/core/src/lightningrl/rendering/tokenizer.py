@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.errors import ConfigError, ContextOverflow
-from lightningrl.rendering.plain_tokenizer import PlainTokenizer
 
 __all__ = ["QuickTokenizer", "context_overflow", "load_tokenizer"]
 
@@ -47,15 +46,13 @@ _room: ContextVar[_Room | None] = ContextVar("room", default=None)
 
 
 def load_tokenizer(source: str | Path) -> Any:
-    """A fast tokenizer of a local folder or hub name, without importing torch; of a plain folder without transformers."""
+    """A fast tokenizer of a local folder or hub name, without importing torch."""
+    from transformers import PreTrainedTokenizerFast
+
     name = str(source)
     if Path(name).is_dir() and not (Path(name) / "tokenizer.json").is_file():
         raise ConfigError(f"model folder {name!r} has no tokenizer.json; save the policy's fast tokenizer there with save_pretrained")
     try:
-        if Path(name).is_dir() and (plain := PlainTokenizer.load(Path(name), name)) is not None:
-            return plain
-        from transformers import PreTrainedTokenizerFast
-
         return PreTrainedTokenizerFast.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ConfigError(f"no tokenizer can be loaded from {name!r}: {error}") from error

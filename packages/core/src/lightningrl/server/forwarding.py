@@ -12,16 +12,14 @@ import gzip
 import logging
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
+import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from lightningrl.config import TelemetryConfig
 from lightningrl.errors import ConfigError
-
-if TYPE_CHECKING:
-    import httpx
 
 __all__ = ["SpanForwarder", "create_forwarder"]
 
@@ -44,9 +42,6 @@ class SpanForwarder:
     """One collector. `offer` from the event loop; `close` sends what is left, within bounds."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, *, queue_bytes: int = QUEUE_BYTES) -> None:
-        import httpx  # servers without a collector start without it
-
-        self._httpx = httpx
         self.forwarded = 0
         """Spans that the collector took."""
         self.failed = 0
@@ -93,7 +88,7 @@ class SpanForwarder:
             logger.warning("telemetry: %d spans reached %r, %d did not", self.forwarded, self._url, self.failed)
 
     async def _send_all(self) -> None:
-        async with self._httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+        async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
             while self._waiting or not self._is_closing:
                 await self._arrived.wait()
                 if not self._is_closing and self._waiting_bytes < BATCH_BYTES:
@@ -124,7 +119,7 @@ class SpanForwarder:
                     await asyncio.sleep(FIRST_PAUSE_S * 2 ** (number - 1))
                 try:
                     answer = await client.post(self._url, content=content, headers=self._headers)
-                except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
+                except (httpx.HTTPError, httpx.InvalidURL) as error:
                     problem = f"{type(error).__name__}: {error}"
                 else:
                     if answer.is_success:
