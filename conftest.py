@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -21,7 +22,7 @@ from attribution import Crowd
 from hypothesis import settings
 from installed import install_as_the_pages_say
 from sizes import LONG, PATIENCE_S, sized
-from warm import WarmCommand
+from warm import WarmCommand, fresh_starts, warm_starts
 
 ROOT = Path(__file__).resolve().parent
 EXAMPLES = ROOT / "examples"
@@ -161,11 +162,24 @@ def _plain_modules_go() -> Iterator[None]:
 # ------------------------------------------------------------------ commands and pages
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _warm_starts() -> Iterator[None]:
+    """Servers, workers and commands start without their imports, but for `--long`; see tests/support/warm.py."""
+    with contextlib.nullcontext() if LONG in os.environ else warm_starts():
+        yield
+
+
+@pytest.fixture
+def fresh_processes() -> Iterator[None]:
+    """Each process that the test starts is a fresh interpreter, as users' are."""
+    with fresh_starts():
+        yield
+
+
 @pytest.fixture(scope="session")
-def warm() -> Iterator[WarmCommand]:
-    """`warm.run("lightningrl", "train", …, cwd=folder)`: the command line without ten seconds of imports; see tests/support/warm.py."""
-    with WarmCommand() as command:
-        yield command
+def warm(_warm_starts: None) -> WarmCommand:
+    """`warm.run("lightningrl", "train", …, cwd=folder)`."""
+    return WarmCommand()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 from sizes import PATIENCE_S
-from warm import WarmCommand, WarmProcess
+from warm import WarmCommand
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "text_to_sql"
@@ -21,7 +22,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300", "PYTHONUN
 
 
 @contextmanager
-def running(warm: WarmCommand, *arguments: str, log: Path) -> Iterator[WarmProcess]:
+def running(warm: WarmCommand, *arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as out:
         process = warm.start("lightningrl", *arguments, output=out, errors=out, cwd=ROOT, environment=ENVIRONMENT)
         try:
@@ -32,7 +33,7 @@ def running(warm: WarmCommand, *arguments: str, log: Path) -> Iterator[WarmProce
             process.wait(timeout=PATIENCE_S)
 
 
-def wait_for(pattern: str, log: Path, process: WarmProcess) -> re.Match[str]:
+def wait_for(pattern: str, log: Path, process: subprocess.Popen[bytes]) -> re.Match[str]:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if found := re.search(pattern, log.read_text()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from sizes import PATIENCE_S
-from warm import WarmCommand, WarmProcess
+from warm import WarmCommand
 
 __all__ = ["ROLES", "Process", "Role", "TrainRun", "wait_for"]
 
@@ -51,10 +52,10 @@ class TrainRun:
         self.console = folder.with_name(f"{folder.name}.console")
         self.seen: set[Process] = set()
         self.killed: set[Process] = set()
-        self._trainer: WarmProcess | None = None
+        self._trainer: subprocess.Popen[bytes] | None = None
 
     @property
-    def trainer(self) -> WarmProcess:
+    def trainer(self) -> subprocess.Popen[bytes]:
         assert self._trainer is not None, "the run was not started"
         return self._trainer
 
@@ -139,11 +140,11 @@ def list_children(parent: int) -> Sequence[Process]:
     for pid in child_ids(parent):
         stat = read_stat(pid)
         try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            command = [*Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"), Path(f"/proc/{pid}/comm").read_bytes().strip()]
         except OSError:
             continue
         if stat is not None:
-            found += [Process(pid, stat.started, role) for mark, role in MARKS.items() if mark in command]
+            found += [Process(pid, stat.started, role) for mark, role in MARKS.items() if mark in command or mark[-15:] in command]
     return found
 
 

@@ -1,191 +1,317 @@
-"""A warm `lightningrl`: one process that has imported torch and all else that a run needs, and forks a child for each command.
+"""Warm starts: our own processes are forked from one that has imported what they need, instead of started with five to ten CPU seconds
+of imports each.
 
-A fresh interpreter spends some ten CPU seconds on imports before a run of two steps begins; the forked child is a process of its own
-with its own environment, folder and output, and runs the same `main`. What a fresh start itself does stays with the tests that use
-`subprocess`.
+`subprocess.Popen([sys.executable, "-m", "lightningrl…"])` stays what it is, for tests and for the code that they test: the process has its
+own environment, folder and files, runs the same module as `__main__`, and is the caller's own child. What a fresh interpreter itself does
+stays with the tests that use the fixture `fresh_processes`, and with `--long`.
 
-test ── argv, folder, environment, two files ──► warm process ── fork ──► `lightningrl …`
-     ◄── pid, exit status ──────────────────────┘
+caller ── argv, environment, folder, three files ──► forge ── fork ──► middle ── fork ──► the process
+   ▲                                                                     └ ends, so that the process becomes a child of the nearest
+   └───── pid ◄──────────────────────────────────────────────────────────  ancestor that adopts orphans: the caller, for that moment
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import json
 import os
 import runpy
-import selectors
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Final, Self, TypeAlias
 
 from sizes import PATIENCE_S
 
-__all__ = ["WarmCommand", "WarmProcess"]
+__all__ = ["WarmCommand", "fresh_starts", "warm_starts"]
 
-HEAVY = (
-    "lightningrl.cli.app",
-    "lightningrl.cli.train",
-    "lightningrl.cli.export",
-    "lightningrl.training.session",
-    "lightningrl_torch.backend",
+COMMAND: Final = "lightningrl.cli"
+PARTS: Final = (
+    "lightningrl.server.process",
+    "lightningrl.server.app",
+    "lightningrl.gateway.app",
+    "lightningrl.rendering.renderer",
+    "lightningrl.runtime.worker",
+    "lightningrl.training.agent_check",
+    "transformers.tokenization_utils_fast",
+    "renderers.base",
+    "renderers.default",
 )
+"""What a server and a worker import."""
+COMMANDS: Final = (*PARTS, "lightningrl.cli.train", "lightningrl.cli.export", "lightningrl.training.session", "lightningrl_torch.backend")
+"""What `lightningrl train` imports."""
+PR_SET_NAME: Final = 15
+PR_SET_CHILD_SUBREAPER: Final = 36
+
+Started: TypeAlias = "subprocess.Popen[bytes]"
+
+libc = ctypes.CDLL(None)
+fork_exec: Callable[..., int] = subprocess._fork_exec  # type: ignore[attr-defined]
 
 
-class WarmProcess:
-    """A command that runs; as much of `subprocess.Popen` as tests use."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._answers = connection.makefile("r")
-        self._connection = connection
-        self.pid: int = json.loads(self._answers.readline())["pid"]
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        """The exit status, negative for a signal; None while it runs."""
-        with contextlib.suppress(TimeoutError):
-            self.wait(timeout=0.0)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The exit status. Raises TimeoutError."""
-        if self.returncode is None:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._connection, selectors.EVENT_READ)
-                if not selector.select(timeout):
-                    raise TimeoutError(f"process {self.pid} still runs after {timeout} s")
-            self.returncode = json.loads(self._answers.readline())["status"]
-            self._answers.close()
-            self._connection.close()
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+# ------------------------------------------------------------------ for tests
 
 
 class WarmCommand:
-    """The test's end. A context manager."""
+    """The command line, quickly: `warm.run("lightningrl", "train", …, cwd=folder)`."""
 
-    def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory()
-        self._path = f"{self._folder.name}/socket"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        command = [sys.executable, __file__, self._path]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"warm\n", "the warm process could not be started; its errors are above"
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._folder.cleanup()
-
-    def start(self, *arguments: str, output: IO[Any], errors: IO[Any], cwd: Path, environment: Mapping[str, str]) -> WarmProcess:
-        """`lightningrl …` or `script.py …`, in a session of its own; what it says goes to the two files."""
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self._path)
-        request = json.dumps({"arguments": arguments, "cwd": str(cwd), "environment": dict(environment)}).encode()
-        socket.send_fds(connection, [len(request).to_bytes(8)], [output.fileno(), errors.fileno()])
-        connection.sendall(request)
-        return WarmProcess(connection)
+    def start(self, *arguments: str, output: IO[Any], errors: IO[Any], cwd: Path, environment: Mapping[str, str]) -> Started:
+        """`lightningrl …`, in a session of its own; what it says goes to the two files."""
+        assert arguments[0] == "lightningrl"
+        return subprocess.Popen(
+            [sys.executable, "-m", COMMAND, *arguments[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            cwd=cwd,
+            env={**environment, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
 
     def run(
         self, *arguments: str, cwd: Path, environment: Mapping[str, str] | None = None, timeout: float = PATIENCE_S
     ) -> subprocess.CompletedProcess[str]:
-        """Run to its end. Killed with its process group, and TimeoutError, after `timeout` seconds."""
+        """Run to its end. Killed with its process group, and TimeoutExpired, after `timeout` seconds."""
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-            whole = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
-            process = self.start(*arguments, output=output, errors=errors, cwd=cwd, environment=whole)
+            process = self.start(*arguments, output=output, errors=errors, cwd=cwd, environment={**os.environ, **(environment or {})})
             try:
                 status = process.wait(timeout)
             except BaseException:
                 os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
                 raise
             output.seek(0)
             errors.seek(0)
             return subprocess.CompletedProcess(arguments, status, output.read(), errors.read())
 
 
-def serve(path: str) -> None:
-    """The warm process: a child for each connection, until stdin ends. Returns in a child when its command has ended."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen(16)
-    print("warm", flush=True)
-    running: dict[int, tuple[int, socket.socket]] = {}
-    with selectors.DefaultSelector() as selector:
-        selector.register(listener, selectors.EVENT_READ)
-        selector.register(sys.stdin, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                if key.fileobj is sys.stdin:
-                    for pid, _ in running.values():
-                        os.kill(pid, signal.SIGKILL)
-                    os._exit(0)
-                if key.fileobj is listener:
-                    connection, _ = listener.accept()
-                    size, files, _, _ = socket.recv_fds(connection, 8, 2)
-                    request = json.loads(connection.makefile("rb").read(int.from_bytes(size)))
-                    pid = os.fork()
-                    if pid == 0:
-                        become(request, files)
-                        return
-                    for file in files:
-                        os.close(file)
-                    connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
-                    handle = os.pidfd_open(pid)
-                    running[handle] = (pid, connection)
-                    selector.register(handle, selectors.EVENT_READ)
-                elif isinstance(key.fileobj, int):
-                    pid, connection = running.pop(key.fileobj)
-                    selector.unregister(key.fileobj)
-                    os.close(key.fileobj)
-                    _, status = os.waitpid(pid, 0)
-                    with contextlib.suppress(OSError), connection:  # the test may be gone
-                        connection.sendall(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+@contextlib.contextmanager
+def warm_starts() -> Iterator[None]:
+    """While it lasts, our own processes come from forges. On Linux; elsewhere each start is a fresh one."""
+    if sys.platform != "linux":
+        yield
+        return
+    with Forge(PARTS) as parts, Forge(COMMANDS) as commands, _starts_by(lambda module: commands if module == COMMAND else parts):
+        yield
 
 
-def become(request: dict[str, Any], files: list[int]) -> None:
-    """Turn this forked child into the command."""
-    os.setsid()
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (files[0], 1), (files[1], 2)):
+@contextlib.contextmanager
+def fresh_starts() -> Iterator[None]:
+    """While it lasts, every process is a fresh interpreter's."""
+    before = subprocess._fork_exec  # type: ignore[attr-defined]
+    subprocess._fork_exec = fork_exec  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        subprocess._fork_exec = before  # type: ignore[attr-defined]
+
+
+# ------------------------------------------------------------------ the caller's end
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A process to be."""
+
+    module: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    cwd: str
+    has_own_session: bool
+
+
+class Forge:
+    """A process that imports `modules` once, at its first use, and forks from then on."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = modules
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            self._process.wait()
+
+    @classmethod
+    def of(cls, connection: socket.socket) -> Self:
+        """One that runs already."""
+        forge = cls(())
+        forge._connection = connection
+        return forge
+
+    def fork(self, start: Start, files: Sequence[int]) -> int:
+        """Start it with `files` as stdin, stdout and stderr. Returns its pid; it is a child of this process."""
+        with self._lock:
+            connection = self._connection or self._open()
+            body = json.dumps([start.module, start.arguments, dict(start.environment), start.cwd, start.has_own_session, os.getpid()])
+            socket.send_fds(connection, [len(body.encode()).to_bytes(8)], files)
+            connection.sendall(body.encode())
+            pid = int.from_bytes(read(connection, 8))
+            libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                connection.sendall(b"a")
+                assert read(connection, 1) == b"!"
+            finally:
+                libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+            return pid
+
+    def _open(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, __file__, str(theirs.fileno()), *self._modules]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        with fresh_starts(), theirs:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()])
+        self._connection = ours
+        return ours
+
+
+@contextlib.contextmanager
+def _starts_by(choose: Callable[[str], Forge]) -> Iterator[None]:
+    def start(*arguments: Any) -> int:
+        request = _read_start(arguments)
+        if request is None:
+            return fork_exec(*arguments)
+        files = [given if given >= 0 else ours for ours, given in enumerate((arguments[6], arguments[9], arguments[11]))]
+        return choose(request.module).fork(request, files)
+
+    subprocess._fork_exec = start  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        subprocess._fork_exec = fork_exec  # type: ignore[attr-defined]
+
+
+def _read_start(arguments: Sequence[Any]) -> Start | None:
+    """What `_posixsubprocess.fork_exec` was asked for, where a forge makes it: `python -m lightningrl…`, with what interpreters and linkers
+    read in their environment as it is here."""
+    args, _, _, kept, cwd, given = arguments[:6]
+    has_own_session, group, gid, gids, uid, umask, preexec_fn = arguments[15:22]
+    words = [os.fsdecode(word) for word in args]
+    is_plain = len(kept) == 1 and (group, gid, gids, uid, umask, preexec_fn) == (-1, None, None, None, -1, None)
+    if words[:2] != [sys.executable, "-m"] or not words[2].startswith("lightningrl") or not is_plain:
+        return None
+    environment = dict(os.environ) if given is None else dict(os.fsdecode(entry).split("=", 1) for entry in given)
+    if _of_interpreter(environment) != _of_interpreter(os.environ):
+        return None
+    folder = Path(os.fsdecode(cwd) if cwd is not None else "").absolute()
+    return Start(words[2], words[3:], environment, str(folder), bool(has_own_session))
+
+
+def _of_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(("PYTHON", "LD_")) and name != "PYTHONUNBUFFERED"}
+
+
+# ------------------------------------------------------------------ the forge's end
+
+
+def serve(connection: socket.socket) -> Start | None:
+    """Fork a process for each request, until the caller is gone. Returns in each of them with what it is to be."""
+    while (head := _receive_head(connection)) is not None:
+        length, files = head
+        module, arguments, environment, cwd, has_own_session, parent = json.loads(read(connection, length))
+        start = Start(module, arguments, environment, cwd, has_own_session)
+        read_end, write_end = os.pipe()
+        go_read, go_write = os.pipe()
+        middle = os.fork()
+        if middle == 0:
+            pid = os.fork()
+            if pid == 0:
+                os.close(go_write)
+                os.read(go_read, 1)  # the middle one has ended
+                while os.getppid() != parent:
+                    time.sleep(0.0001)
+                become(start, files)
+                return start
+            os.write(write_end, pid.to_bytes(8))
+            os.close(write_end)
+            os.close(go_write)
+            os.read(go_read, 1)
+            os._exit(0)
+        connection.sendall(os.read(read_end, 8))
+        adopts = connection.recv(1)
+        os.close(go_write)
+        os.waitpid(middle, 0)
+        for file in (*files, read_end, write_end, go_read):
+            os.close(file)
+        if adopts:
+            connection.sendall(b"!")
+    return None
+
+
+def _receive_head(connection: socket.socket) -> tuple[int, list[int]] | None:
+    head, files, _, _ = socket.recv_fds(connection, 8, 3)
+    return (int.from_bytes(head), files) if head else None
+
+
+def read(connection: socket.socket, size: int) -> bytes:
+    parts = b""
+    while len(parts) < size:
+        part = connection.recv(size - len(parts))
+        if not part:
+            raise EOFError("the other end is gone")
+        parts += part
+    return parts
+
+
+def become(start: Start, files: Sequence[int]) -> None:
+    """Turn this forked child into the process."""
+    if start.has_own_session:
+        os.setsid()
+    for target, source in enumerate(files):
         os.dup2(source, target)
     os.closerange(3, 1024)
     os.environ.clear()
-    os.environ.update(request["environment"])
-    os.chdir(request["cwd"])
+    os.environ.update(start.environment)
+    os.chdir(start.cwd)
     time.tzset()
-    sys.argv = request["arguments"]
-    sys.path[0] = ""
+    gc.enable()
+    libc.prctl(PR_SET_NAME, start.module[-15:].encode(), 0, 0, 0)
+    sys.argv = [start.module, *start.arguments]
+    sys.path[0] = start.cwd
 
 
 def main() -> None:
-    for module in HEAVY:
+    for module in sys.argv[2:]:
         __import__(module)
-    serve(sys.argv[1])
-    if sys.argv[0].endswith(".py"):
-        sys.path[0] = str(Path(sys.argv[0]).parent)
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        return
-    from lightningrl.cli import main as lightningrl
+    gc.collect()
+    gc.freeze()
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    while (start := serve(connection)) is not None:
+        if start.module != COMMAND:
+            return run(start)
+        ours, connection = socket.socketpair()
+        if os.fork():  # the command, which starts a server and workers: its child is a forge of its own, made before there are threads
+            connection.close()
+            return run_with(Forge.of(ours), start)
+        ours.close()
+    os._exit(0)
 
-    lightningrl()
+
+def run_with(forge: Forge, start: Start) -> None:
+    with _starts_by(lambda module: forge):
+        run(start)
+
+
+def run(start: Start) -> None:
+    if not hasattr(sys.modules.get(start.module), "__path__"):
+        sys.modules.pop(start.module, None)  # it was imported under its own name; it is `__main__` now
+    runpy.run_module(start.module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
