@@ -174,7 +174,7 @@ def test_a_store_that_was_cut_short_is_named(copy: TrainRun) -> None:
 
 
 def test_a_folder_in_use_a_changed_recipe_and_a_store_in_use_are_refused(copy: TrainRun) -> None:
-    folder, _, _ = RunFolder.resume(copy.folder, {})
+    folder, _ = RunFolder.resume(copy.folder, {})
     assert f"run folder '{copy.folder}' is in use by process {os.getpid()}" in refused(copy, "--resume")
     folder.close()
     assert "has changed since it started: 'loop.group_size' was 2, is 3" in refused(copy, "--resume", "--set", "loop.group_size=3")

@@ -101,7 +101,7 @@ class Run:
     def train(self, **settings: Any) -> None:
         plugins = load_plugins()
         if (self.run / "run.json").is_file():
-            folder, recipe, _ = RunFolder.resume(self.run, settings)
+            folder, recipe = RunFolder.resume(self.run, settings)
         else:
             recipe = load_recipe(self.recipe_file, settings)
             folder = RunFolder.create(self.run, recipe, str(self.recipe_file), settings, models={})

@@ -146,7 +146,7 @@ def check_run(run: TrainRun, *, steps: int) -> Found:
 
 
 async def check_store(run: TrainRun, steps: int) -> Found:
-    folder, recipe, _ = RunFolder.resume(run.folder, {})
+    folder, recipe = RunFolder.resume(run.folder, {})
     parts = Parts.build(recipe, load_plugins())
     store = await SqlStore.open(folder.store_url)
     try:
@@ -229,7 +229,8 @@ def read_answer(renderer: PolicyRenderer, call: CallRecord) -> list[Any]:
 
 async def check_weights(folder: RunFolder, recipe: Recipe, parts: Parts, store: SqlStore, planned: list[list[str]]) -> None:
     """The last checkpoint's weights are those of one undisturbed pass over the stored rollouts."""
-    found, _ = folder.latest() or (None, None)
+    saved = folder.latest()
+    found = saved.folder if saved else None
     assert found is not None
     build = parts.backends[recipe.policy.name]
     expected, disturbed = build(), build()

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from lightningrl import errors
 from lightningrl.cli.app import app
-from lightningrl.cli.export import open_to_readers
 from lightningrl.cli.scratch import scratch_folder
 from lightningrl.cli.stopping import cancel_on_signals
+from lightningrl.run import open_to_readers
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.types import RolloutMode

@@ -173,7 +173,7 @@ class Scene:
                 plugins=self.plugins,
                 progress=LineProgress(Console(file=self.screen, width=200)),
                 log=lambda step, metrics: self.logged.append(metrics),
-                state=saved[1] if saved else LoopState(step=0, seconds=0.0, rollouts=0),
+                state=saved.state if saved else LoopState(step=0, seconds=0.0, rollouts=0),
                 start_workers=self._nothing,
             )
             worker = asyncio.create_task(self._work())

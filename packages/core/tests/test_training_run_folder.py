@@ -59,7 +59,7 @@ def test_a_changed_recipe_is_refused_on_resume(source: Path, tmp_path: Path) -> 
     with pytest.raises(RunFolderError, match=r"'loop.group_size' was 8, is 4"):
         RunFolder.resume(tmp_path / "run", {})
     source.write_text(RECIPE + "[loop]\nsteps = 4\n")
-    folder, recipe, _ = RunFolder.resume(tmp_path / "run", {})
+    folder, recipe = RunFolder.resume(tmp_path / "run", {})
     assert recipe.loop.steps == 4
     folder.close()
 
@@ -89,8 +89,8 @@ def test_only_whole_checkpoints_count_and_old_ones_go(source: Path, tmp_path: Pa
     folder.new_checkpoint(4)
     latest = folder.latest()
     assert latest is not None
-    assert latest[1].step == 3
-    assert [path.name for path in folder.checkpoints()] == ["step-000002", "step-000003"]
+    assert latest.state.step == 3
+    assert [found.folder.parent.name for found in folder.checkpoints()] == ["step-000002", "step-000003"]
     folder.close()
 
 

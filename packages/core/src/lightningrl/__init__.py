@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lightningrl.errors import BackendError, ConfigError, ContextOverflow, LightningError
     from lightningrl.plugins import Plugin, hookimpl
     from lightningrl.protocols import Backend, Capabilities, CreditAssigner, Engine, IntermediateReward, LearnReport, Reward, StepReport
+    from lightningrl.run import Run, train, train_async
     from lightningrl.runtime.command import command_agent
     from lightningrl.types import (
         Advantages,
@@ -71,6 +72,7 @@ __all__ = [
     "Recipe",
     "Reward",
     "RewardConfig",
+    "Run",
     "RuntimeConfig",
     "Sample",
     "SamplingConfig",
@@ -90,6 +92,8 @@ __all__ = [
     "report_reward",
     "role",
     "tool",
+    "train",
+    "train_async",
 ]
 
 _HOMES = {
@@ -118,14 +122,13 @@ _HOMES = {
         "Reward",
         "StepReport",
     ),
+    "run": ("Run", "train", "train_async"),
     "runtime.command": ("command_agent",),
     "types": (
         "Advantages",
         "EngineInfo",
         "FinishReason",
         "GenerateRequest",
-        "OtherCall",
-        "OtherCallKind",
         "OtherCall",
         "OtherCallKind",
         "Outcome",

@@ -45,6 +45,7 @@ __all__ = [
     "check_options",
     "load_recipe",
     "parse_setting",
+    "recipe_file",
 ]
 
 
@@ -352,10 +353,14 @@ class Recipe(_Frozen):
         return json.dumps(data, indent=2, sort_keys=True) + "\n"
 
 
+def recipe_file(path: Path) -> Path:
+    """The file that a recipe's name means: a folder's `recipe.toml`."""
+    return path / "recipe.toml" if path.is_dir() else path
+
+
 def load_recipe(path: Path, settings: Mapping[str, Any] | None = None) -> Recipe:
     """Read a `.toml` or `.py` recipe and apply `settings` (dotted keys). Raises ConfigError with file, key and remedy."""
-    if path.is_dir():
-        path = path / "recipe.toml"
+    path = recipe_file(path)
     if not path.is_file():
         raise ConfigError(f"no recipe at {str(path)!r}; give a .toml or .py file, or a folder with a recipe.toml")
     if path.suffix == ".py":

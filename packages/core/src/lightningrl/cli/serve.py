@@ -17,7 +17,7 @@ from lightningrl.keys import worker_key
 from lightningrl.plugins import load_plugins
 from lightningrl.training.models import check_on_hub
 from lightningrl.training.parts import Parts
-from lightningrl.training.run_folder import RunFolder
+from lightningrl.training.run_folder import RunOrigin, checkpoints
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 
 __all__ = ["serve_command"]
@@ -32,23 +32,18 @@ def serve_command(source: Path | None, *, run: Path | None, host: str, port: int
         raise ConfigError("give either a RECIPE, whose starting policy is served, or --run, whose newest checkpoint is")
     console = Console()
     if run is not None:
-        trained, recipe, _ = RunFolder.resume(run, settings)
-        saved = trained.latest()
+        saved = next(reversed(checkpoints(run)), None)
+        recipe = RunOrigin.read(run).recipe.with_settings(settings)
         if saved is None:
-            trained.close()
             raise RunFolderError(f"run {str(run)!r} has no checkpoint yet; train it first")
-        checkpoint: Path | None = saved[0]
-        close = trained.close
     else:
         assert source is not None
-        recipe, checkpoint, close = load_recipe(source, settings), None, lambda: None
+        recipe, saved = load_recipe(source, settings), None
     try:
         with scratch_folder("lightningrl-serve-") as scratch:
-            asyncio.run(_serve(recipe, checkpoint, scratch, host, port, console))
+            asyncio.run(_serve(recipe, saved.folder if saved else None, scratch, host, port, console))
     except asyncio.CancelledError:
         console.print("stopped")
-    finally:
-        close()
 
 
 async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: str, port: int, console: Console) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 
-from lightningrl.cli.checks import build_checked
 from lightningrl.cli.rollouts import show_command
 from lightningrl.cli.scratch import scratch_folder
 from lightningrl.cli.stopping import cancel_on_signals
@@ -19,6 +18,7 @@ from lightningrl.errors import ConfigError, Stopped
 from lightningrl.plugins import load_plugins
 from lightningrl.runtime.launcher import build_launcher
 from lightningrl.store.protocol import Score
+from lightningrl.training.checks import build_checked
 from lightningrl.training.parts import Parts
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 

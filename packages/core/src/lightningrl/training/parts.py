@@ -22,7 +22,7 @@ from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.tasks import TaskSets
 
-__all__ = ["Parts"]
+__all__ = ["Parts", "build_backends"]
 
 KNOWN_BACKENDS = ("torch", "verl")
 """Backends a recipe may carry settings for although they are not installed here."""
@@ -40,9 +40,8 @@ class Parts:
     """By policy: hub name or absolute folder."""
 
     @classmethod
-    def build(cls, recipe: Recipe, plugins: PluginManager, *, will_run: bool = True) -> Parts:
-        """Raises ConfigError or PluginError, one sentence, for whatever cannot be run. With `will_run` False the backend is not asked
-        whether this machine can run it: weights are only read."""
+    def build(cls, recipe: Recipe, plugins: PluginManager) -> Parts:
+        """Raises ConfigError or PluginError, one sentence, for whatever cannot be run."""
         models = {name: resolve_model(name, policy, recipe.folder) for name, policy in recipe.all_policies.items()}
         check_lengths(recipe, models)
         for adapter in recipe.adapters:
@@ -67,7 +66,7 @@ class Parts:
         if recipe.samples.aggregation == "constant" and recipe.samples.constant_length is None:
             raise ConfigError("samples.aggregation 'constant' needs samples.constant_length, the tokens per rollout to divide by")
         return cls(
-            backends=_backends(recipe, plugins, models, will_run=will_run),
+            backends=build_backends(recipe, plugins, models),
             scorer=scorer,
             models=models,
             tasks=TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder)),
@@ -166,7 +165,11 @@ def _credit(recipe: Recipe, plugins: PluginManager, intermediate: Mapping[str, I
     return assigner
 
 
-def _backends(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str], *, will_run: bool) -> dict[str, Callable[[], Backend]]:
+def build_backends(
+    recipe: Recipe, plugins: PluginManager, models: Mapping[str, str], *, will_run: bool = True
+) -> dict[str, Callable[[], Backend]]:
+    """By policy, a call that builds its trainer backend. With `will_run` False it is not asked whether this machine can run it: weights are
+    only read. Raises ConfigError or PluginError."""
     for name in recipe.backends:
         if name not in plugins.trainers and name not in KNOWN_BACKENDS:
             plugins.find("lightningrl_trainers", name)

@@ -1,7 +1,7 @@
 """The run folder: one directory that holds everything a run is and was.
 
 runs/<name>-<time>/
-  recipe.json      the frozen recipe            run.json    where it came from, and the settings given
+  recipe.json      the frozen recipe            run.json    where recipe and models lay, and the settings given
   store.sqlite     rollouts, calls, rewards     metrics.jsonl, curve.png
   checkpoints/step-000010/{policies/NAME/, loop.json} logs/       server and workers
 """
@@ -17,15 +17,16 @@ import sqlite3
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import pydantic
 
-from lightningrl.config import Recipe, load_recipe
+from lightningrl.config import Recipe, load_recipe, recipe_file
 from lightningrl.errors import RunFolderError
 
-__all__ = ["LoopState", "RunFolder", "default_run", "newest_run"]
+__all__ = ["Checkpoint", "LoopState", "RunFolder", "RunOrigin", "checkpoints", "default_run", "newest_run"]
 
 FREE_ON_RESUME = ("loop.steps", "loop.minutes", "loop.checkpoint_every", "loop.keep_checkpoints", "runtime", "loggers", "validation.every")
 """Settings that may change when a run goes on; all others make it another run."""
@@ -48,6 +49,46 @@ class LoopState:
     """Steps in which some group taught anything; None = not counted by the version that made the checkpoint."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    folder: Path
+    """Of the policies, each below its name."""
+    state: LoopState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOrigin:
+    """What a run was started with, as its folder tells it without being locked: also while the run trains, and when the recipe is gone."""
+
+    recipe: Recipe
+    """As it was frozen."""
+    source: Path | None
+    """The recipe's file; None for a run that Python code started."""
+    settings: Mapping[str, Any]
+    """Given beside the recipe, by dotted key."""
+    models: Mapping[str, str]
+    """By policy: hub name or absolute folder."""
+
+    @classmethod
+    def read(cls, path: Path) -> RunOrigin:
+        """Where the run folder was moved along with its recipe and models, they are found where they lie now. Raises RunFolderError."""
+        if not (path / "recipe.json").is_file() or not (path / "run.json").is_file():
+            raise RunFolderError(f"no run in {str(path)!r}; `lightningrl train RECIPE` starts one")
+        saved = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        home = path.resolve()
+        find = partial(_find_moved, was=Path(saved.get("run", home)), now=home)
+        source = recipe_file(find(saved["source"])) if saved["source"] else None
+        folder = source.parent if source else find(saved.get("folder", "."))
+        return cls(
+            recipe=_frozen_recipe(path).model_copy(update={"folder": folder}),
+            source=source,
+            settings=saved["settings"],
+            models={name: str(find(model)) if Path(model).is_absolute() else model for name, model in saved.get("models", {}).items()},
+        )
+
+
 class RunFolder:
     """An open run folder, locked against other processes until `close`."""
 
@@ -60,7 +101,7 @@ class RunFolder:
         cls,
         path: Path,
         recipe: Recipe,
-        source: str,
+        source: str | None,
         settings: Mapping[str, Any],
         *,
         models: Mapping[str, str],
@@ -68,7 +109,7 @@ class RunFolder:
     ) -> RunFolder:
         """A new run, readable by its owner alone. Raises RunFolderError where one exists already that has a checkpoint, unless it is to be
         overwritten; a run without one never began, and makes room."""
-        if (path / "recipe.json").exists() and not overwrite and _checkpoints(path):
+        if (path / "recipe.json").exists() and not overwrite and checkpoints(path):
             raise RunFolderError(
                 f"run folder {str(path)!r} already holds a run; go on with it by --resume, write over it with --overwrite, "
                 "or give another --run"
@@ -83,10 +124,8 @@ class RunFolder:
                 (path / name).mkdir(mode=0o700, exist_ok=True)
             for file in (folder.metrics, path / "store.sqlite"):
                 file.touch(mode=0o600)
-            _write_durably(
-                path / "run.json",
-                json.dumps({"source": source, "settings": dict(settings), "models": dict(models)}, indent=2, default=str) + "\n",
-            )
+            places = {"source": source, "folder": str(recipe.folder.resolve()), "run": str(path.resolve()), "models": dict(models)}
+            _write_durably(path / "run.json", json.dumps({**places, "settings": dict(settings)}, indent=2, default=str) + "\n")
             _write_durably(path / "recipe.json", recipe.frozen_text())
         except OSError as error:
             raise RunFolderError(
@@ -95,20 +134,27 @@ class RunFolder:
         return folder
 
     @classmethod
-    def resume(cls, path: Path, settings: Mapping[str, Any]) -> tuple[RunFolder, Recipe, str]:
-        """An earlier run with its recipe, read again from its source. Raises RunFolderError when the recipe has changed."""
-        if not (path / "recipe.json").is_file() or not (path / "run.json").is_file():
-            raise RunFolderError(f"no run in {str(path)!r} to resume; `lightningrl train RECIPE` starts one")
+    def resume(cls, path: Path, settings: Mapping[str, Any], source: Path | Recipe | None = None) -> tuple[RunFolder, Recipe]:
+        """An earlier run with its recipe, read again from its source or from the one given. Raises RunFolderError when it has changed."""
+        origin = RunOrigin.read(path)
+        source = source or origin.source
+        if source is None:
+            raise RunFolderError(
+                f"run {str(path)!r} was started by Python code; go on with `lightningrl.train(recipe, run={str(path)!r}, resume=True)`"
+            )
+        if isinstance(source, Path) and not source.exists():
+            raise RunFolderError(
+                f"recipe {str(source)!r} of run {str(path)!r} is gone; say where it is: `lightningrl train RECIPE --resume --run {path}`"
+            )
+        merged = {**origin.settings, **settings}
         folder = cls(path, _take_lock(path))
         try:
-            origin = json.loads((path / "run.json").read_text(encoding="utf-8"))
-            merged = {**origin["settings"], **settings}
-            recipe = load_recipe(Path(origin["source"]), merged)
-            _check_same(_frozen_recipe(path), recipe, path)
+            recipe = load_recipe(source, merged) if isinstance(source, Path) else source.with_settings(merged)
+            _check_same(origin.recipe, recipe, path)
         except BaseException:
             folder.close()
             raise
-        return folder, recipe, origin["source"]
+        return folder, recipe
 
     @property
     def store_url(self) -> str:
@@ -126,17 +172,12 @@ class RunFolder:
     def logs(self) -> Path:
         return self.path / "logs"
 
-    def checkpoints(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
-        return _checkpoints(self.path)
+    def checkpoints(self) -> list[Checkpoint]:
+        return checkpoints(self.path)
 
-    def latest(self) -> tuple[Path, LoopState] | None:
-        """The newest complete checkpoint's folder of policies and the loop's state in it."""
-        found = self.checkpoints()
-        if not found:
-            return None
-        saved = json.loads((found[-1] / "loop.json").read_text(encoding="utf-8"))
-        return found[-1] / "policies", LoopState(**{"steps_with_signal": None, **saved})
+    def latest(self) -> Checkpoint | None:
+        """The newest complete checkpoint."""
+        return next(reversed(self.checkpoints()), None)
 
     def new_checkpoint(self, step: int) -> Path:
         """A scratch folder for a checkpoint; becomes one by `commit_checkpoint`."""
@@ -153,7 +194,7 @@ class RunFolder:
         scratch.rename(final)
         _sync_directory(final.parent)
         for old in self.checkpoints()[:-keep]:
-            shutil.rmtree(old)
+            shutil.rmtree(old.folder.parent)
 
     def has_rollouts(self) -> bool:
         """Whether anything was asked of the agent: what it answered is kept, also before the first checkpoint."""
@@ -187,7 +228,7 @@ def newest_run(root: Path, name: str | None = None) -> Path:
     runs = [found.parent for found in root.glob("*/run.json") if name is None or found.parent.name.startswith(f"{name}-")]
     if not runs:
         raise RunFolderError(f"no run below {str(root)!r}; give one with --run, or start one with `lightningrl train RECIPE`")
-    return max(runs, key=lambda run: (bool(_checkpoints(run)), (run / "run.json").stat().st_mtime))
+    return max(runs, key=lambda run: (bool(checkpoints(run)), (run / "run.json").stat().st_mtime))
 
 
 def default_run(root: Path, name: str) -> Path:
@@ -195,8 +236,22 @@ def default_run(root: Path, name: str) -> Path:
     return root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _checkpoints(path: Path) -> list[Path]:
-    return sorted(found.parent for found in (path / "checkpoints").glob("step-*/loop.json"))
+def checkpoints(path: Path) -> list[Checkpoint]:
+    """The complete checkpoints of a run folder, oldest first. While the run trains, old ones go."""
+    found = []
+    for loop in sorted((path / "checkpoints").glob("step-*/loop.json")):
+        with contextlib.suppress(FileNotFoundError):
+            state = LoopState(**{"steps_with_signal": None, **json.loads(loop.read_text(encoding="utf-8"))})
+            found.append(Checkpoint(folder=loop.parent / "policies", state=state))
+    return found
+
+
+def _find_moved(path: str, *, was: Path, now: Path) -> Path:
+    """Where a file lies that a run at `was` knew as `path`, when the run's folder lies at `now`: there still, or as far from it as then."""
+    if Path(path).exists():
+        return Path(path)
+    moved = Path(os.path.normpath(now / os.path.relpath(path, was)))
+    return moved if moved.exists() else Path(path)
 
 
 def _take_lock(path: Path) -> IO[str]:

@@ -67,7 +67,7 @@ async def train_run(
     `announce(url, worker_key)` is called when workers can join.
     """
     saved = folder.latest()
-    state = saved[1] if saved else LoopState(step=0, seconds=0.0, rollouts=0)
+    state = saved.state if saved else LoopState(step=0, seconds=0.0, rollouts=0)
     made = max((line["step"] for line in read_metrics(folder.metrics)), default=0) if saved and folder.metrics.is_file() else 0
     loggers: list[MetricLogger] = [JsonlLogger(folder.metrics, resume_after=state.step if saved else -1)]
     loggers += build_loggers(recipe.loggers, folder=folder.path, run=folder.path.name, config=recipe.model_dump(mode="json"))
@@ -83,7 +83,7 @@ async def train_run(
         runtime = recipe.runtime
         settings = server_settings(recipe, parts, folder.store_url, host=runtime.server_host, port=runtime.server_port)
         launcher = build_launcher(runtime, plugins)
-        checkpoint = saved[0] if saved else None
+        checkpoint = saved.folder if saved else None
         async with serve_policy(
             settings,
             parts,

@@ -1,0 +1,238 @@
+"""A run in Python: start it, go on with it, read it. The command line is a wrapper of this.
+
+run = lightningrl.train("recipe.toml", settings={"loop.steps": 20})
+run = await lightningrl.train_async(Recipe(agent=answer, …), run="runs/mine")
+
+Run("runs/mine").metrics | .steps | .curve() | .export("weights")
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightningrl.config import Recipe, load_recipe, recipe_file
+from lightningrl.errors import ConfigError, LightningError, RunFolderError, Stopped
+from lightningrl.plugins import PluginManager, hookimpl, load_plugins
+from lightningrl.training.run_folder import LoopState, RunFolder, RunOrigin, checkpoints, default_run, newest_run
+from lightningrl.types import Trajectory
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lightningrl.protocols import StepReport
+    from lightningrl.training.parts import Parts
+
+__all__ = ["OpenRun", "Run", "open_run", "train", "train_async"]
+
+Source = str | Path | Recipe
+"""A recipe, or the file or folder where one lies."""
+
+
+class Run:
+    """A run's folder, while the run trains and afterwards: how it was started, what it measured, its weights. It is read, never changed."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Raises RunFolderError where no run lies there."""
+        self.folder = Path(folder)
+        self._origin = RunOrigin.read(self.folder)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @property
+    def recipe(self) -> Recipe:
+        """As the run was started."""
+        return self._origin.recipe
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """One row for each step that anything was measured at, in order; step 0 is the untrained policy's validation."""
+        from lightningrl.loggers import read_metrics
+
+        path = self.folder / "metrics.jsonl"
+        return read_metrics(path) if path.is_file() else []
+
+    @property
+    def steps(self) -> int:
+        """Training steps that the newest checkpoint has; 0 where there is none."""
+        saved = checkpoints(self.folder)
+        return saved[-1].state.step if saved else 0
+
+    def curve(self) -> Path:
+        """The learning curve as a picture, drawn anew. Raises RunFolderError where nothing was measured yet."""
+        from lightningrl.loggers import draw_curve
+
+        path = self.folder / "curve.png"
+        if not self.metrics or not draw_curve(self.folder / "metrics.jsonl", path, title=self.recipe.name):
+            raise RunFolderError(f"run {str(self.folder)!r} has measured nothing yet, so there is no curve")
+        return path
+
+    def export(self, target: str | Path, *, policy: str | None = None) -> int:
+        """Write a trained policy's newest weights as an ordinary transformers folder (LoRA merged). Returns the step that they are of.
+
+        Raises ConfigError where the run trains no such policy, RunFolderError where it has no checkpoint or `target` is not empty.
+        """
+        from lightningrl.training.parts import build_backends
+        from lightningrl.training.policies import load_backend
+
+        target, name = Path(target), policy or self.recipe.policy.name
+        trained = [known for known, config in self.recipe.all_policies.items() if config.trainable]
+        if name not in trained:
+            raise ConfigError(f"no policy {name!r} is trained in run {str(self.folder)!r}; choose one of: {', '.join(trained)}")
+        if target.exists() and any(target.iterdir()):
+            raise RunFolderError(f"folder {str(target)!r} is not empty; give another")
+        if not checkpoints(self.folder):
+            raise RunFolderError(f"run {str(self.folder)!r} has no checkpoint yet; train it first")
+        backend = build_backends(self.recipe, load_plugins(), self._origin.models, will_run=False)[name]()
+        try:
+            while True:
+                saved = checkpoints(self.folder)[-1]
+                try:
+                    load_backend(backend, saved.folder, name)
+                    break
+                except (OSError, LightningError):
+                    if saved.folder.exists():  # else the run has made newer ones meanwhile, and this one went
+                        raise
+            backend.export(target)
+            open_to_readers(target)
+        finally:
+            backend.close()
+        return saved.state.step
+
+
+def train(
+    recipe: Source | None = None,
+    *,
+    run: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    on_step: Callable[[StepReport], object] | None = None,
+) -> Run:
+    """`train_async` for code without an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(train_async(recipe, run=run, resume=resume, overwrite=overwrite, settings=settings, on_step=on_step))
+    raise ConfigError("an event loop is running here, as in a notebook; write `await lightningrl.train_async(...)`")
+
+
+async def train_async(
+    recipe: Source | None = None,
+    *,
+    run: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    on_step: Callable[[StepReport], object] | None = None,
+) -> Run:
+    """Train to the recipe's end; progress is shown where standard output goes.
+
+    recipe     a Recipe, or its file or folder; with `resume` None is the one that the run was started with
+    run        the run's folder; None is a new one below `runs`, with `resume` the newest
+    resume     go on with the run that lies there: nothing is lost, nothing is trained twice
+    overwrite  write over the run that lies there
+    settings   settings by dotted key, before the recipe's: `{"loop.steps": 20}`
+    on_step    called with each step's report
+
+    Raises LightningError, one sentence. When the task is cancelled, the run can be resumed.
+    """
+    from rich.console import Console
+
+    with open_run(recipe, run=run, resume=resume, overwrite=overwrite, settings=settings or {}) as opened:
+        if on_step is not None:
+            opened.plugins.register(_StepWatcher(on_step), distribution="on_step")
+        await opened.train(Console(), lambda url, key: None)
+    return Run(opened.folder.path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenRun:
+    """A run that was checked, and whose folder is locked."""
+
+    recipe: Recipe
+    parts: Parts
+    plugins: PluginManager
+    folder: RunFolder
+    is_resumed: bool
+
+    async def train(self, console: Console, announce: Callable[[str, str], None]) -> LoopState:
+        """`announce(url, worker_key)` is called when workers can join."""
+        from lightningrl.training.progress import make_progress
+        from lightningrl.training.session import train_run
+
+        with make_progress(console, self.recipe.loop.minutes, is_resumed=self.is_resumed) as progress:
+            self.plugins.register(_RolloutWatcher(progress.rollout), distribution="lightningrl train")
+            return await train_run(self.recipe, self.parts, self.plugins, self.folder, progress, announce)
+
+
+@contextmanager
+def open_run(
+    recipe: Source | None,
+    *,
+    run: str | Path | None,
+    resume: bool,
+    overwrite: bool,
+    settings: Mapping[str, Any],
+    runs: Path = Path("runs"),
+) -> Iterator[OpenRun]:
+    """Check everything that can be refused in seconds, then open the folder. A new one goes again when the body fails before anything was
+    begun in it."""
+    from lightningrl.training.checks import build_checked
+
+    plugins = load_plugins()
+    source = Path(recipe) if isinstance(recipe, str) else recipe
+    if resume:
+        folder, whole = RunFolder.resume(Path(run) if run is not None else newest_run(runs), settings, source)
+        try:
+            yield OpenRun(recipe=whole, parts=build_checked(whole, plugins), plugins=plugins, folder=folder, is_resumed=True)
+        finally:
+            folder.close()
+        return
+    if source is None:
+        raise ConfigError("no recipe given; name a recipe's file or folder")
+    whole = load_recipe(source, settings) if isinstance(source, Path) else source.with_settings(settings)
+    parts = build_checked(whole, plugins)
+    path = Path(run) if run is not None else default_run(runs, whole.name)
+    origin = str(recipe_file(source).resolve()) if isinstance(source, Path) else None
+    folder = RunFolder.create(path, whole, origin, settings, models=parts.models, overwrite=overwrite)
+    try:
+        yield OpenRun(recipe=whole, parts=parts, plugins=plugins, folder=folder, is_resumed=False)
+    except LightningError as error:
+        is_begun = folder.latest() is not None or folder.has_rollouts()
+        if not isinstance(error, Stopped) and not is_begun and str(folder.logs) not in str(error):
+            folder.discard()  # and the sentence names no log in it
+        raise
+    finally:
+        folder.close()
+
+
+class _RolloutWatcher:
+    """Shows rollouts to whoever looks on."""
+
+    def __init__(self, show: Callable[[Trajectory], None]) -> None:
+        self._show = show
+
+    @hookimpl
+    def lightningrl_rollout_finished(self, trajectory: Trajectory) -> None:
+        self._show(trajectory)
+
+
+class _StepWatcher:
+    def __init__(self, on_step: Callable[[StepReport], object]) -> None:
+        self._on_step = on_step
+
+    @hookimpl
+    def lightningrl_step_finished(self, report: StepReport) -> None:
+        self._on_step(report)
+
+
+def open_to_readers(folder: Path) -> None:
+    """The same rights for every file: some libraries write weights for their owner alone."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
