@@ -28,6 +28,7 @@ from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import LightningError
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.protocols import LearnReport, StepReport
+from lightningrl.run import OpenRun
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Lease
@@ -303,7 +304,9 @@ async def test_validation_every_zero_means_none_and_says_so(scene: Scene) -> Non
     assert not [name for name in await scene.attempts() if name.startswith("v")]
     assert "validation" not in scene.screen.getvalue()
     recipe = scene.recipe(**tables)
-    _describe(Console(file=scene.screen, width=300), recipe, Parts.build(recipe, scene.plugins), scene.trainer.folder, resume=False)
+    parts = Parts.build(recipe, scene.plugins)
+    opened = OpenRun(recipe=recipe, parts=parts, plugins=scene.plugins, folder=scene.trainer.folder, is_resumed=False)
+    _describe(Console(file=scene.screen, width=300), opened)
     assert "2 held out (validation.every = 0: not looked at)" in scene.screen.getvalue()
 
 
