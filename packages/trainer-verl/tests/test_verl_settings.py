@@ -33,7 +33,7 @@ def recipe(**tables: Any) -> Recipe:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"mode": "fast"}, r"mode is 'fast'; choose 'sync', 'colocate_async', 'separate_async'"),
+        ({"mode": "fast"}, r"mode is 'fast'; choose 'sync', 'colocate_async' or 'separate_async'"),
         ({"mode": "separate_async"}, "gives the replicas GPUs of their own; set rollout_nodes"),
         ({"rollout_nodes": 1, "rollout_gpus_per_node": 1}, "are for mode 'separate_async', the mode is 'sync'; remove them"),
         ({"gpus_per_node": 8, "tensor_parallel": 3}, "8 GPUs for the replicas do not divide into replicas of 3"),

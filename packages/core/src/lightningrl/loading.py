@@ -18,12 +18,23 @@ from typing import Any
 
 from lightningrl.errors import ConfigError
 
-__all__ = ["is_reference", "load_callable", "run_recipe_file"]
+__all__ = ["absolute_reference", "is_reference", "load_callable", "run_recipe_file"]
 
 
 def is_reference(text: str) -> bool:
     """Whether `text` has the form `file_or_module:name`, and so is no plugin's name."""
     return ":" in text
+
+
+def absolute_reference(text: str, base_dir: Path) -> str:
+    """The same reference for a process in any folder: a file by its whole path. Raises ConfigError where it is not there."""
+    source, _, name = text.rpartition(":")
+    path = (base_dir / (source if source.endswith(".py") else f"{source}.py")).resolve()
+    if path.is_file():
+        return f"{path}:{name}"
+    if source.endswith(".py"):
+        raise ConfigError(f"{text!r}: no file {str(path)!r}; paths are relative to {str(base_dir.resolve())!r}")
+    return text
 
 
 def load_callable(reference: str, base_dir: Path | str = ".") -> Callable[..., Any]:
