@@ -84,7 +84,12 @@ def pulled(batch: TokenBatch, *, pull: float) -> TokenLosses:
 def test_a_users_own_loss_in_rays_processes(policy: str, tmp_path: Path) -> None:
     """Not proportional to the advantage, with a term that stays where that is 0: verl averages it, and keeps every row."""
     (tmp_path / "verl_pulled.py").write_text(OWN_LOSS, encoding="utf-8")
-    options: dict[str, Any] = {"loss": f"{tmp_path / 'verl_pulled.py'}:pulled", "loss_options": {"pull": 0.01}, "minibatches": 2, "engine": "transformers"}
+    options: dict[str, Any] = {
+        "loss": f"{tmp_path / 'verl_pulled.py'}:pulled",
+        "loss_options": {"pull": 0.01},
+        "minibatches": 2,
+        "engine": "transformers",
+    }
     before, after, reports = run(policy, **options)
     assert after > before + 0.2
     assert all(report.metrics["away"] > 0 and report.metrics["kl_rollout"] >= 0 for report in reports)

@@ -73,7 +73,7 @@ class LearnerSettings(SettingsTable):
     clip_high: AtLeast0 | None = None
     """The ratio to the rollout policy counts within 1 - clip_low … 1 + clip_high. None = the loss's own: `ppo_clip` 0.2 and 0.2, `gspo`
     0.0003 and 0.0004, `cispo` 1 (no lower bound) and 4."""
-    loss_options: dict[str, Any] = Field(default_factory=dict)
+    loss_options: dict[str, Any] = {}
     """Keyword parameters of a loss of your own."""
     kl_coef: AtLeast0 = 0.0
     """Weight of the KL to the starting policy (k3 estimate); 0 = no reference is kept."""

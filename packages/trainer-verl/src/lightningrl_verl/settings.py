@@ -87,7 +87,7 @@ class Settings(LearnerSettings):
     critic: CriticSettings | None = None
     """None = advantages are the recipe's credit. A table with any of `model`, `learning_rate`, `gamma`, `lam`: the credit is each call's
     reward, and PPO's critic turns it into token advantages (GAE)."""
-    verl: dict[str, Any] = Field(default_factory=dict)
+    verl: dict[str, Any] = Field(default={})
     """verl's own settings by dotted name, vLLM's below `actor_rollout_ref.rollout`; checked against verl's config. They win over ours."""
 
     @pydantic.model_validator(mode="after")

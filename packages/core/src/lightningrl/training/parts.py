@@ -199,5 +199,6 @@ def _check_capabilities(backend: str, can: Capabilities, options: Mapping[str, A
         "kl_coef": bool(options.get("kl_coef")) and not can.reference_kl,
         "critic": options.get("critic") is not None and not can.critic,
     }
-    for name in (name for name, is_refused in refused.items() if is_refused):
-        raise ConfigError(f"learner.{name} is {options[name]!r}, which trainer backend {backend!r} does not have; it has: {can}")
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise ConfigError(f"learner.{name} is {options[name]!r}, which trainer backend {backend!r} does not have; it has: {can}")
