@@ -136,9 +136,7 @@ def _sentence(error: ErrorDetails, table: type[pydantic.BaseModel]) -> str:
         return f"{above[-1] if above else 'the learner'} has no setting {name!r}; it takes: {', '.join(sorted(known))}"
     if kind == "missing":
         return f"setting {key!r} is missing; add it"
-    said = error["msg"].removeprefix("Input should be ")
+    remedy = error["msg"].replace("Input should be", "choose" if kind == "literal_error" else "use")
     if kind == "greater_than_equal":
-        said = f"use a number of at least {error['ctx']['ge']:g}"
-    else:
-        said = f"choose {said}" if kind == "literal_error" else f"use {said}"
-    return f"{key} is {error['input']!r}; {said}"
+        remedy = f"use a number of at least {error['ctx']['ge']:g}"
+    return f"{key} is {error['input']!r}; {remedy}"
