@@ -44,7 +44,8 @@ class ChosenLoss:
             )
         self.has_other_terms = found.has_other_terms
         """Whether rows without any advantage have a part in the loss."""
-        self.is_proportional = torch.allclose(self._try(replace(batch, advantages=batch.advantages / 8))[1] * 8, gradient, rtol=1e-4)
+        eighth = self._try(replace(batch, advantages=batch.advantages / 8))[1]
+        self.is_proportional = not found.has_other_terms and torch.allclose(eighth * 8, gradient, rtol=1e-4)
         """Whether the loss of c · advantage is c times the loss, for c > 0."""
 
     def __call__(self, batch: TokenBatch) -> TokenLosses:
