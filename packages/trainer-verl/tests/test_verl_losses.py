@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +18,11 @@ from verl.workers.config import ActorConfig
 
 from lightningrl.errors import ConfigError
 from lightningrl_torch.losses import LOSSES, TokenBatch
-from lightningrl_verl.environment import OWN_LOSS
+from lightningrl_verl.cluster import actor_environment
+from lightningrl_verl.environment import OWN_LOSS, process_environment
 from lightningrl_verl.losses import call_numbers, policy_loss, precomputed
+from lightningrl_verl.settings import Settings
+from lightningrl_verl.verl_config import build_config
 
 CONFIG = SimpleNamespace(
     clip_ratio_low=0.2,
@@ -117,3 +121,27 @@ def test_a_users_own_is_read_from_the_environment_and_refused_in_a_sentence(tmp_
     monkeypatch.setenv(OWN_LOSS, json.dumps({"name": f"{file}:other", "options": {}}))
     with pytest.raises(ConfigError, match="has no 'other'; it has: loss, ppo_clip"):
         own(**scene(3), config=CONFIG)
+
+
+def test_a_users_own_reaches_rays_processes(cpu_ray: None, policy: str, tmp_path: Path) -> None:
+    """With the environment that the backend gives verl's actors; an actor's own actors inherit it."""
+    (tmp_path / "verl_far.py").write_text("from lightningrl_torch.losses import cispo as loss\n", encoding="utf-8")
+    settings = Settings(policy=policy, loss=f"{tmp_path / 'verl_far.py'}:loss", clip_high=0.28, loss_options={"clip_low": 0.2})
+    config = build_config(settings, context_length=128, cpu=True)
+    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "lightningrl_own"
+
+    def compute(given_: dict[str, Any], config: Any) -> float:
+        from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+        import lightningrl_verl.losses  # noqa: F401  verl's plugin entry point does it in its workers
+
+        return float(get_policy_loss_fn("lightningrl_own")(**given_, config=config)[0])
+
+    def start(*arguments: Any) -> float:
+        return float(ray.get(ray.remote(compute).remote(*arguments)))
+
+    given_ = {name: value.detach() for name, value in scene(5).items()}
+    given_["log_prob"].requires_grad_()
+    ours, _ = policy_loss(LOSSES["cispo"])(**given_, config=CONFIG)
+    there = ray.remote(start).options(runtime_env=actor_environment(config, process_environment(settings)))
+    assert ray.get(there.remote(given_, CONFIG)) == pytest.approx(float(ours.detach()), rel=1e-6)
