@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import lightningrl_torch.settings
 from lightningrl import config, plugins
+from lightningrl_torch import learner_settings, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference.md"
@@ -47,7 +47,7 @@ def main() -> int:
 
 def reference() -> str:
     """The page."""
-    recipe, torch = classes(config), classes(lightningrl_torch.settings)
+    recipe, torch = classes(config), classes(learner_settings) | classes(settings)
     parts = [
         "# Reference\n\nMade by `python scripts/make_reference.py` from the code; a test says when it is not current. "
         "`lightningrl recipe show RECIPE` shows the values of one recipe.\n\n## Recipe\n\n"
@@ -80,7 +80,7 @@ def fields(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Iterator[tuple
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
         name = statement.target.id
-        if name in HIDDEN or (node.name == "Settings" and name in {"policy", "name"}):
+        if name in HIDDEN or (node.name == "LearnerSettings" and name in {"policy", "name"}):
             continue
         after = body[number + 1] if number + 1 < len(body) else None
         said = ""

@@ -2,8 +2,10 @@
 
 import importlib
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +39,12 @@ def test_importing_lightningrl_and_listing_plugins_stays_light() -> None:
 @pytest.mark.parametrize("module", ["lightningrl.server.app", "lightningrl.gateway.app", "lightningrl.rendering.renderer"])
 def test_the_server_has_no_torch(module: str) -> None:
     assert "torch" not in modules_after(f"import {module}")
+
+
+def test_the_verl_backend_takes_losses_and_settings_from_the_torch_one_and_nothing_else() -> None:
+    sources = (Path(__file__).parents[1] / "packages" / "trainer-verl" / "src").rglob("*.py")
+    taken = {name for file in sources for name in re.findall(r"from lightningrl_torch\.(\w+) import", file.read_text(encoding="utf-8"))}
+    assert taken == {"chosen_loss", "learner_settings", "losses"}
 
 
 def test_public_names_are_sorted_and_there() -> None:

@@ -86,6 +86,7 @@ def test_a_plugins_page_shows_a_whole_project_with_its_entry_point(page: Path) -
         ("docs/plugins.md", "made lightningrl-exact-date"),
         ("docs/loggers.md", "(3, 0.6"),
         ("docs/python.md", "weights of step 4"),
+        ("docs/losses.md", "[True, True]"),
         ("docs/plugins/adapter.md", "made lightningrl-haystack"),
         ("docs/plugins/backend.md", "made lightningrl-bigram"),
         ("docs/plugins/credit.md", "succeeded"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
@@ -183,8 +182,8 @@ def test_an_algorithm_is_written_as_the_page_says(row: dict[str, str], settings_
 
 
 def test_the_page_names_every_setting_and_which_are_shared(verl_backend: Any) -> None:
-    verl_fields = {field.name for field in dataclasses.fields(verl_backend.Settings)} - {"policy", "name", "seed", "verl"}
-    shared = verl_fields & {field.name for field in dataclasses.fields(TorchSettings)}
+    verl_fields = set(verl_backend.Settings.model_fields) - {"policy", "name", "seed", "verl"}
+    shared = verl_fields & set(TorchSettings.model_fields)
     rows = {row["where"]: set(re.findall(r"`(\w+)`", row["settings"])) for row in find_table("where", "settings")}
     assert rows["`[learner]`, shared with torch"] == shared
     alone = rows["`[backends.verl]`: layout"] | rows["`[backends.verl]`: algorithm"]

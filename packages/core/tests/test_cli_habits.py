@@ -61,7 +61,7 @@ def test_a_recipe_is_shown_with_where_each_value_is_from(tmp_path: Path, monkeyp
     assert ["policy.model", '"starter"', "recipe.toml"] in lines
     assert ["loop.group_size", "8", "default"] in lines
     assert ["learner.learning_rate", "0.0001", "recipe.toml"] in lines
-    assert ["learner.clip_low", "0.2", "default"] in lines, "the trainer backend's own defaults too"
+    assert ["learner.loss", '"ppo_clip"', "default"] in lines, "the trainer backend's own defaults too"
 
 
 def test_plugins_name_their_distribution_on_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,11 +200,12 @@ def gradient(samples: list[Sample]) -> dict[tuple[str, bytes], tuple[float, ...]
         for position in np.flatnonzero(sample.mask):
             key = (sample.rollout_id, sample.token_ids[: position + 1].tobytes())
             assert key not in found, "a token is trained twice"
-            fields = (sample.advantages, sample.weights, sample.logprobs, sample.versions, sample.temperatures)
+            fields = (sample.advantages, sample.weights, sample.logprobs, sample.versions, sample.calls, sample.temperatures)
             found[key] = tuple(float(array[position]) for array in fields)
         for array in (sample.advantages, sample.weights, sample.logprobs):
             assert not array[~sample.mask].any()
         assert (sample.versions[~sample.mask] == -1).all()
+        np.testing.assert_array_equal(sample.calls >= 0, sample.mask)
     return found
 
 

@@ -10,10 +10,13 @@ import pytest
 from lightningrl.protocols import Backend
 from lightningrl.testing.backend_conformance import BackendConformance
 from lightningrl_torch.backend import TorchBackend
+from lightningrl_torch.losses import LOSSES
 from lightningrl_torch.testing import save_policy
 
 
 class TestFullFineTuning(BackendConformance):
+    losses = tuple(LOSSES)
+
     @pytest.fixture(autouse=True)
     def _policy(self, tmp_path: Path) -> None:
         self.policy = save_policy(tmp_path / "policy")

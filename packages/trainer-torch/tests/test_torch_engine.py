@@ -19,7 +19,8 @@ from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
 from lightningrl.protocols import Engine
 from lightningrl.types import FinishReason, GenerateRequest, SamplingSettings
 from lightningrl_torch._sampling import SamplingBatch, draw_noise, sample_tokens
-from lightningrl_torch.engine import EngineSettings, TorchEngine
+from lightningrl_torch.engine import TorchEngine
+from lightningrl_torch.settings import EngineSettings
 from lightningrl_torch.testing import make_model, make_tokenizer
 
 Result = tuple[list[int], list[float], list[int], FinishReason]

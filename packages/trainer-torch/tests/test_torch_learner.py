@@ -18,7 +18,7 @@ from lightningrl.types import Sample
 from lightningrl_torch._packing import build_batches, build_rows
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner import Learner
-from lightningrl_torch.losses import clipped_surrogate
+from lightningrl_torch.losses import LOSSES, TokenBatch
 from lightningrl_torch.settings import Settings
 from lightningrl_torch.testing import make_model, make_sample
 
@@ -57,14 +57,52 @@ def make_samples(model: Any, *, groups: int = 3, size: int = 4, seed: int = 0, t
     return samples
 
 
-def plain_gradients(model: Any, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+def make_turns(model: Any, *, seed: int = 0) -> list[Sample]:
+    """Rollouts of two calls in one row, some with nothing between them, and a row of a third call that continues the first."""
+    rng = random.Random(seed)
+    samples = []
+    for rollout in range(4):
+        prompt, first, second, third = (
+            [rng.randrange(256) for _ in range(count)] for count in (12, rng.randint(2, 7), rng.randint(2, 7), 4)
+        )
+        more = [rng.randrange(256) for _ in range(3 * (rollout % 2))]
+        for number, completion in ((1, second), (2, third)):
+            calls = [-1] * len(prompt) + [0 if number == 1 else -1] * len(first) + [-1] * len(more) + [number] * len(completion)
+            of_call = np.array(calls, np.int32)
+            draft = make_sample(prompt, first + more + completion, rollout=str(rollout))
+            mask = of_call >= 0
+            draft = replace(draft, mask=mask, calls=of_call, weights=np.where(mask, np.float32(rng.random() / 40), np.float32(0)))
+            noise = np.array([rng.gauss(0, 0.3) for _ in calls], np.float32)
+            with torch.no_grad():
+                own = np.zeros(len(calls), np.float32)
+                own[mask] = score(model, draft).numpy()
+            advantages = np.array([rng.gauss(0, 1) for _ in calls], np.float32)
+            samples.append(replace(draft, logprobs=np.where(mask, own + noise, 0), advantages=np.where(mask, advantages, np.float32(0))))
+    return samples
+
+
+CLIPS = {"clip_low": 0.1, "clip_high": 0.1}
+
+
+def plain_gradients(model: Any, samples: Sequence[Sample], loss: str = "ppo_clip", **clips: float) -> dict[str, torch.Tensor]:
+    """Row by row, and within a row call by call."""
     model.zero_grad()
     total = torch.zeros(())
     for sample in samples:
         mask = torch.from_numpy(sample.mask)
-        log_ratio = score(model, sample) - torch.from_numpy(sample.logprobs)[mask]
-        token_loss = clipped_surrogate(log_ratio, torch.from_numpy(sample.advantages)[mask])
-        total = total + (torch.from_numpy(sample.weights)[mask] * token_loss).sum()
+        logprobs, calls = score(model, sample), torch.from_numpy(sample.calls)[mask]
+        old, advantages, weights = (torch.from_numpy(getattr(sample, name))[mask] for name in ("logprobs", "advantages", "weights"))
+        for call in set(calls.tolist()):
+            here = calls == call
+            batch = TokenBatch(
+                logprobs=logprobs[here],
+                old_logprobs=old[here],
+                rollout_logprobs=old[here],
+                reference_logprobs=None,
+                advantages=advantages[here],
+                calls=torch.zeros(int(here.sum()), dtype=torch.int64),
+            )
+            total = total + (weights[here] * LOSSES[loss](batch, **clips).losses).sum()
     torch.autograd.backward(total)
     found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
@@ -88,7 +126,26 @@ def test_gradient_is_that_of_the_plain_rows(share: bool, temperature: float, att
     assert distance(plain_gradients(model, samples), learner.gradients(samples)) < 2e-6
 
 
-def test_per_call_rows_and_merged_rows_have_the_same_gradient() -> None:
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_loss_has_the_gradient_of_the_plain_rows_call_by_call(loss: str, share: bool, seed: int) -> None:
+    model = make_model()
+    samples = [*make_turns(model, seed=seed), *make_samples(model, seed=seed)]
+    learner = make_learner(model, share_prefixes=share, loss=loss, **CLIPS)
+    assert distance(plain_gradients(model, samples, loss, **CLIPS), learner.gradients(samples)) < 2e-6
+
+
+def test_calls_taken_for_one_would_be_seen() -> None:
+    model = make_model()
+    samples = make_turns(model)
+    learner = make_learner(model, loss="gspo", **CLIPS)
+    blurred = [replace(sample, calls=np.where(sample.mask, 0, -1).astype(np.int32)) for sample in samples]
+    assert distance(learner.gradients(samples), learner.gradients(blurred)) > 0.05
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_per_call_rows_and_merged_rows_have_the_same_gradient(loss: str) -> None:
     rng = random.Random(3)
     prompt, first, more, second = ([rng.randrange(256) for _ in range(count)] for count in (30, 8, 10, 9))
     calls = [
@@ -106,11 +163,13 @@ def test_per_call_rows_and_merged_rows_have_the_same_gradient() -> None:
     for name, column in columns.items():
         column[30:38] = getattr(calls[0], name)[30:38]
         column[48:57] = getattr(calls[1], name)[48:57]
-    merged = replace(merged, mask=mask, **columns)
+    of_call = np.full(57, -1, np.int32)
+    of_call[30:38], of_call[48:57] = 0, 1
+    merged = replace(merged, mask=mask, calls=of_call, **columns)
     for share in (True, False):
         model = make_model()
-        per_call = make_learner(model, share_prefixes=share).gradients(calls)
-        assert distance(per_call, make_learner(model, share_prefixes=share).gradients([merged])) < 1e-6
+        per_call = make_learner(model, share_prefixes=share, loss=loss).gradients(calls)
+        assert distance(per_call, make_learner(model, share_prefixes=share, loss=loss).gradients([merged])) < 1e-6
 
 
 def test_microbatches_do_not_change_the_gradient() -> None:
@@ -270,9 +329,14 @@ def test_gradient_checkpointing_has_the_same_gradient(make_backend: MakeBackend)
         ({"schedule": "cosine"}, "set total_steps"),
         ({"learning_rate": -1.0}, "learning_rate is -1.0; use a number of at least 0"),
         ({"minibatches": 0}, "at least 1"),
-        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"minibatches": True}, "minibatches is True; use a valid integer"),
+        ({"learning_rate": "fast"}, "learning_rate is 'fast'; use a valid number"),
+        ({"importance_cap": float("inf")}, "importance_cap is inf; use a finite number"),
+        ({"betas": (0.9, 1.0)}, r"betas\.1 is 1.0; use less than 1"),
+        ({"betas": (0.9, 0.9, 0.9)}, r"betas is \(0.9, 0.9, 0.9\); Tuple should have at most 2 items"),
+        ({"speed": 3}, "the learner has no setting 'speed'; it takes: betas, clip_high"),
         ({"lora": {"rang": 3}}, "lora has no setting 'rang'"),
-        ({"lora": {"rank": 0}}, "lora rank is 0"),
+        ({"lora": {"rank": 0}}, "lora.rank is 0; use a number of at least 1"),
         ({"lora": {"target_modules": ["nowhere"]}}, "lora cannot be added"),
         ({"context_length": 4096}, "takes at most 128 tokens"),
         ({"policy": "./nowhere"}, "policy folder './nowhere' does not exist"),

@@ -1,16 +1,95 @@
-"""Losses agree with verl's `core_algos`, an independent implementation, on random inputs."""
+"""The losses are those of a few lines of numpy, value and gradient, and of verl's `core_algos`, on random inputs."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightningrl_torch.losses import approximate_kl, clipped_surrogate, is_clipped, truncated_importance
+from lightningrl_torch.losses import LOSSES, TokenBatch, approximate_kl, mean_by_call, ppo_clip, truncated_importance
 from lightningrl_torch.schedules import schedule_factor
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def make_batch(
+    logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, calls: torch.Tensor | None = None, **others: Any
+) -> TokenBatch:
+    values = {"rollout_logprobs": old, "reference_logprobs": None, **others}
+    calls = torch.zeros(len(logprobs), dtype=torch.int64) if calls is None else calls.long()
+    return TokenBatch(logprobs=logprobs, old_logprobs=old, advantages=advantages, calls=calls, **values)
+
+
+def scene(seed: int) -> dict[str, Floats]:
+    """Tokens of five calls of one to six tokens; the policy has moved."""
+    random = np.random.default_rng(seed)
+    calls = np.repeat(np.arange(5.0), random.integers(1, 7, 5))
+    old = -3 * random.random(len(calls))
+    return {
+        "logprobs": old + 0.4 * random.normal(size=len(calls)),
+        "old": old,
+        "advantages": random.normal(size=len(calls)),
+        "calls": calls,
+    }
+
+
+def numpy_loss(name: str, given_: dict[str, Floats], low: float, high: float) -> tuple[Floats, Floats]:
+    """Each token's loss, and its derivative by the token's own logprob."""
+    logprobs, advantages, calls = given_["logprobs"], given_["advantages"], given_["calls"]
+    ratio = np.exp(logprobs - given_["old"])
+    if name == "gspo":
+        means = {call: np.exp((logprobs - given_["old"])[calls == call].mean()) for call in set(calls.tolist())}
+        ratio = np.array([means[call] for call in calls.tolist()])
+    clipped = np.clip(ratio, 1 - low, 1 + high)
+    if name == "cispo":
+        return -clipped * advantages * logprobs, -clipped * advantages
+    is_clipped = np.where(advantages > 0, ratio > 1 + high, ratio < 1 - low)
+    return -np.minimum(ratio * advantages, clipped * advantages), np.where(is_clipped, 0.0, -ratio * advantages)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("low", "high"), [(0.2, 0.28), (0.05, 0.01), (1.0, 0.2)])
+def test_every_loss_and_its_gradient_are_those_of_numpy(name: str, seed: int, low: float, high: float) -> None:
+    given_ = scene(seed)
+    tensors = {key: torch.from_numpy(value) for key, value in given_.items()}
+    logprobs = tensors.pop("logprobs").requires_grad_()
+    found = LOSSES[name](make_batch(logprobs, **tensors), clip_low=low, clip_high=high)
+    (gradient,) = torch.autograd.grad(found.losses.sum(), logprobs)
+    losses, slopes = numpy_loss(name, given_, low, high)
+    np.testing.assert_allclose(found.losses.detach().numpy(), losses, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(gradient.numpy(), slopes, rtol=1e-12, atol=1e-12)
+    assert found.metrics["clip_fraction"].shape == logprobs.shape
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gspo_has_the_gradient_of_the_papers_sequence_objective(seed: int) -> None:
+    """Where all tokens of a call have one advantage, GSPO-token is GSPO (arXiv 2507.18071, eq. 5): finite differences of eq. 5."""
+    given_ = scene(seed)
+    calls = given_["calls"].astype(np.int64)
+    advantages = np.random.default_rng(seed).normal(size=5)
+
+    def objective(logprobs: Floats) -> float:
+        s = np.array([np.exp((logprobs - given_["old"])[calls == call].mean()) for call in range(5)])
+        return float(-np.minimum(s * advantages, np.clip(s, 0.9, 1.1) * advantages).sum())
+
+    steps = np.eye(len(calls)) * 1e-6
+    expected = [(objective(given_["logprobs"] + step) - objective(given_["logprobs"] - step)) / 2e-6 for step in steps]
+    logprobs = torch.from_numpy(given_["logprobs"]).requires_grad_()
+    batch = make_batch(logprobs, torch.from_numpy(given_["old"]), torch.from_numpy(advantages[calls]), torch.from_numpy(calls))
+    per_token = LOSSES["gspo"](batch, clip_low=0.1, clip_high=0.1).losses / torch.from_numpy(np.bincount(calls)[calls])
+    (gradient,) = torch.autograd.grad(per_token.sum(), logprobs)
+    np.testing.assert_allclose(gradient.numpy(), expected, atol=1e-7)
+
+
+def test_means_by_call() -> None:
+    means = mean_by_call(torch.tensor([1.0, 3.0, 5.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 2, 2]))
+    assert means.tolist() == [2.0, 2.0, 5.0, 0.5, 0.5]
+    assert mean_by_call(torch.zeros(0), torch.zeros(0, dtype=torch.int64)).tolist() == []
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -30,7 +109,8 @@ def test_loss_and_gradient_are_those_of_verl(core_algos: Any, seed: int, low: fl
     expected = expected + beta * core_algos.agg_loss(kl, mask, aggregation)
     (expected_gradient,) = torch.autograd.grad(expected, logprobs)
 
-    token_loss = clipped_surrogate(logprobs - old, advantages, clip_low=low, clip_high=high) + beta * approximate_kl(reference - logprobs)
+    batch = make_batch(logprobs.flatten(), old.flatten(), advantages.flatten())
+    token_loss = ppo_clip(batch, clip_low=low, clip_high=high).losses.view(rows, tokens) + beta * approximate_kl(reference - logprobs)
     loss = (token_weights(mask, aggregation) * token_loss).sum()
     (gradient,) = torch.autograd.grad(loss, logprobs)
 
@@ -74,14 +154,12 @@ def token_weights(mask: torch.Tensor, aggregation: str) -> torch.Tensor:
 @settings(deadline=None)
 @given(log_ratio=st.floats(-3, 3), advantage=st.floats(-3, 3), low=st.floats(0, 0.9), high=st.floats(0, 2))
 def test_a_clipped_token_has_no_gradient_and_another_has(log_ratio: float, advantage: float, low: float, high: float) -> None:
-    x = torch.tensor(log_ratio, dtype=torch.float64, requires_grad=True)
-    a = torch.tensor(advantage, dtype=torch.float64)
+    x = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
     if min(abs(x.exp().item() - 1 + low), abs(x.exp().item() - 1 - high)) < 1e-6:
         return
-    torch.autograd.backward(clipped_surrogate(x, a, clip_low=low, clip_high=high))
-    assert x.grad is not None
-    clipped = bool(is_clipped(x, a, clip_low=low, clip_high=high))
-    assert x.grad.item() == pytest.approx(0.0 if clipped else -x.exp().item() * advantage)
+    found = ppo_clip(make_batch(x, torch.zeros_like(x), torch.tensor([advantage], dtype=torch.float64)), clip_low=low, clip_high=high)
+    (gradient,) = torch.autograd.grad(found.losses.sum(), x)
+    assert gradient.item() == pytest.approx(0.0 if found.metrics["clip_fraction"].item() else -x.exp().item() * advantage)
 
 
 @given(st.one_of(st.floats(-5, 5), st.floats(-1e-6, 1e-6)))

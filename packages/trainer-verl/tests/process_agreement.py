@@ -31,8 +31,8 @@ from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Sample, TrajectoryGroup
 from lightningrl_torch.learner import Learner
 from lightningrl_torch.settings import Settings as TorchSettings
-from lightningrl_verl.losses import loss_name
 from lightningrl_verl.rows import build_rows
+from lightningrl_verl.settings import loss_name
 
 POLICY, LOSS = sys.argv[1:]
 RATE = 1e-3
@@ -63,7 +63,7 @@ def make_samples(model: Any, rows: str) -> list[Sample]:
             parent = f"{number}/{call - 1}" if call else None
             transitions.append(make_transition(f"{number}/{call}", prompt=history, completion=completion, parent=parent))
             credit.append(np.full(len(completion), random.normal(), np.float32))
-            history = (*history, *completion, *tokens(2))
+            history = (*history, *completion, *tokens(2 * (call % 2)))  # nothing between a rollout's first two calls
         trajectories.append(make_trajectory(str(number), transitions))
         advantages.append(tuple(credit))
     group = TrajectoryGroup(id="g", trajectories=tuple(trajectories))
@@ -180,18 +180,15 @@ def unweighted(rows: list[dict[str, Any]]) -> None:
 
 start: Any = AutoModelForCausalLM.from_pretrained(POLICY)
 start.eval()
-learner = Learner(start, TorchSettings(policy=POLICY, learning_rate=RATE))
+learner = Learner(start, TorchSettings(policy=POLICY, learning_rate=RATE, loss=LOSS, clip_low=0.2, clip_high=0.2))
 worker = make_worker()
 by_call, merged = make_samples(start, "call"), make_samples(start, "merged")
 reference = learner.gradients(by_call)
 found, loss = verl_gradient(worker, by_call)
 if set(found) != set(reference):
     reference = {name: value for name, value in reference.items() if name in found}
-torch_loss = sum(
-    float((sample.weights * -np.minimum(r * sample.advantages, np.clip(r, 0.8, 1.2) * sample.advantages))[sample.mask].sum())
-    for sample in by_call
-    for r in [np.exp(logprobs_of(start, sample) - sample.logprobs)]
-)
+with torch.no_grad():
+    torch_loss = sum(float(learner._sum_losses(batch, None)[0]) for batch in learner._batches(by_call))
 report = {
     "rows": [len(by_call), len(merged)],
     "call": compare(reference, found),

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
+from lightningrl_torch.losses import LOSSES
 from lightningrl_torch.testing import save_policy
 
 
-@pytest.fixture(scope="module")
-def report(run_script: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture(scope="module", params=LOSSES)
+def report(request: pytest.FixtureRequest, run_script: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """On a policy without padding: what its padding weighs, the two count differently (`lightningrl_verl.vocabulary`)."""
     shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 257}
     policy = save_policy(tmp_path_factory.mktemp("policy"), **shape)
-    return dict(json.loads(run_script("process_agreement.py", policy, "ppo_clip").strip().splitlines()[-1]))
+    return dict(json.loads(run_script("process_agreement.py", policy, request.param).strip().splitlines()[-1]))
 
 
 def test_loss_and_gradient_are_those_of_the_torch_backend(report: dict[str, Any]) -> None:

@@ -70,6 +70,32 @@ def test_gspo_in_several_minibatches_and_epochs(policy: str) -> None:
     assert all(report.metrics["rows"] == 32 for report in reports)
 
 
+OWN_LOSS = """
+from lightningrl_torch.losses import TokenBatch, TokenLosses
+
+
+def pulled(batch: TokenBatch, *, pull: float) -> TokenLosses:
+    ratio = (batch.logprobs - batch.old_logprobs).exp()
+    away = (ratio - 1).square()
+    return TokenLosses(losses=pull * away - ratio * batch.advantages, metrics={"away": away}, has_other_terms=True)
+"""
+
+
+def test_a_users_own_loss_in_rays_processes(policy: str, tmp_path: Path) -> None:
+    """Not proportional to the advantage, with a term that stays where that is 0: verl averages it, and keeps every row."""
+    (tmp_path / "verl_pulled.py").write_text(OWN_LOSS, encoding="utf-8")
+    options: dict[str, Any] = {
+        "loss": f"{tmp_path / 'verl_pulled.py'}:pulled",
+        "loss_options": {"pull": 0.01},
+        "minibatches": 2,
+        "engine": "transformers",
+    }
+    before, after, reports = run(policy, **options)
+    assert after > before + 0.2
+    assert all(report.metrics["away"] > 0 and report.metrics["kl_rollout"] >= 0 for report in reports)
+    assert all(report.metrics["rows"] == 32 for report in reports)
+
+
 def test_lora_is_served_by_vllm_and_merged_on_export(policy: str, tmp_path: Path) -> None:
     backend = create_backend(policy=policy, name="policy", dtype="float32", learning_rate=3e-2, lora={"rank": 4}, verl=MERGED)
     try:

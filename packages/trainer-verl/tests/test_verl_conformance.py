@@ -12,6 +12,7 @@ import ray
 
 from lightningrl.protocols import Backend
 from lightningrl.testing.backend_conformance import BackendConformance
+from lightningrl_torch.losses import LOSSES
 from lightningrl_verl.plugin import create_backend
 
 
@@ -24,6 +25,7 @@ def one_ray(cpu_ray: None) -> Iterator[None]:
 class TestVerl(BackendConformance):
     learning_rate = 1e-2
     prompt = (65, 66, 67, 68)
+    losses = tuple(LOSSES)
 
     @pytest.fixture(autouse=True)
     def _policy(self, policy: str, resting: dict[str, Backend]) -> None:

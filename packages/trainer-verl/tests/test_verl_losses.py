@@ -1,20 +1,28 @@
-"""The registered losses: the torch backend's clipped loss, one ratio a call for GSPO, weights that come out whatever the loss."""
+"""The registered losses: the table's, call by call, on verl's matrices; weights come out whatever the loss."""
 
 from __future__ import annotations
 
+import itertools
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from verl.trainer.ppo.core_algos import compute_policy_loss_gspo, get_adv_estimator_fn, get_policy_loss_fn
 from verl.workers.config import ActorConfig
 
-from lightningrl_torch.losses import clipped_surrogate
-from lightningrl_verl.losses import call_numbers, cispo, gspo, ppo_clip, precomputed
-from lightningrl_verl.settings import LOSSES
+from lightningrl.errors import ConfigError
+from lightningrl_torch.losses import LOSSES, TokenBatch
+from lightningrl_verl.cluster import actor_environment
+from lightningrl_verl.environment import OWN_LOSS, process_environment
+from lightningrl_verl.losses import call_numbers, policy_loss, precomputed
+from lightningrl_verl.settings import Settings
+from lightningrl_verl.verl_config import build_config
 
 CONFIG = SimpleNamespace(
     clip_ratio_low=0.2,
@@ -34,20 +42,31 @@ def scene(seed: int, rows: int = 3, length: int = 7) -> dict[str, Any]:
 
 
 @given(seed=st.integers(0, 10_000))
-def test_the_clipped_loss_is_the_torch_backends(seed: int) -> None:
+@pytest.mark.parametrize("loss", LOSSES)
+def test_each_is_the_tables_call_by_call(loss: str, seed: int) -> None:
     given_ = scene(seed)
-    loss, metrics = ppo_clip(**given_, loss_agg_mode="token-sum", config=CONFIG)
-    log_ratio = given_["log_prob"].detach() - given_["old_log_prob"]
-    token = clipped_surrogate(log_ratio, given_["advantages"], clip_low=0.2, clip_high=0.28)
-    assert float(loss.detach()) == pytest.approx(float((token * given_["response_mask"]).sum()), rel=1e-5, abs=1e-6)
-    assert 0.0 <= metrics["clip_fraction"] <= 1.0
-    assert metrics["kl_rollout"] >= 0.0
+    ours, metrics = policy_loss(LOSSES[loss])(**given_, loss_agg_mode="token-sum", config=CONFIG)
+    (gradient,) = torch.autograd.grad(ours, given_["log_prob"])
+    expected = torch.zeros(())
+    for row, mask in enumerate(given_["response_mask"].tolist()):
+        runs = [list(run) for sampled, run in itertools.groupby(range(len(mask)), key=lambda token: mask[token]) if sampled]
+        for run in runs:
+            new, old, advantages = (given_[name][row, run] for name in ("log_prob", "old_log_prob", "advantages"))
+            calls = torch.zeros(len(run), dtype=torch.int64)
+            others: dict[str, Any] = {"rollout_logprobs": old, "reference_logprobs": None}
+            batch = TokenBatch(logprobs=new, old_logprobs=old, advantages=advantages, calls=calls, **others)
+            expected = expected + LOSSES[loss](batch, clip_low=0.2, clip_high=0.28).losses.sum()
+    (slopes,) = torch.autograd.grad(expected, given_["log_prob"])
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient, slopes, rtol=1e-5, atol=1e-6)
+    assert 0.0 <= metrics["lightningrl/clip_fraction"] <= 1.0
+    assert metrics["lightningrl/kl_rollout"] >= 0.0
 
 
 @given(seed=st.integers(0, 10_000), weight=st.floats(0.01, 100.0))
-@pytest.mark.parametrize("function", [ppo_clip, gspo, cispo])
-def test_losses_are_linear_in_the_weight_of_their_rows(function: Any, seed: int, weight: float) -> None:
-    given_ = scene(seed)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_are_proportional_to_the_weight_of_their_rows(loss: str, seed: int, weight: float) -> None:
+    given_, function = scene(seed), policy_loss(LOSSES[loss])
     plain, _ = function(**given_, config=CONFIG)
     weighted, _ = function(**{**given_, "advantages": given_["advantages"] * weight}, config=CONFIG)
     assert float(weighted.detach()) == pytest.approx(weight * float(plain.detach()), rel=1e-4, abs=1e-4)
@@ -61,24 +80,68 @@ def test_gspo_on_rows_of_one_call_is_verls() -> None:
     actor = ActorConfig(
         strategy="fsdp2", use_dynamic_bsz=True, ppo_mini_batch_size=3, rollout_n=1, clip_ratio_low=0.2, clip_ratio_high=0.28
     )
-    ours, _ = gspo(**{**given_, "advantages": given_["advantages"] / tokens / 3}, config=CONFIG)  # verl: mean of the rows' token means
+    ours, _ = policy_loss(LOSSES["gspo"])(
+        **{**given_, "advantages": given_["advantages"] / tokens / 3}, config=CONFIG
+    )  # verl: mean of the rows' token means
     theirs, _ = compute_policy_loss_gspo(**given_, config=actor)
     assert float(ours.detach()) == pytest.approx(float(theirs.detach()), rel=1e-4)
 
 
 def test_gspo_has_one_ratio_for_each_call_of_a_merged_row() -> None:
     mask = torch.tensor([[1, 1, 0, 0, 1, 1, 1, 0]])
-    assert call_numbers(mask).tolist() == [[1, 1, 0, 0, 2, 2, 2, 0]]
+    assert call_numbers(mask.bool()).tolist() == [0, 0, 1, 1, 1]
     old = torch.zeros(1, 8)
     new = torch.tensor([[0.1, 0.0, 9.0, 9.0, -0.1, 0.0, -0.05, 9.0]], requires_grad=True)
-    loss, _ = gspo(old_log_prob=old, log_prob=new, advantages=torch.ones(1, 8) * mask, response_mask=mask, config=CONFIG)
+    loss, _ = policy_loss(LOSSES["gspo"])(
+        old_log_prob=old, log_prob=new, advantages=torch.ones(1, 8) * mask, response_mask=mask, config=CONFIG
+    )
     first, second = torch.tensor(0.05).exp(), torch.tensor(-0.05).exp()
     assert float(loss.detach()) == pytest.approx(-float(2 * first + 3 * second), rel=1e-6)
 
 
 def test_verl_knows_them_all_and_the_estimator() -> None:
-    assert all(callable(get_policy_loss_fn(f"lightningrl_{loss}")) for loss in LOSSES)
+    assert all(callable(get_policy_loss_fn(f"lightningrl_{loss}")) for loss in (*LOSSES, "own"))
     assert get_adv_estimator_fn("lightningrl") is precomputed
     rewards, mask = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1, 0, 1]])
     advantages, returns = precomputed(token_level_rewards=rewards, response_mask=mask, config=None, index=None)
     assert advantages.tolist() == returns.tolist() == [[1.0, 0.0, 3.0]]
+
+
+def test_a_users_own_is_read_from_the_environment_and_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "verl_own.py"
+    file.write_text(
+        "from lightningrl_torch.losses import ppo_clip\n\ndef loss(batch, *, width):\n    return ppo_clip(batch, clip_low=width)\n"
+    )
+    monkeypatch.setenv(OWN_LOSS, json.dumps({"name": f"{file}:loss", "options": {"width": 0.05}}))
+    own = get_policy_loss_fn("lightningrl_own")
+    ours, _ = own(**scene(3), config=CONFIG)
+    narrow = SimpleNamespace(**{**vars(CONFIG), "clip_ratio_low": 0.05, "clip_ratio_high": 0.2})
+    theirs, _ = get_policy_loss_fn("lightningrl_ppo_clip")(**scene(3), config=narrow)
+    assert torch.equal(ours, theirs)
+    monkeypatch.setenv(OWN_LOSS, json.dumps({"name": f"{file}:other", "options": {}}))
+    with pytest.raises(ConfigError, match="has no 'other'; it has: loss, ppo_clip"):
+        own(**scene(3), config=CONFIG)
+
+
+def test_a_users_own_reaches_rays_processes(cpu_ray: None, policy: str, tmp_path: Path) -> None:
+    """With the environment that the backend gives verl's actors; an actor's own actors inherit it."""
+    (tmp_path / "verl_far.py").write_text("from lightningrl_torch.losses import cispo as loss\n", encoding="utf-8")
+    settings = Settings(policy=policy, loss=f"{tmp_path / 'verl_far.py'}:loss", clip_high=0.28, loss_options={"clip_low": 0.2})
+    config = build_config(settings, context_length=128, cpu=True)
+    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "lightningrl_own"
+
+    def compute(given_: dict[str, Any], config: Any) -> float:
+        from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+        import lightningrl_verl.losses  # noqa: F401  verl's plugin entry point does it in its workers
+
+        return float(get_policy_loss_fn("lightningrl_own")(**given_, config=config)[0])
+
+    def start(*arguments: Any) -> float:
+        return float(ray.get(ray.remote(compute).remote(*arguments)))
+
+    given_ = {name: value.detach() for name, value in scene(5).items()}
+    given_["log_prob"].requires_grad_()
+    ours, _ = policy_loss(LOSSES["cispo"])(**given_, config=CONFIG)
+    there = ray.remote(start).options(runtime_env=actor_environment(config, process_environment(settings)))
+    assert ray.get(there.remote(given_, CONFIG)) == pytest.approx(float(ours.detach()), rel=1e-6)

@@ -13,7 +13,7 @@ from lightningrl.errors import BackendError
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Sample, TrajectoryGroup
 from lightningrl_torch.testing import make_sample
-from lightningrl_verl.rows import build_rows, row_weights
+from lightningrl_verl.rows import build_rows, row_weights, separate_calls
 
 
 def make_group() -> tuple[TrajectoryGroup, tuple[tuple[np.ndarray | None, ...], ...]]:
@@ -103,3 +103,22 @@ def test_what_verl_cannot_train_is_refused_with_its_rollout() -> None:
     broken.advantages[-1] = np.nan
     with pytest.raises(BackendError, match=r"'r8' has advantages that are not finite"):
         build_rows([broken], "p", 1)
+
+
+def test_calls_that_meet_are_rows_of_their_own_and_lose_nothing() -> None:
+    """verl's losses tell calls apart by the gaps between them."""
+    calls = [
+        make_transition("a/0", prompt=(1, 2), completion=(3, 4)),
+        make_transition("a/1", prompt=(1, 2, 3, 4), completion=(5,), parent="a/0"),
+        make_transition("a/2", prompt=(1, 2, 3, 4, 5, 6), completion=(7, 8), parent="a/1"),
+    ]
+    group = TrajectoryGroup(id="g", trajectories=(make_trajectory("a", calls, reward=1.0),))
+    credit = tuple(np.full(len(call.completion_ids), value, np.float32) for call, value in zip(calls, (1.0, -2.0, 3.0), strict=True))
+    (merged,) = build_samples([group], [(credit,)], rows="merged")
+    assert merged.calls.tolist() == [-1, -1, 0, 0, 1, -1, 2, 2]
+    parts = separate_calls(merged)
+    assert [part.calls.tolist() for part in parts] == [[-1, -1, 0, 0, -1, -1, -1, -1], [-1, -1, -1, -1, 1, -1, 2, 2]]
+    for name in ("advantages", "weights", "logprobs"):
+        np.testing.assert_array_equal(sum(getattr(part, name) for part in parts), getattr(merged, name))
+    assert separate_calls(parts[1])[0] is parts[1]
+    assert len(build_rows([merged], "step", 1).keys) == 2

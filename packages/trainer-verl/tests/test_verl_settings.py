@@ -33,7 +33,7 @@ def recipe(**tables: Any) -> Recipe:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"mode": "fast"}, r"mode is 'fast'; choose 'sync', 'colocate_async', 'separate_async'"),
+        ({"mode": "fast"}, r"mode is 'fast'; choose 'sync', 'colocate_async' or 'separate_async'"),
         ({"mode": "separate_async"}, "gives the replicas GPUs of their own; set rollout_nodes"),
         ({"rollout_nodes": 1, "rollout_gpus_per_node": 1}, "are for mode 'separate_async', the mode is 'sync'; remove them"),
         ({"gpus_per_node": 8, "tensor_parallel": 3}, "8 GPUs for the replicas do not divide into replicas of 3"),
@@ -62,6 +62,25 @@ def test_settings_that_cannot_be(settings: dict[str, Any], sentence: str) -> Non
 def test_recipes_that_verl_cannot_honour(tables: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         check_recipe(recipe(**tables))
+
+
+OWN = {
+    "proportional": "-(batch.logprobs - batch.old_logprobs).exp() * batch.advantages",
+    "of_signs": "-(batch.logprobs - batch.old_logprobs).exp() * batch.advantages.sign()",
+}
+
+
+@pytest.mark.parametrize("aggregation", ["rollout_mean", "token_mean"])
+@pytest.mark.parametrize("loss", OWN)
+def test_a_users_loss_that_is_not_proportional_needs_equal_weights(tmp_path: Path, loss: str, aggregation: str) -> None:
+    lines = [f"def {name}(batch):\n    return TokenLosses(losses={formula})\n" for name, formula in OWN.items()]
+    (tmp_path / "verl_losses_of_ours.py").write_text("\n".join(["from lightningrl_torch.losses import TokenLosses\n", *lines]))
+    asked = recipe(learner={"loss": f"verl_losses_of_ours.py:{loss}"}, samples={"aggregation": aggregation}, folder=tmp_path)
+    is_wrong = loss == "of_signs" and aggregation == "rollout_mean"
+    sentence = "is not proportional to the advantages, .* set samples.aggregation = 'token_mean', not 'rollout_mean'"
+    with pytest.raises(ConfigError, match=sentence) if is_wrong else contextlib.nullcontext():
+        check_recipe(asked)
+    assert Settings(policy="tiny", **asked.backend_options).is_averaged is (loss == "of_signs")
 
 
 @pytest.mark.parametrize(

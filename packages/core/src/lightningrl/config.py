@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 
 from lightningrl.errors import ConfigError
 from lightningrl.hints import ELSEWHERE, LEARNER, key_hint
+from lightningrl.loading import absolute_reference, is_reference
 from lightningrl.types import Outcome, SamplingSettings
 
 __all__ = [
@@ -335,8 +336,11 @@ class Recipe(_Frozen):
 
     def options_of(self, policy: PolicyConfig | OtherPolicyConfig) -> dict[str, Any]:
         """What the chosen backend is given for a policy: the policy's own `learner`, before the backend's table, before `[learner]`, before
-        the loop's seed."""
-        return {"seed": self.loop.seed, **self.learner, **self.backends.get(self.backend, {}), **policy.learner}
+        the loop's seed. A loss in a file beside the recipe is named by its whole path, for processes of any folder."""
+        options = {"seed": self.loop.seed, **self.learner, **self.backends.get(self.backend, {}), **policy.learner}
+        if isinstance(loss := options.get("loss"), str) and is_reference(loss):
+            options["loss"] = absolute_reference(loss, self.folder)
+        return options
 
     def with_settings(self, settings: Mapping[str, Any]) -> Recipe:
         """A recipe with dotted keys replaced: `{"loop.steps": 5}`."""

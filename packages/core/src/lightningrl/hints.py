@@ -52,7 +52,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
 """Names that TRL, verl and others use, and where the same is said here."""
 LEARNER: Final = frozenset(
     {"betas", "clip_high", "clip_low", "context_length", "device", "dtype", "epochs", "gradient_checkpointing", "kl_coef"}
-    | {"learning_rate", "lora", "max_grad_norm", "minibatches", "schedule", "warmup_steps", "weight_decay"}
+    | {"learning_rate", "lora", "loss", "max_grad_norm", "minibatches", "schedule", "warmup_steps", "weight_decay"}
 )
 """Settings that a trainer backend usually takes."""
 

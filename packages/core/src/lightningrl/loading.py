@@ -18,12 +18,19 @@ from typing import Any
 
 from lightningrl.errors import ConfigError
 
-__all__ = ["is_reference", "load_callable", "run_recipe_file"]
+__all__ = ["absolute_reference", "is_reference", "load_callable", "run_recipe_file"]
 
 
 def is_reference(text: str) -> bool:
     """Whether `text` has the form `file_or_module:name`, and so is no plugin's name."""
     return ":" in text
+
+
+def absolute_reference(text: str, base_dir: Path) -> str:
+    """The same reference for a process in any folder: a file by its whole path. Raises ConfigError where it is not there."""
+    source, _, name = text.rpartition(":")
+    path = _find_file(source, base_dir, text)
+    return f"{path}:{name}" if path.is_file() else text
 
 
 def load_callable(reference: str, base_dir: Path | str = ".") -> Callable[..., Any]:
@@ -55,13 +62,18 @@ def run_recipe_file(path: Path) -> ModuleType:
     return _run_file(path, f"recipe {path.name}")
 
 
-def _load_module(source: str, base_dir: Path, reference: str) -> ModuleType:
-    is_file = source.endswith(".py") or "/" in source or "\\" in source
+def _find_file(source: str, base_dir: Path, reference: str) -> Path:
+    """The file of that name, also where it is not there and `source` may be a module."""
     path = (base_dir / (source if source.endswith(".py") else f"{source}.py")).resolve()
+    if not path.is_file() and (source.endswith(".py") or "/" in source or "\\" in source):
+        raise ConfigError(f"{reference!r}: no file {str(path)!r}; paths are relative to {str(base_dir.resolve())!r}")
+    return path
+
+
+def _load_module(source: str, base_dir: Path, reference: str) -> ModuleType:
+    path = _find_file(source, base_dir, reference)
     if path.is_file():
         return _run_file(path, reference)
-    if is_file:
-        raise ConfigError(f"{reference!r}: no file {str(path)!r}; paths are relative to {str(base_dir.resolve())!r}")
     if (base_dir / source.partition(".")[0]).is_dir():
         _add_folder(base_dir.resolve())
     try:

@@ -73,13 +73,29 @@ class Capabilities:
     """What a trainer backend declares that it can do."""
 
     losses: frozenset[str]
+    """What `learner.loss` may say."""
     devices: frozenset[str]
+    """What `learner.device` may say, beside `auto`."""
     lora: bool
+    """Takes a table `learner.lora`."""
     reference_kl: bool
+    """Takes `learner.kl_coef`, the weight of a KL to the starting policy."""
+    own_losses: bool = False
+    """`learner.loss` may be the user's own, `"file.py:loss"`."""
     critic: bool = False
     """Can turn a call's reward into token advantages with a learned critic (PPO)."""
     several_policies: bool = False
     """A run may have several of it, one for each policy."""
+
+    def __str__(self) -> str:
+        can = {
+            "own losses": self.own_losses,
+            "LoRA": self.lora,
+            "reference KL": self.reference_kl,
+            "critic": self.critic,
+            "several policies": self.several_policies,
+        }
+        return ", ".join([*sorted(self.devices), *sorted(self.losses), *(name for name, is_able in can.items() if is_able)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -343,13 +343,15 @@ class Sample:
     same however many rows it becomes. 0.0 where mask is False."""
     versions: IntArray
     """Policy version that sampled token t; -1 where mask is False."""
+    calls: IntArray
+    """Which call of the rollout token t was sampled in; -1 where mask is False. A call's tokens are all in one row."""
     temperatures: Array
     """Sampling temperature of token t; 1.0 where mask is False."""
 
     def __post_init__(self) -> None:
         lengths = {
             name: len(getattr(self, name))
-            for name in ("token_ids", "mask", "logprobs", "advantages", "weights", "versions", "temperatures")
+            for name in ("token_ids", "mask", "logprobs", "advantages", "weights", "versions", "calls", "temperatures")
         }
         if len(set(lengths.values())) != 1:
             raise ValueError(f"sample of rollout {self.rollout_id!r}: arrays of unequal length {lengths}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,9 +19,7 @@ from lightningrl_torch._prefill import Prefiller
 from lightningrl_torch._requests import Running, deliver
 from lightningrl_torch._sampling import SamplingBatch, sample_tokens
 from lightningrl_torch._slots import SlotCache
-
-if TYPE_CHECKING:
-    from lightningrl_torch.engine import EngineSettings
+from lightningrl_torch.settings import EngineSettings
 
 __all__ = ["Decoder"]
 

@@ -72,7 +72,8 @@ class Batch:
     advantages: NDArray[np.float32]
     weights: NDArray[np.float32]
     temperatures: NDArray[np.float32]
-    versions: NDArray[np.int32]
+    calls: NDArray[np.int64]
+    """(N,): which call each is of, 0 … calls - 1."""
 
 
 def build_rows(samples: Sequence[Sample], *, max_tokens: int, share_prefixes: bool) -> list[_Row]:
@@ -118,9 +119,9 @@ def _build_batch(rows: Sequence[_Row]) -> Batch:
     positions = np.zeros((len(rows), width), np.int64)
     ends = np.tile(np.arange(1, width + 1), (len(rows), 1))  # padding is seen by itself alone
     sources: list[NDArray[np.int64]] = []
-    picked: dict[str, list[NDArray[np.generic]]] = {
-        name: [] for name in ("token_ids", "logprobs", "advantages", "weights", "temperatures", "versions")
-    }
+    picked: dict[str, list[NDArray[np.generic]]] = {name: [] for name in ("token_ids", "logprobs", "advantages", "weights", "temperatures")}
+    calls: list[NDArray[np.int64]] = []
+    calls_before = 0
     for number, row in enumerate(rows):
         token_ids[number, : row.size] = np.concatenate(row.token_ids)
         positions[number, : row.size] = np.concatenate(row.positions)
@@ -130,6 +131,10 @@ def _build_batch(rows: Sequence[_Row]) -> Batch:
             sources.append(np.stack([np.full(len(trained), number), path[trained - 1]]))
             for name, parts in picked.items():
                 parts.append(getattr(sample, name)[trained])
+            # a call's tokens are all in one sample, so its calls are numbered on from those before:  3 3 5 │ 0 2  ->  0 0 1 │ 2 3
+            found, numbers = np.unique(sample.calls[trained], return_inverse=True)
+            calls.append(numbers + calls_before)
+            calls_before += len(found)
     joined = {name: np.concatenate(parts) for name, parts in picked.items()}
     branches = any(len(row.samples) > 1 for row in rows)
     return Batch(
@@ -143,5 +148,5 @@ def _build_batch(rows: Sequence[_Row]) -> Batch:
         advantages=joined["advantages"].astype(np.float32),
         weights=joined["weights"].astype(np.float32),
         temperatures=joined["temperatures"].astype(np.float32),
-        versions=joined["versions"].astype(np.int32),
+        calls=np.concatenate(calls),
     )

@@ -20,10 +20,10 @@ from lightningrl.errors import BackendError
 from lightningrl.protocols import LearnReport
 from lightningrl.types import Sample
 from lightningrl_torch.checkpoint import read_checkpoint, restore_generators, write_checkpoint, written_folder
-from lightningrl_torch.engine import EngineSettings, TorchEngine
+from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.learner import Learner, Reference
 from lightningrl_torch.policy import LoadedPolicy, load_policy, quiet
-from lightningrl_torch.settings import Settings
+from lightningrl_torch.settings import EngineSettings, Settings
 
 __all__ = ["TorchBackend"]
 

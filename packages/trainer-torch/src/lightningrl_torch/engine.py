@@ -16,7 +16,6 @@ import random
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
@@ -25,28 +24,11 @@ from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
 from lightningrl.types import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl_torch._decoder import Decoder
 from lightningrl_torch._requests import Running, TextOf
+from lightningrl_torch.settings import EngineSettings
 
-__all__ = ["EngineSettings", "TorchEngine"]
+__all__ = ["TorchEngine"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineSettings:
-    """How an engine batches."""
-
-    max_batch: int = 128
-    """Most requests decoded together; more wait."""
-    prefill_tokens: int = 4096
-    """Most prompt tokens (with padding) computed in one forward."""
-    prefix_cache_tokens: int = 16384
-    """Prompt tokens whose keys and values are remembered while the weights stay, so that a group's prompt is computed once."""
-    stream_interval_s: float = 0.02
-    """Least time between two chunks of a request."""
-    threads: int | None = None
-    """CPU threads of the decoding thread; None = torch's own choice."""
-    autocast: bool = False
-    """Compute in bfloat16."""
 
 
 class TorchEngine:

@@ -27,7 +27,8 @@ from lightningrl.types import Sample
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._packing import Batch, build_batches
 from lightningrl_torch._scoring import score_batch, to_tensor
-from lightningrl_torch.losses import approximate_kl, clipped_surrogate, is_clipped, truncated_importance
+from lightningrl_torch.chosen_loss import ChosenLoss
+from lightningrl_torch.losses import TokenBatch, approximate_kl, truncated_importance
 from lightningrl_torch.schedules import schedule_factor
 from lightningrl_torch.settings import Settings
 
@@ -50,6 +51,7 @@ class Learner:
         self.random = random.Random(settings.seed)  # noqa: S311 - minibatch order, not secrets
         self._settings = settings
         self._reference = reference
+        self._loss = ChosenLoss(settings.loss, settings.loss_arguments, has_reference=reference is not None)
         self._traits = read_traits(model, settings.policy)
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         groups = [
@@ -71,7 +73,7 @@ class Learner:
         started = time.monotonic()
         settings = self._settings
         _check(samples, self._traits.vocabulary)
-        if self._reference is None:  # the loss is weight · advantage · ratio and nothing else
+        if self._reference is None and not self._loss.has_other_terms:
             samples = teaching_rows(samples)
             if not samples:
                 return LearnReport(policy_version=self.step, tokens=0, seconds=time.monotonic() - started)
@@ -106,14 +108,16 @@ class Learner:
 
     def _update(self, samples: Sequence[Sample], minibatches: int, recomputed: _Recomputed | None, totals: dict[str, float]) -> None:
         """One optimiser update."""
+        self.optimizer.zero_grad(set_to_none=True)  # what an update that raised has left
         loss = self._backward(samples, float(minibatches), recomputed, totals)
-        limit = self._settings.max_grad_norm or math.inf
+        settings = self._settings
+        limit = settings.max_grad_norm or math.inf
         norm = float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), limit))
         if not math.isfinite(loss) or not math.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
             raise BackendError(
-                f"step {self.step + 1}: the loss is {loss:g} and its gradient's norm {norm:g}; the weights stay at version {self.step}; "
-                "lower the learning rate or look at this step's rewards"
+                f"step {self.step + 1}: loss {settings.loss!r} is {loss:g} and its gradient's norm {norm:g}; the weights stay at version "
+                f"{self.step}; lower the learning rate or look at this step's rewards"
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -125,7 +129,7 @@ class Learner:
         """Add up the gradient of `scale` times the samples' loss; return the unscaled loss."""
         total = 0.0
         for batch in self._batches(samples):
-            loss, sums = self._loss(batch, recomputed)
+            loss, sums = self._sum_losses(batch, recomputed)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
             for name, value in sums.items():
@@ -133,7 +137,7 @@ class Learner:
             totals["tokens"] += float(len(batch.targets))
         return total
 
-    def _loss(self, batch: Batch, recomputed: _Recomputed | None) -> tuple[Tensor, dict[str, Tensor]]:
+    def _sum_losses(self, batch: Batch, recomputed: _Recomputed | None) -> tuple[Tensor, dict[str, Tensor]]:
         """Σ weights · token_loss of a batch, and sums over its trained tokens for the metrics."""
         settings, model = self._settings, self.model
         logprobs, entropies = self._score(model, batch)
@@ -141,23 +145,33 @@ class Learner:
         old_logprobs = rollout_logprobs
         if recomputed is not None:
             old_logprobs = to_tensor(np.concatenate([recomputed[id(sample)] for sample in batch.samples]), model)
-        log_ratio = logprobs - old_logprobs
-        token_loss = clipped_surrogate(log_ratio, advantages, clip_low=settings.clip_low, clip_high=settings.clip_high)
-        clipped = is_clipped(log_ratio.detach(), advantages, clip_low=settings.clip_low, clip_high=settings.clip_high)
+        reference_logprobs = None
+        if self._reference is not None:
+            with torch.no_grad(), self._reference() as reference:
+                reference_logprobs, _ = self._score(reference, batch)
+        found = self._loss(
+            TokenBatch(
+                logprobs=logprobs,
+                old_logprobs=old_logprobs,
+                rollout_logprobs=rollout_logprobs,
+                reference_logprobs=reference_logprobs,
+                advantages=advantages,
+                calls=to_tensor(batch.calls, model),
+            )
+        )
+        token_loss = found.losses
         to_rollout = logprobs.detach() - rollout_logprobs
         sums = {
             "kl_rollout": approximate_kl(to_rollout).sum(),
             "ratio": to_rollout.exp().sum(),
             "entropy": entropies.sum(),
-            "clip_fraction": clipped.sum(),
+            **{name: values.detach().sum() for name, values in found.metrics.items()},
         }
         if settings.importance_cap is not None and recomputed is not None:
             importance = truncated_importance(old_logprobs - rollout_logprobs, settings.importance_cap)
             token_loss = token_loss * importance
             sums["importance"] = importance.sum()
-        if self._reference is not None:
-            with torch.no_grad(), self._reference() as reference:
-                reference_logprobs, _ = self._score(reference, batch)
+        if reference_logprobs is not None:
             divergence = approximate_kl(reference_logprobs - logprobs)
             token_loss = token_loss + settings.kl_coef * divergence
             sums["kl_reference"] = divergence.detach().sum()

@@ -1,27 +1,104 @@
-"""Per-token losses. Aggregation is not done here: a step's loss is the plain sum of `weights * token_loss` (see `Sample.weights`)."""
+"""The losses, one table for every backend: log-probs and advantages of tokens in, each token's loss out. Imports no torch.
+
+    TokenBatch (N tokens)  ─►  LOSSES["gspo"](batch, clip_low=…, clip_high=…)  ─►  TokenLosses (N tokens)
+
+A loss neither sums nor weighs: a step's loss is the plain sum of `weights * losses` (see `lightningrl.Sample.weights`). A user's own,
+`"file.py:loss"`, is a function of the same form (`lightningrl_torch.chosen_loss`).
+"""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-__all__ = ["approximate_kl", "clipped_surrogate", "is_clipped", "truncated_importance"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "LOSSES",
+    "Loss",
+    "TokenBatch",
+    "TokenLosses",
+    "approximate_kl",
+    "cispo",
+    "gspo",
+    "mean_by_call",
+    "ppo_clip",
+    "truncated_importance",
+]
 
 
-def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
-    """PPO's clipped loss of each token, from log π_θ - log π_old.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenBatch:
+    """N trained tokens of whole calls, in the order of their rows. Every tensor has the shape (N,)."""
+
+    logprobs: Tensor
+    """log π_θ: the one with a gradient."""
+    old_logprobs: Tensor
+    """log π_old, what ratios are to: the rollout's, or with `importance_cap` those of the policy before the step."""
+    rollout_logprobs: Tensor | None
+    """What the engine sampled with; None where the backend has them no more (verl with `importance_cap`)."""
+    reference_logprobs: Tensor | None
+    """Of the starting policy; None without `kl_coef`, and on verl, which adds that KL itself."""
+    advantages: Tensor
+    calls: Tensor
+    """Which call a token is of: 0 … calls - 1. A call's tokens are all in one batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenLosses:
+    """What a loss returns."""
+
+    losses: Tensor
+    """(N,)."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """By name a number for each token (N,); their mean is reported."""
+    has_other_terms: bool = False
+    """Whether a token of advantage 0.0 has a loss or a gradient. Where it has none, rows without any advantage are left out."""
+
+
+Loss = Callable[..., TokenLosses]
+"""`loss(batch, **options)`; options are keyword parameters, with defaults that someone has trained with."""
+
+
+def ppo_clip(batch: TokenBatch, *, clip_low: float = 0.2, clip_high: float = 0.2) -> TokenLosses:
+    """PPO's clipped loss, a ratio for each token.
 
     L_t = -min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)  (Schulman et al. 2017, eq. 7; asymmetric bounds: DAPO, eq. 10)
     """
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    return -torch.minimum(ratio * advantages, clipped * advantages)
+    return _clip((batch.logprobs - batch.old_logprobs).exp(), batch.advantages, clip_low, clip_high)
 
 
-def is_clipped(log_ratio: Tensor, advantages: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
-    """True where the clip takes the gradient away."""
-    ratio = log_ratio.exp()
-    return ((ratio > 1.0 + clip_high) & (advantages > 0)) | ((ratio < 1.0 - clip_low) & (advantages < 0))
+def gspo(batch: TokenBatch, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLosses:
+    """The clipped loss with one ratio for all tokens of a call, and each token's own gradient (GSPO-token, Zheng et al. 2025).
+
+    s   = (π_θ(call) / π_old(call))^(1/tokens) = exp(mean_t log r_t)        (arXiv 2507.18071, eq. 7)
+    s_t = sg[s] · π_θ(t) / sg[π_θ(t)],  in place of PPO's r_t               (eq. 13 and 14; bounds: its experiments)
+    """
+    logprobs = batch.logprobs
+    means = mean_by_call(logprobs.detach() - batch.old_logprobs, batch.calls)
+    return _clip((means + logprobs - logprobs.detach()).exp(), batch.advantages, clip_low, clip_high)
+
+
+def cispo(batch: TokenBatch, *, clip_low: float = 1.0, clip_high: float = 4.0) -> TokenLosses:
+    """REINFORCE with clipped importance weights, so that no token is without a gradient.
+
+    L_t = -sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t log π_θ(t)  (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5; no lower bound there)
+    """
+    ratio = (batch.logprobs.detach() - batch.old_logprobs).exp()
+    weights = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return TokenLosses(losses=-weights * batch.advantages * batch.logprobs, metrics={"clip_fraction": weights != ratio})
+
+
+LOSSES: Mapping[str, Loss] = {"ppo_clip": ppo_clip, "gspo": gspo, "cispo": cispo}
+"""By the name that a recipe says: `learner.loss = "gspo"`. All are proportional to the advantage, so none has other terms."""
+
+
+def mean_by_call(values: Tensor, calls: Tensor) -> Tensor:
+    """For each token (N,) the mean of its call."""
+    sums = values.new_zeros(int(calls.max()) + 1 if len(calls) else 0).index_add(0, calls, values)
+    return (sums / calls.bincount())[calls]
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
@@ -35,3 +112,9 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
 def truncated_importance(log_ratio: Tensor, cap: float) -> Tensor:
     """Importance weight min(exp(log π_old - log π_rollout), cap) of tokens that another policy sampled. No gradient."""
     return log_ratio.detach().exp().clamp(max=cap)
+
+
+def _clip(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> TokenLosses:
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    fraction = ((ratio > 1.0 + clip_high) & (advantages > 0)) | ((ratio < 1.0 - clip_low) & (advantages < 0))
+    return TokenLosses(losses=-(ratio * advantages).minimum(clipped * advantages), metrics={"clip_fraction": fraction})

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightningrl.config import Recipe
 from lightningrl.plugins import Plugin, hookimpl
-from lightningrl.protocols import Capabilities
+from lightningrl_torch.learner_settings import declare
+from lightningrl_torch.losses import LOSSES
 from lightningrl_torch.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,13 +30,17 @@ create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raises ConfigError for a policy's settings that cannot be. Imports torch where a GPU is asked for."""
+    """Raises ConfigError for a policy's settings that cannot be. Imports torch where a GPU or a loss of the user's own is asked for."""
     for name, policy in recipe.all_policies.items():
         settings = Settings(policy=policy.model, name=name, **recipe.options_of(policy))
         if settings.device == "cuda":
             from lightningrl_torch.device import pick_device
 
             pick_device("cuda")
+        if settings.loss not in LOSSES:
+            from lightningrl_torch.chosen_loss import ChosenLoss
+
+            ChosenLoss(settings.loss, settings.loss_arguments, has_reference=settings.kl_coef > 0)
 
 
 @hookimpl
@@ -45,11 +50,5 @@ def lightningrl_trainers() -> Iterable[Plugin]:
         summary="transformers + torch on one machine, CPU or one CUDA GPU; full fine-tuning or LoRA",
         factory=create_backend,
         check=check_recipe,
-        capabilities=Capabilities(
-            losses=frozenset({"ppo_clip"}),
-            devices=frozenset({"cpu", "cuda"}),
-            lora=True,
-            reference_kl=True,
-            several_policies=True,
-        ),
+        capabilities=declare(Settings, several_policies=True),
     )

@@ -15,7 +15,8 @@ from transformers.utils import logging as transformers_logging
 
 from lightningrl.errors import ConfigError
 from lightningrl_torch.device import pick_device
-from lightningrl_torch.settings import LoraSettings, Settings
+from lightningrl_torch.learner_settings import LoraSettings
+from lightningrl_torch.settings import Settings
 
 __all__ = ["LoadedPolicy", "load_policy", "quiet"]
 
@@ -44,7 +45,7 @@ def load_policy(settings: Settings) -> LoadedPolicy:
         raise ConfigError(
             f"policy {settings.policy!r} has no chat template; put a chat_template.jinja beside its tokenizer or choose an instruct model"
         )
-    lora = LoraSettings.parse(settings.lora) if settings.lora is not None else None
+    lora = settings.lora
     frozen = torch.bfloat16 if lora is not None and settings.dtype == "bfloat16" else torch.float32
     with quiet():
         model = _load("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=frozen).to(device)
@@ -102,7 +103,7 @@ def _add_adapters(model: PreTrainedModel, lora: LoraSettings, settings: Settings
     from peft import LoraConfig, get_peft_model
 
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")  # type: ignore[arg-type]
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.scale, target_modules=targets, task_type="CAUSAL_LM")  # type: ignore[arg-type]
     with torch.random.fork_rng(), warnings.catch_warnings():
         torch.manual_seed(settings.seed)
         # peft asks transformers by a name that is about to go

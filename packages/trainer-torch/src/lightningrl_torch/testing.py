@@ -95,5 +95,6 @@ def make_sample(
         advantages=np.where(mask, np.float32(advantage), np.float32(0.0)),
         weights=np.where(mask, np.float32(weight), np.float32(0.0)),
         versions=np.where(mask, version, -1).astype(np.int32),
+        calls=np.where(mask, 0, -1).astype(np.int32),
         temperatures=np.where(mask, np.float32(temperature), np.float32(1.0)),
     )

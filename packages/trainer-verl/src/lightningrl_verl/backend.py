@@ -36,7 +36,7 @@ from lightningrl_verl.recipe_check import check_machine, runs_on_cpu
 from lightningrl_verl.rows import choose_samples
 from lightningrl_verl.runner import Learned, Runner
 from lightningrl_verl.seams import check_seams
-from lightningrl_verl.settings import Settings
+from lightningrl_verl.settings import METRIC, Settings
 from lightningrl_verl.verl_config import build_config
 
 __all__ = ["VerlBackend"]
@@ -49,11 +49,6 @@ _METRICS = {
     "actor/grad_norm": "grad_norm",
     "actor/lr": "lr",
     "actor/entropy": "entropy",
-    "kl_rollout": "kl_rollout",
-    "actor/kl_rollout": "kl_rollout",
-    "actor/ratio": "ratio",
-    "actor/clip_fraction": "clip_fraction",
-    "actor/probability_gap_max": "probability_gap_max",
     "actor/kl_loss": "kl_reference",
     "critic/vf_loss": "value_loss",
     "rollout_corr/rollout_is_mean": "importance",
@@ -113,6 +108,7 @@ class VerlBackend:
             engine.set_version(learned.version)
         tokens = sum(int(sample.mask.sum()) for sample in rows)
         metrics = {name: learned.metrics[theirs] for theirs, name in _METRICS.items() if theirs in learned.metrics}
+        metrics |= {theirs.partition(METRIC)[2]: value for theirs, value in learned.metrics.items() if METRIC in theirs}
         metrics |= {
             f"verl/{name}": value for name, value in learned.metrics.items() if name.startswith(("timing_s/", "perf/", "training/"))
         }
@@ -206,8 +202,8 @@ class VerlBackend:
             ray.kill(runner)
 
     def _learn(self, rows: Sequence[Sample]) -> Learned:
-        averaged = self.settings.kl_coef > 0  # verl divides by the batch's tokens
-        scale = float(sum(int(sample.mask.sum()) for sample in rows)) if averaged else float(self.settings.minibatches)
+        # averaging, verl divides by the batch's tokens
+        scale = float(sum(int(sample.mask.sum()) for sample in rows)) if self.settings.is_averaged else float(self.settings.minibatches)
         learned: Learned = self._ask(
             self._runner.learn.remote(rows, minibatches=self.settings.minibatches, scale=scale, as_reward=self.settings.critic is not None)
         )

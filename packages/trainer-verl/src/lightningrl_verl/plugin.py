@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightningrl.plugins import Plugin, hookimpl
-from lightningrl.protocols import Capabilities
+from lightningrl_torch.learner_settings import declare
 from lightningrl_verl.recipe_check import check_recipe, check_versions
-from lightningrl_verl.settings import LOSSES, Settings
+from lightningrl_verl.settings import Settings
 
 if TYPE_CHECKING:
     from lightningrl_verl.backend import VerlBackend
@@ -42,13 +42,7 @@ def lightningrl_trainers() -> Iterable[Plugin]:
         summary="verl with vLLM replicas on Ray; FSDP2 or Megatron, one GPU to many nodes",
         factory=create_backend,
         check=check_recipe,
-        capabilities=Capabilities(
-            losses=frozenset(LOSSES),
-            devices=frozenset({"cuda", "cpu"}),
-            lora=True,
-            reference_kl=True,
-            critic=True,
-        ),
+        capabilities=declare(Settings, several_policies=False),
     )
 
 

@@ -43,6 +43,11 @@ def check_recipe(recipe: Recipe) -> None:
         )
     _check_critic(recipe, settings)
     check_machine(settings)
+    if settings.is_averaged and recipe.samples.aggregation != "token_mean":
+        raise ConfigError(
+            f"learner.loss = {settings.loss!r} is not proportional to the advantages, and verl's rows carry weight times advantage; set "
+            f"samples.aggregation = 'token_mean', not {recipe.samples.aggregation!r}, or use backend 'torch'"
+        )
 
 
 def _check_critic(recipe: Recipe, settings: Settings) -> None:

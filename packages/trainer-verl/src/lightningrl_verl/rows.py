@@ -9,8 +9,9 @@ the prompt's own key carries the status, and a prompt's name has no underscore. 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from lightningrl.errors import BackendError
 from lightningrl.types import Sample
 from lightningrl_verl.settings import Settings
 
-__all__ = ["Rows", "build_rows", "choose_samples", "row_weights"]
+__all__ = ["Rows", "build_rows", "choose_samples", "row_weights", "separate_calls"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +61,7 @@ def build_rows(samples: Sequence[Sample], prompt: str, step: int, *, scale: floa
     sessions: dict[str, int] = {}
     counts: dict[str, int] = {}
     rows = Rows(keys=[], fields=[], tags=[], temperature=_temperature(samples))
-    for sample in samples:
+    for sample in itertools.chain.from_iterable(map(separate_calls, samples)):
         session = sessions.setdefault(sample.rollout_id, len(sessions))
         index = counts.get(sample.rollout_id, 0)
         counts[sample.rollout_id] = index + 1
@@ -81,6 +82,25 @@ def build_rows(samples: Sequence[Sample], prompt: str, step: int, *, scale: floa
             }
         )
     return rows
+
+
+def separate_calls(sample: Sample) -> list[Sample]:
+    """The sample as rows in which something stands between two calls: verl's losses see the mask alone, and tell calls apart by its gaps.
+
+    mask    ··████··████████··    two calls meet       rows    ··████··████······
+    calls     0000  11112222                                   ············2222··
+    """
+    meet = sample.mask[1:] & sample.mask[:-1] & (sample.calls[1:] != sample.calls[:-1])
+    if not meet.any():
+        return [sample]
+    side = np.cumsum(np.concatenate(([False], meet))) % 2
+    return [_train_only(sample, sample.mask & (side == number)) for number in (0, 1)]
+
+
+def _train_only(sample: Sample, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Sample:
+    elsewhere = {"logprobs": 0.0, "advantages": 0.0, "weights": 0.0, "versions": -1, "calls": -1, "temperatures": 1.0}
+    arrays = {name: np.where(mask, getattr(sample, name), value).astype(getattr(sample, name).dtype) for name, value in elsewhere.items()}
+    return replace(sample, mask=mask, **arrays)  # type: ignore[arg-type]
 
 
 def _fields(sample: Sample, start: int, values: np.ndarray[Any, Any], *, prompt: str, session: int) -> dict[str, Any]:

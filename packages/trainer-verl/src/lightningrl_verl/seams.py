@@ -65,9 +65,11 @@ def _check_registered() -> None:
     """verl only logs a plugin that fails to load."""
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
-    from lightningrl_verl.losses import ESTIMATOR, loss_name
-    from lightningrl_verl.settings import LOSSES
+    from lightningrl_torch.losses import LOSSES
+    from lightningrl_verl.losses import ESTIMATOR
+    from lightningrl_verl.settings import loss_name
 
-    for registry, name in ((ADV_ESTIMATOR_REGISTRY, ESTIMATOR), *((POLICY_LOSS_REGISTRY, loss_name(loss)) for loss in LOSSES)):
+    names = [loss_name(loss) for loss in (*LOSSES, "own")]
+    for registry, name in ((ADV_ESTIMATOR_REGISTRY, ESTIMATOR), *((POLICY_LOSS_REGISTRY, name) for name in names)):
         if name not in registry:
             raise BackendError(f"verl does not know {name!r} although its plugin entry point was loaded; reinstall lightningrl-verl")

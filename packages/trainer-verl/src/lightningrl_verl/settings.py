@@ -2,111 +2,67 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from lightningrl.errors import ConfigError
+import pydantic
+from pydantic import Field
 
-__all__ = ["LOSSES", "MODES", "CriticSettings", "LoraSettings", "Settings", "flatten"]
+from lightningrl_torch.learner_settings import AtLeast0, Count, LearnerSettings, LoraSettings, SettingsTable, Whole
+from lightningrl_torch.losses import LOSSES
 
-LOSSES = ("ppo_clip", "gspo", "cispo")
-MODES = ("sync", "colocate_async", "separate_async")
+if TYPE_CHECKING:
+    from lightningrl_torch.chosen_loss import ChosenLoss
+
+__all__ = ["METRIC", "CriticSettings", "Settings", "VerlLoraSettings", "flatten", "loss_name"]
 
 _OTHER_TERMS = frozenset({"actor_rollout_ref.actor.entropy_coeff", "actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"})
 """verl's own settings that give the loss a term beside the weighted advantage."""
-_AT_LEAST: dict[str, float] = {
-    "nodes": 1,
-    "gpus_per_node": 1,
-    "tensor_parallel": 1,
-    "rollout_nodes": 0,
-    "rollout_gpus_per_node": 0,
-    "ahead": 0,
-    "sync_every": 1,
-    "learning_rate": 0,
-    "weight_decay": 0,
-    "warmup_steps": 0,
-    "total_steps": 1,
-    "minimum_factor": 0,
-    "max_grad_norm": 0,
-    "clip_low": 0,
-    "clip_high": 0,
-    "kl_coef": 0,
-    "importance_cap": 0,
-    "minibatches": 1,
-    "epochs": 1,
-    "max_tokens_per_microbatch": 1,
-    "context_length": 2,
-    "start_timeout_s": 1,
-}
+METRIC = "lightningrl/"
+"""Before the names of our losses' metrics, among verl's."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoraSettings:
-    """Low-rank adapters instead of full fine-tuning (Hu et al. 2021); vLLM serves them as adapters."""
-
-    rank: int = 16
-    alpha: int = 32
-    target_modules: str | tuple[str, ...] = "all-linear"
-
-    @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> LoraSettings:
-        """Read the recipe's `lora` table; raises ConfigError."""
-        unknown = sorted(set(values) - {"rank", "alpha", "target_modules"})
-        if unknown:
-            raise ConfigError(f"lora has no setting {unknown[0]!r}; it takes: alpha, rank, target_modules")
-        rank, targets = values.get("rank", 16), values.get("target_modules", "all-linear")
-        if not isinstance(rank, int) or rank < 1:
-            raise ConfigError(f"lora rank is {rank!r}; use an integer of at least 1")
-        alpha = values.get("alpha", 2 * rank)
-        if int(alpha) != alpha:
-            raise ConfigError(f"lora alpha is {alpha!r}; verl takes whole numbers")
-        return cls(rank=rank, alpha=int(alpha), target_modules=targets if isinstance(targets, str) else tuple(targets))
+def loss_name(loss: str) -> str:
+    """What a loss of ours is called in verl's registry."""
+    return f"lightningrl_{loss if loss in LOSSES else 'own'}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CriticSettings:
+class VerlLoraSettings(LoraSettings):
+    """Low-rank adapters; vLLM serves them as adapters."""
+
+    alpha: Count | None = None
+    """None = twice the rank. verl takes whole numbers."""
+
+
+class CriticSettings(SettingsTable):
     """PPO's critic (Schulman et al. 2017): verl estimates token advantages by GAE inside each call."""
 
     model: str | None = None
     """Folder or hub name its weights start from; None = the policy's."""
-    learning_rate: float = 1e-5
-    gamma: float = 1.0
-    lam: float = 1.0
-
-    @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> CriticSettings:
-        """Read the recipe's `critic` table; raises ConfigError."""
-        unknown = sorted(set(values) - {"model", "learning_rate", "gamma", "lam"})
-        if unknown:
-            raise ConfigError(f"critic has no setting {unknown[0]!r}; it takes: gamma, lam, learning_rate, model")
-        return cls(**values)
+    learning_rate: AtLeast0 = 1e-5
+    gamma: AtLeast0 = 1.0
+    lam: AtLeast0 = 1.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class Settings(LearnerSettings):
     """The backend's keyword parameters. Raises ConfigError for values that cannot be."""
-
-    policy: str
-    """Hub name or folder of a transformers causal language model that vLLM can serve."""
-    name: str | None = None
-    """Name of the policy in the run; None = `policy`."""
-    seed: int = 0
 
     mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
     """`sync`: rollouts and learning take turns on the same GPUs. `colocate_async`: the same GPUs, rollouts go on across updates.
     `separate_async`: replicas have GPUs of their own and sample while the learner learns."""
-    ahead: int = 1
+    ahead: Whole = 1
     """Asynchronous modes: steps whose rollouts may be collected while an earlier one is learned, so how stale they may become."""
-    sync_every: int = 1
+    sync_every: Count = 1
     """`separate_async`: learning steps between two transfers of the weights to the replicas."""
-    nodes: int = 1
-    gpus_per_node: int = 1
+    nodes: Count = 1
+    gpus_per_node: Count = 1
     """GPUs that the learner uses on each of `nodes`; the replicas share them unless the mode is `separate_async`."""
-    tensor_parallel: int = 1
+    tensor_parallel: Count = 1
     """GPUs that one vLLM replica spans; there are GPUs ÷ tensor_parallel replicas."""
-    rollout_nodes: int = 0
-    rollout_gpus_per_node: int = 0
+    rollout_nodes: Whole = 0
+    rollout_gpus_per_node: Whole = 0
     """`separate_async`: GPUs that only the replicas use."""
     engine: Literal["vllm", "transformers"] = "vllm"
     """`transformers` comes with the CPU support package, for machines where vLLM cannot be installed."""
@@ -115,95 +71,68 @@ class Settings:
     """`auto` = CUDA where there is a GPU, else the CPU, which needs the test-support package lightningrl-verl-cpu."""
     address: str | None = None
     """Ray cluster to join, `host:port` or `auto`; None = RAY_ADDRESS where it is set, else a Ray of our own on this machine."""
-    start_timeout_s: float = 1800.0
+    start_timeout_s: Annotated[float, Field(ge=1, strict=True)] = 1800.0
     """Time that verl may take to load models and start its replicas."""
 
-    learning_rate: float = 1e-6
+    learning_rate: AtLeast0 = 1e-6
     schedule: Literal["constant", "cosine"] = "constant"
-    warmup_steps: int = 0
-    total_steps: int | None = None
-    """Where `cosine` ends; it needs it."""
-    minimum_factor: float = 0.0
-    """What `cosine` ends at, as a fraction of the learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm; 0 = never."""
-
-    loss: Literal["ppo_clip", "gspo", "cispo"] = "ppo_clip"
-    """All of them weigh tokens as the recipe says (`lightningrl_verl.losses`)."""
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    """The ratio to the rollout policy counts within 1 - clip_low … 1 + clip_high."""
-    kl_coef: float = 0.0
-    """Weight of the KL to the starting policy (k3 estimate); 0 = no reference is kept."""
-    importance_cap: float | None = None
-    """None: ratios are to the rollout logprobs. A number: ratios are to the policy before the step, recomputed, and tokens are weighted
-    by min(π_before / π_rollout, importance_cap) (truncated importance sampling)."""
-    minibatches: int = 1
-    """Optimiser updates in an epoch."""
-    epochs: int = 1
-    max_tokens_per_microbatch: int = 16384
+    """Of the learning rate, over steps."""
+    max_tokens_per_microbatch: Count = 16384
     """Tokens of one forward and backward on a GPU; memory against speed, no effect on the result."""
     gradient_checkpointing: bool = True
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """What replicas and the forward pass compute in; trained weights stay float32. The CPU computes in float32."""
-    lora: Mapping[str, Any] | None = None
+    lora: VerlLoraSettings | None = None
     """None = full fine-tuning; else a table with any of `rank`, `alpha`, `target_modules`."""
-    critic: Mapping[str, Any] | None = None
+    critic: CriticSettings | None = None
     """None = advantages are the recipe's credit. A table with any of `model`, `learning_rate`, `gamma`, `lam`: the credit is each call's
     reward, and PPO's critic turns it into token advantages (GAE)."""
-    context_length: int | None = None
-    """Most tokens of prompt and completion together; None = the model's."""
-    verl: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    verl: dict[str, Any] = Field(default={})
     """verl's own settings by dotted name, vLLM's below `actor_rollout_ref.rollout`; checked against verl's config. They win over ours."""
 
-    def __post_init__(self) -> None:
-        choices: dict[str, tuple[str, ...]] = {
-            "mode": MODES,
-            "engine": ("vllm", "transformers"),
-            "strategy": ("fsdp2", "fsdp", "megatron"),
-            "device": ("auto", "cuda", "cpu"),
-            "schedule": ("constant", "cosine"),
-            "dtype": ("bfloat16", "float32"),
-            "loss": LOSSES,
-        }
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; choose {', '.join(map(repr, known))}")
-        for name, least in _AT_LEAST.items():
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf")):
-                raise ConfigError(f"{name} is {value!r}; use a number of at least {least:g}")
-        if self.schedule != "constant" and self.total_steps is None:
-            raise ConfigError(f"schedule {self.schedule!r} needs to know where it ends; set total_steps")
-        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ConfigError(f"betas is {self.betas!r}; use two numbers from 0 to below 1")
-        self._check_layout()
-        if self.lora is not None:
-            LoraSettings.parse(self.lora)
-        if self.critic is not None:
-            CriticSettings.parse(self.critic)
-
-    def _check_layout(self) -> None:
+    @pydantic.model_validator(mode="after")
+    def _check_layout(self) -> Settings:
         separate = self.mode == "separate_async"
         if separate and not (self.rollout_nodes and self.rollout_gpus_per_node):
-            raise ConfigError("mode 'separate_async' gives the replicas GPUs of their own; set rollout_nodes and rollout_gpus_per_node")
+            raise ValueError("mode 'separate_async' gives the replicas GPUs of their own; set rollout_nodes and rollout_gpus_per_node")
         if not separate and (self.rollout_nodes or self.rollout_gpus_per_node):
-            raise ConfigError(
+            raise ValueError(
                 f"rollout_nodes and rollout_gpus_per_node are for mode 'separate_async', the mode is {self.mode!r}; remove them"
             )
         if self.sync_every > 1 and not separate:
-            raise ConfigError(f"sync_every is {self.sync_every} but mode {self.mode!r} transfers the weights every step; remove it")
+            raise ValueError(f"sync_every is {self.sync_every} but mode {self.mode!r} transfers the weights every step; remove it")
         gpus = self.rollout_nodes * self.rollout_gpus_per_node if separate else self.nodes * self.gpus_per_node
         if gpus % self.tensor_parallel:
-            raise ConfigError(f"{gpus} GPUs for the replicas do not divide into replicas of {self.tensor_parallel}; change tensor_parallel")
+            raise ValueError(f"{gpus} GPUs for the replicas do not divide into replicas of {self.tensor_parallel}; change tensor_parallel")
+        return self
+
+    @functools.cached_property
+    def own_loss(self) -> ChosenLoss | None:
+        """The user's own, tried; imports torch. Raises ConfigError."""
+        if self.loss in LOSSES:
+            return None
+        from lightningrl_torch.chosen_loss import ChosenLoss
+
+        return ChosenLoss(self.loss, self.loss_arguments)
 
     @property
     def learns_silent_rows(self) -> bool:
-        """Whether the loss has a term that does not vanish where the advantage is 0: of a critic, a KL, an entropy bonus."""
+        """Whether the loss has a term that does not vanish where the advantage is 0: of a critic, a KL, an entropy bonus, the user."""
         extra = {name for name, value in flatten(self.verl) if value}
-        return self.critic is not None or self.kl_coef > 0 or bool(extra & _OTHER_TERMS)
+        own = self.own_loss is not None and self.own_loss.has_other_terms
+        return self.critic is not None or self.kl_coef > 0 or own or bool(extra & _OTHER_TERMS)
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether verl averages over tokens, because a term of the loss has no weights of ours."""
+        return self.critic is not None or self.kl_coef > 0 or (self.own_loss is not None and not self.own_loss.is_proportional)
+
+    @property
+    def clips(self) -> tuple[float, float]:
+        """`clip_low` and `clip_high`, the loss's own where nobody said."""
+        defaults = inspect.signature(LOSSES.get(self.loss, LOSSES["ppo_clip"])).parameters
+        low, high = (self.loss_arguments.get(name, defaults[name].default) for name in ("clip_low", "clip_high"))
+        return low, high
 
     @property
     def is_async(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from lightningrl.errors import ConfigError
 from lightningrl_verl.environment import quiet
-from lightningrl_verl.settings import CriticSettings, LoraSettings, Settings, flatten
+from lightningrl_verl.settings import CriticSettings, Settings, flatten, loss_name
 
 __all__ = ["NEVER_ENDS", "build_config"]
 
@@ -93,12 +93,12 @@ def _base(settings: Settings, context_length: int) -> dict[str, Any]:
         f"{actor}.ppo_epochs": settings.epochs,
         f"{actor}.data_loader_seed": settings.seed,
         f"{actor}.shuffle": settings.minibatches > 1,
-        f"{actor}.clip_ratio": settings.clip_low,
-        f"{actor}.clip_ratio_low": settings.clip_low,
-        f"{actor}.clip_ratio_high": settings.clip_high,
-        f"{actor}.policy_loss.loss_mode": f"lightningrl_{settings.loss}",
-        # the KL term has no weights of ours, so with it the batch is averaged by verl (recipe_check allows it where that is the same)
-        f"{actor}.loss_agg_mode": "token-mean" if settings.kl_coef or settings.critic is not None else "token-sum",
+        f"{actor}.clip_ratio": settings.clips[0],
+        f"{actor}.clip_ratio_low": settings.clips[0],
+        f"{actor}.clip_ratio_high": settings.clips[1],
+        f"{actor}.policy_loss.loss_mode": loss_name(settings.loss),
+        # a term without weights of ours: the batch is averaged by verl (recipe_check allows it where that is the same)
+        f"{actor}.loss_agg_mode": "token-mean" if settings.is_averaged else "token-sum",
         f"{actor}.use_kl_loss": settings.kl_coef > 0,
         f"{actor}.kl_loss_coef": settings.kl_coef,
         f"{actor}.kl_loss_type": "low_var_kl",
@@ -141,9 +141,9 @@ def _base(settings: Settings, context_length: int) -> dict[str, Any]:
     if settings.strategy != "megatron":
         values |= _fsdp(settings)
     if settings.lora is not None:
-        lora = LoraSettings.parse(settings.lora)
+        lora = settings.lora
         targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-        values |= {f"{model}.lora_rank": lora.rank, f"{model}.lora_alpha": lora.alpha, f"{model}.target_modules": targets}
+        values |= {f"{model}.lora_rank": lora.rank, f"{model}.lora_alpha": int(lora.scale), f"{model}.target_modules": targets}
         values |= {f"{rollout}.load_format": "safetensors"}  # the adapters' base weights are never sent
     if settings.critic is not None:
         values |= _critic(settings, context_length)
@@ -208,7 +208,7 @@ def _fsdp(settings: Settings) -> dict[str, Any]:
 
 
 def _critic(settings: Settings, context_length: int) -> dict[str, Any]:
-    critic = CriticSettings.parse(settings.critic or {})
+    critic = settings.critic or CriticSettings()
     values: dict[str, Any] = {
         "algorithm.gamma": critic.gamma,
         "algorithm.lam": critic.lam,

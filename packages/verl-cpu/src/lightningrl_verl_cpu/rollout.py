@@ -22,7 +22,8 @@ from verl.workers.rollout.utils import ensure_async_iterator
 
 from lightningrl.errors import BackendError
 from lightningrl.types import GenerateRequest, SamplingSettings, TokenChunk
-from lightningrl_torch.engine import EngineSettings, TorchEngine
+from lightningrl_torch.engine import TorchEngine
+from lightningrl_torch.settings import EngineSettings
 from lightningrl_verl_cpu.settings import REPLICA
 
 __all__ = ["TransformersAdapter", "TransformersReplica", "TransformersServer"]

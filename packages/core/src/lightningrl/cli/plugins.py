@@ -39,8 +39,4 @@ def plugins_command() -> None:
 
 def _summary(plugin: Plugin) -> str:
     """What it is, and for a backend what it declares that it can do."""
-    can = plugin.capabilities
-    if can is None:
-        return plugin.summary
-    extras = [name for name, is_able in (("LoRA", can.lora), ("reference KL", can.reference_kl)) if is_able]
-    return f"{plugin.summary} (declares: {', '.join([*sorted(can.devices), *sorted(can.losses), *extras])})"
+    return plugin.summary if plugin.capabilities is None else f"{plugin.summary} (declares: {plugin.capabilities})"

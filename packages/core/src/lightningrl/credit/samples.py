@@ -28,6 +28,8 @@ Aggregation = Literal["rollout_mean", "token_mean", "constant"]
 class _Trained:
     """A call that carries credit."""
 
+    number: int
+    """Its place among the rollout's calls."""
     transition: Transition
     advantages: Array
 
@@ -108,7 +110,7 @@ def _trained_calls(trajectory: Trajectory, by_call: Sequence[Array | None]) -> l
             "a credit assigner returns one entry each, None for calls that it does not score"
         )
     trained: list[_Trained | None] = []
-    for transition, credit in zip(trajectory.transitions, by_call, strict=True):
+    for number, (transition, credit) in enumerate(zip(trajectory.transitions, by_call, strict=True)):
         if credit is None or not transition.trainable:
             trained.append(None)
             continue
@@ -121,7 +123,7 @@ def _trained_calls(trajectory: Trajectory, by_call: Sequence[Array | None]) -> l
             )
         if not np.isfinite(credit).all():
             raise PluginError(f"transition {transition.id!r}: advantages are not finite; check the credit assigner for a division by zero")
-        trained.append(_Trained(transition=transition, advantages=credit))
+        trained.append(_Trained(number=number, transition=transition, advantages=credit))
     return trained
 
 
@@ -173,7 +175,7 @@ def _row(trajectory: Trajectory, calls: Sequence[_Trained], weight: float) -> Sa
     length = len(token_ids)
     mask = np.zeros(length, dtype=np.bool_)
     logprobs, advantages, weights = (np.zeros(length, dtype=np.float32) for _ in range(3))
-    versions = np.full(length, -1, dtype=np.int32)
+    versions, calls_of = (np.full(length, -1, dtype=np.int32) for _ in range(2))
     temperatures = np.ones(length, dtype=np.float32)
     for call in calls:
         transition = call.transition
@@ -184,6 +186,7 @@ def _row(trajectory: Trajectory, calls: Sequence[_Trained], weight: float) -> Sa
         advantages[here] = call.advantages
         weights[here] = weight
         versions[here] = transition.policy_version
+        calls_of[here] = call.number
         # Greedy calls record their logprobs at temperature 1 (types.TokenChunk), so that is where they are trained.
         temperatures[here] = transition.sampling.temperature or 1.0
     return Sample(
@@ -195,5 +198,6 @@ def _row(trajectory: Trajectory, calls: Sequence[_Trained], weight: float) -> Sa
         advantages=advantages,
         weights=weights,
         versions=versions,
+        calls=calls_of,
         temperatures=temperatures,
     )

@@ -64,6 +64,7 @@ def make_row(prompt_ids: Sequence[int], completion: Completion, advantage: float
         advantages=filled(advantage),
         weights=filled(weight),
         versions=np.where(mask, min(completion.versions), -1).astype(np.int32),
+        calls=np.where(mask, 0, -1).astype(np.int32),
         temperatures=np.ones(length, np.float32),
     )
 
@@ -77,6 +78,8 @@ class BackendConformance:
     """Token ids that the policy knows."""
     learning_rate: float = 3e-2
     """Large enough to be seen in a few steps of a tiny policy."""
+    losses: tuple[str, ...] = ()
+    """Names that `loss` may have; none where there is one loss and no such setting."""
 
     def make_backend(self, **learner: object) -> Backend:
         """A backend on a tiny policy with a context of at most a few thousand tokens."""
@@ -127,14 +130,16 @@ class BackendConformance:
             assert (await generate(backend, self.prompt, max_tokens=2)).token_ids
 
     async def test_a_positive_advantage_raises_the_sampled_tokens_and_a_negative_one_lowers_them(self) -> None:
-        async with self.backend(learning_rate=self.learning_rate) as backend:
-            before = await self._even_share(backend)
-            for _ in range(4):
-                made = await asyncio.gather(*(generate(backend, self.prompt, max_tokens=1) for _ in range(32)))
-                rows = [make_row(self.prompt, one, 1.0 if one.token_ids[0] % 2 == 0 else -1.0, 1 / len(made)) for one in made]
-                await asyncio.to_thread(backend.learn, rows)
-            after = await self._even_share(backend)
-        assert after > before + 0.2
+        """With every loss."""
+        for choice in [{"loss": name} for name in self.losses] or [{}]:
+            async with self.backend(learning_rate=self.learning_rate, **choice) as backend:
+                before = await self._even_share(backend)
+                for _ in range(4):
+                    made = await asyncio.gather(*(generate(backend, self.prompt, max_tokens=1) for _ in range(32)))
+                    rows = [make_row(self.prompt, one, 1.0 if one.token_ids[0] % 2 == 0 else -1.0, 1 / len(made)) for one in made]
+                    await asyncio.to_thread(backend.learn, rows)
+                after = await self._even_share(backend)
+            assert after > before + 0.2, choice
 
     async def _even_share(self, backend: Backend) -> float:
         """How many of 200 first tokens have an even id."""

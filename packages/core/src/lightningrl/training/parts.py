@@ -17,7 +17,7 @@ from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.errors import ConfigError
 from lightningrl.loading import is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
-from lightningrl.protocols import Backend, CreditAssigner, IntermediateReward
+from lightningrl.protocols import Backend, Capabilities, CreditAssigner, IntermediateReward
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.tasks import TaskSets
@@ -183,8 +183,25 @@ def build_backends(
     backends: dict[str, Callable[[], Backend]] = {}
     for name, policy in recipe.all_policies.items():
         options = recipe.options_of(policy)
+        if capabilities is not None:
+            _check_capabilities(recipe.backend, capabilities, options)
         check_options(plugin.factory, options, what=f"trainer backend {recipe.backend!r}", reserved=("policy", "name"))
         backends[name] = partial(plugin.factory, policy=models[name], name=name, **options)
     if plugin.check is not None and will_run:
         plugin.check(recipe)
     return backends
+
+
+def _check_capabilities(backend: str, can: Capabilities, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for what a recipe asks of a trainer backend that does not declare it."""
+    loss, device = options.get("loss"), options.get("device", "auto")
+    refused = {
+        "loss": isinstance(loss, str) and (not can.own_losses if is_reference(loss) else loss not in can.losses),
+        "device": device != "auto" and device not in can.devices,
+        "lora": options.get("lora") is not None and not can.lora,
+        "kl_coef": bool(options.get("kl_coef")) and not can.reference_kl,
+        "critic": options.get("critic") is not None and not can.critic,
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise ConfigError(f"learner.{name} is {options[name]!r}, which trainer backend {backend!r} does not have; it has: {can}")

@@ -1,0 +1,142 @@
+"""The settings that every trainer backend of ours has, and what a backend with such settings can do. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, get_args
+
+import pydantic
+from pydantic import Field
+from pydantic_core import ErrorDetails
+
+from lightningrl.config import check_options
+from lightningrl.errors import ConfigError
+from lightningrl.loading import is_reference
+from lightningrl.protocols import Capabilities
+from lightningrl_torch.losses import LOSSES
+
+__all__ = ["AtLeast0", "Count", "LearnerSettings", "LoraSettings", "SettingsTable", "Whole", "declare"]
+
+AtLeast0 = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+Whole = Annotated[int, Field(ge=0, strict=True)]
+_Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
+
+
+class SettingsTable(pydantic.BaseModel):
+    """A frozen table of settings."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+
+class LoraSettings(SettingsTable):
+    """Low-rank adapters instead of full fine-tuning (Hu et al. 2021)."""
+
+    rank: Count = 16
+    alpha: AtLeast0 | None = None
+    """None = twice the rank."""
+    target_modules: str | tuple[str, ...] = "all-linear"
+    """Names of the modules that get adapters."""
+
+    @property
+    def scale(self) -> float:
+        """`alpha`, or what it is where nobody said."""
+        return 2 * self.rank if self.alpha is None else self.alpha
+
+
+class LearnerSettings(SettingsTable):
+    """Keyword parameters that the torch and the verl backend share, with the same meaning. Raises ConfigError for values that cannot be."""
+
+    policy: str
+    """Hub name or folder of a transformers causal language model with tokenizer and chat template."""
+    name: str | None = None
+    """Name of the policy in the run; None = `policy`."""
+    seed: int = 0
+    """Of sampling, minibatch order and LoRA's start."""
+    context_length: Annotated[int, Field(ge=2, strict=True)] | None = None
+    """Most tokens of prompt and completion together; None = the model's."""
+
+    learning_rate: AtLeast0 = 1e-5
+    warmup_steps: Whole = 0
+    total_steps: Count | None = None
+    """Where a schedule that is not `constant` ends; it needs it."""
+    minimum_factor: AtLeast0 = 0.0
+    """What the schedule ends at, as a fraction of the learning rate."""
+    betas: tuple[_Beta, _Beta] = (0.9, 0.999)
+    weight_decay: AtLeast0 = 0.0
+    """AdamW's, on matrices alone."""
+    max_grad_norm: AtLeast0 = 1.0
+    """The gradient is scaled down to this norm; 0 = never."""
+
+    loss: str = "ppo_clip"
+    """`ppo_clip`, `gspo` (one ratio a call), `cispo` (clipped weights), or your own: `"file.py:loss"`, see docs/losses.md."""
+    clip_low: AtLeast0 | None = None
+    clip_high: AtLeast0 | None = None
+    """The ratio to the rollout policy counts within 1 - clip_low … 1 + clip_high. None = the loss's own: `ppo_clip` 0.2 and 0.2, `gspo`
+    0.0003 and 0.0004, `cispo` 1 (no lower bound) and 4."""
+    loss_options: dict[str, Any] = {}
+    """Keyword parameters of a loss of your own."""
+    kl_coef: AtLeast0 = 0.0
+    """Weight of the KL to the starting policy (k3 estimate); 0 = no reference is kept."""
+    importance_cap: AtLeast0 | None = None
+    """None: ratios are to the rollout logprobs. A number: ratios are to the policy before the step, recomputed, and tokens are weighted
+    by min(π_before / π_rollout, importance_cap): for rollouts of older versions or of an engine that computes differently."""
+    minibatches: Count = 1
+    """Optimiser updates in an epoch."""
+    epochs: Count = 1
+    lora: LoraSettings | None = None
+    """None = full fine-tuning; else a table with any of `rank`, `alpha`, `target_modules`."""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except pydantic.ValidationError as error:
+            raise ConfigError(_sentence(error.errors()[0], type(self))) from None
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> LearnerSettings:
+        schedule = getattr(self, "schedule", "constant")
+        if schedule != "constant" and self.total_steps is None:
+            raise ValueError(f"schedule {schedule!r} needs to know where it ends; set total_steps")
+        if self.loss in LOSSES:
+            check_options(LOSSES[self.loss], self.loss_arguments, what=f"loss {self.loss!r}", reserved=("batch",))
+        elif not is_reference(self.loss):
+            raise ValueError(f"loss is {self.loss!r}; choose {', '.join(map(repr, LOSSES))}, or your own: 'file.py:loss'")
+        return self
+
+    @property
+    def loss_arguments(self) -> dict[str, Any]:
+        """What the loss is called with beside its tokens."""
+        clips = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        return {name: value for name, value in clips.items() if value is not None} | self.loss_options
+
+
+def declare(settings: type[LearnerSettings], *, several_policies: bool) -> Capabilities:
+    """What a backend with these settings can do: read off the table of losses and the fields."""
+    fields = settings.model_fields
+    return Capabilities(
+        losses=frozenset(LOSSES),
+        own_losses=True,
+        devices=frozenset(get_args(fields["device"].annotation)) - {"auto"},
+        lora="lora" in fields,
+        reference_kl="kl_coef" in fields,
+        critic="critic" in fields,
+        several_policies=several_policies,
+    )
+
+
+def _sentence(error: ErrorDetails, table: type[pydantic.BaseModel]) -> str:
+    """Which setting, what it is, and what it may be."""
+    *above, name = error["loc"] or ("",)
+    key, kind = ".".join(map(str, error["loc"])), error["type"]
+    if kind == "value_error":
+        return str(error["ctx"]["error"])
+    if kind == "extra_forbidden":
+        inner = table.model_fields[str(above[0])].annotation if above else table
+        known = next(one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, pydantic.BaseModel)).model_fields
+        return f"{above[-1] if above else 'the learner'} has no setting {name!r}; it takes: {', '.join(sorted(known))}"
+    if kind == "missing":
+        return f"setting {key!r} is missing; add it"
+    remedy = error["msg"].replace("Input should be", "choose" if kind == "literal_error" else "use")
+    if kind == "greater_than_equal":
+        remedy = f"use a number of at least {error['ctx']['ge']:g}"
+    return f"{key} is {error['input']!r}; {remedy}"
