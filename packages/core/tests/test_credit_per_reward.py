@@ -58,6 +58,6 @@ async def test_a_reward_for_one_role_may_be_none_and_one_for_all_may_not() -> No
         return NamedReward(name=f"{value}-{roles}", function=lambda *_: value, agents=frozenset(roles) or None)
 
     some = make_trajectory("r", [make_transition("r/0")], reward=None)
-    assert (await RewardSet([reward(1.0), reward(None, "check")]).score(some))[1] == 1.0
-    assert (await RewardSet([reward(None), reward(1.0, "check")]).score(some))[1] is None
-    assert (await RewardSet([reward(None, "write"), reward(None, "check")]).score(some))[1] is None
+    assert (await RewardSet([reward(1.0), reward(None, "check")]).score(some)).total == 1.0
+    assert (await RewardSet([reward(None), reward(1.0, "check")]).score(some)).total is None
+    assert (await RewardSet([reward(None, "write"), reward(None, "check")]).score(some)).total is None

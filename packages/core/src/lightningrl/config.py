@@ -155,6 +155,10 @@ class RewardConfig(_Frozen):
     agents: tuple[str, ...] | None = None
     """Roles that this reward pays; None = all. What others do never earns it."""
     timeout_s: float = Field(default=30.0, gt=0)
+    retries: int = Field(default=2, ge=0)
+    """Further tries where it raises, takes too long or returns NaN: after half a second, a second, two …"""
+    concurrency: int = Field(default=16, ge=1)
+    """At work at a time, sync (in threads) or async."""
     options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -225,6 +229,9 @@ class OutcomesConfig(_Frozen):
     context_overflow: Literal["drop", "train"] = "drop"
     infrastructure_error: Literal["drop"] = "drop"
     cancelled: Literal["drop"] = "drop"
+    max_failed_rewards: float = Field(default=0.25, ge=0, le=1)
+    """The run stops where a reward fails, after all its tries, on more than this share of a step's (or a validation's) rollouts. Up to
+    it, such rollouts are left out and counted (`rewards_failed`)."""
 
     def is_trained(self, outcome: Outcome) -> bool:
         return outcome is Outcome.SUCCEEDED or getattr(self, outcome.value) == "train"

@@ -257,7 +257,9 @@ class Transition:
     """The messages extend an earlier call's, but its tokens are not a prefix of this prompt."""
     tool_call_ids: tuple[str, ...] = ()
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    """Per-call rewards by name; None = nobody scored it."""
+    """The run's intermediate rewards by name, which credit per turn reads; None = no opinion."""
+    reported: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """What the agent reported of this call, by its own names; None = nobody scored it."""
     trainable: bool = True
     started_at: float = 0.0
     """Unix seconds."""
@@ -305,9 +307,15 @@ class Trajectory:
     """What the agent returned (JSON)."""
     error: str | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    """Terminal rewards by name; None = nobody scored it."""
+    """The run's terminal rewards by name; None = nothing to say."""
+    reported: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """What the agent reported of the rollout, by its own names; None = nobody scored it."""
     reward: float | None = None
     """The weighted sum of `rewards`; None = missing, so the trajectory is not trained on."""
+    unrewarded: str | None = None
+    """Which reward failed, and how: `judge: ConnectionError: no route`. None = none did."""
+    digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of what computed its values, by the recipe's key (`rewards.judge`): a value whose digest is no longer this one is stale."""
     mode: RolloutMode = RolloutMode.TRAIN
     step: int = 0
     duration_s: float = 0.0

@@ -1,13 +1,14 @@
 """From finished trajectories to rows: rewards → credit → samples, with everything that was left out counted.
 
 trajectories ─► terminal rewards + AIR ─► groups ─► credit ─► advantages ─► samples ─► learner
+                   └─► kept as they are made: a resumed run asks none again whose digest is the same
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from lightningrl.config import OutcomesConfig, SamplesConfig
 from lightningrl.credit import has_signal, whiten
 from lightningrl.credit.samples import build_samples, teaching_rows
-from lightningrl.errors import LightningError
+from lightningrl.errors import LightningError, RewardError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, IntermediateReward
 from lightningrl.rewards import RewardSet
@@ -23,7 +24,10 @@ from lightningrl.roles import is_role_among
 from lightningrl.store.protocol import Score
 from lightningrl.types import Advantages, OtherCallKind, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["Scored", "Scorer", "TrainedCalls"]
+__all__ = ["Scored", "Scorer", "TrainedCalls", "score_of"]
+
+KeepScores = Callable[[Sequence[Score]], Awaitable[None]]
+"""Durable when it returns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,17 +57,23 @@ class Scored:
     def scores(self) -> list[Score]:
         """What the store keeps for showing."""
         return [
-            Score(
-                rollout_id=trajectory.rollout_id,
-                attempt=trajectory.attempt,
-                rewards=trajectory.rewards,
-                reward=trajectory.reward,
-                transition_rewards={call.id: call.rewards for call in trajectory.transitions if call.rewards},
-                advantages={call.id: credit for call, credit in zip(trajectory.transitions, calls, strict=True)},
-            )
+            replace(score_of(trajectory), advantages=dict(zip((call.id for call in trajectory.transitions), calls, strict=True)))
             for group, group_advantages in zip(self.groups, self.advantages, strict=True)
             for trajectory, calls in zip(group.trajectories, group_advantages, strict=True)
         ]
+
+
+def score_of(trajectory: Trajectory) -> Score:
+    """What the store keeps of a trajectory's rewards."""
+    return Score(
+        rollout_id=trajectory.rollout_id,
+        attempt=trajectory.attempt,
+        rewards=trajectory.rewards,
+        reward=trajectory.reward,
+        unrewarded=trajectory.unrewarded,
+        digests=trajectory.digests,
+        transition_rewards={call.id: call.rewards for call in trajectory.transitions if call.rewards},
+    )
 
 
 class Scorer:
@@ -81,9 +91,10 @@ class Scorer:
         outcomes: OutcomesConfig,
         trained: Mapping[str, TrainedCalls],
         plugins: PluginManager,
+        digests: Mapping[str, str] | None = None,
     ) -> None:
         """`trained`: by policy; a policy that is not in it stays as it is. `dynamic_sampling`: groups without signal are left
-        out of the step and its means (DAPO); others stand in for them."""
+        out of the step and its means (DAPO); others stand in for them. `digests`: of the parts, by the recipe's key."""
         self._rewards = rewards
         self._intermediate = intermediate
         self._credit = credit
@@ -93,14 +104,38 @@ class Scorer:
         self._outcomes = outcomes
         self._trained = dict(trained)
         self._plugins = plugins
+        self._digests = dict(digests or {})
 
-    async def reward(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The trajectories with their rewards; one whose outcome is dropped keeps `reward=None`. Raises RewardError."""
+    async def reward(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
+        """The trajectories with their rewards; one whose outcome is dropped, or whose reward failed, has `reward=None`. Each value is
+        kept by `keep` as it is made; those that were kept before, by the same reward, are taken as they are.
+
+        Raises RewardError as soon as more failed than the recipe allows.
+        """
+        trajectories = [self._reward_calls(self._classify_tools(trajectory)) for trajectory in trajectories]
+        asked = sum(self._outcomes.is_trained(trajectory.outcome) for trajectory in trajectories)
+        keeper = None if keep is None else _Keeper(keep)
+        failures = 0
+
+        async def reward_one(trajectory: Trajectory) -> Trajectory:
+            nonlocal failures
+            rewarded = await self._reward_one(trajectory, keeper)
+            failures += rewarded.unrewarded is not None
+            if failures > self._outcomes.max_failed_rewards * asked:
+                raise RewardError(
+                    f"a reward failed on {failures} of {asked} rollouts, more than outcomes.max_failed_rewards = "
+                    f"{self._outcomes.max_failed_rewards:g} of them; last, on {trajectory.rollout_id!r}: {rewarded.unrewarded}; mend it, "
+                    "or raise the limit; what was rewarded is kept and not asked again"
+                )
+            return rewarded
+
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._reward_one(trajectory)) for trajectory in trajectories]
-        except* LightningError as failures:
-            raise failures.exceptions[0] from None
+                tasks = [group.create_task(reward_one(trajectory)) for trajectory in trajectories]
+        except* LightningError as errors:
+            if keeper is not None:
+                await keeper.flush()
+            raise errors.exceptions[0] from None
         rewarded = [task.result() for task in tasks]
         for trajectory in rewarded:
             self._plugins.notify("lightningrl_rollout_finished", trajectory=trajectory)
@@ -155,15 +190,27 @@ class Scorer:
             constant_length=self._samples.constant_length,
         )
 
-    async def _reward_one(self, trajectory: Trajectory) -> Trajectory:
-        trajectory = self._classify_tools(trajectory)
-        trajectory = self._reward_calls(trajectory)
+    async def _reward_one(self, trajectory: Trajectory, keeper: _Keeper | None) -> Trajectory:
         if not self._outcomes.is_trained(trajectory.outcome):
-            return replace(trajectory, reward=None)
-        if trajectory.reward is not None:  # rewarded before a restart
-            return trajectory
-        rewards, reward = await self._rewards.score(trajectory)
-        return replace(trajectory, rewards={**trajectory.rewards, **rewards}, reward=reward)
+            return replace(trajectory, reward=None, unrewarded=None)
+
+        async def keep(name: str, value: float | None) -> None:
+            if keeper is not None:
+                digests = self._digests_of(f"rewards.{name}")
+                part = Score(rollout_id=trajectory.rollout_id, attempt=trajectory.attempt, rewards={name: value}, digests=digests)
+                await keeper.keep(part)
+
+        known = {
+            name: trajectory.rewards[name]
+            for name in self._rewards.names
+            if name in trajectory.rewards and trajectory.digests.get(f"rewards.{name}", "") == self._digests.get(f"rewards.{name}")
+        }
+        result = await self._rewards.score(trajectory, known=known, keep=keep)
+        keys = (*(f"rewards.{name}" for name in result.values), *(f"intermediate_rewards.{name}" for name in self._intermediate))
+        return replace(trajectory, rewards=result.values, reward=result.total, unrewarded=result.failure, digests=self._digests_of(*keys))
+
+    def _digests_of(self, *keys: str) -> dict[str, str]:
+        return {key: self._digests[key] for key in keys if key in self._digests}
 
     def _classify_tools(self, trajectory: Trajectory) -> Trajectory:
         if not trajectory.tool_calls:
@@ -175,7 +222,7 @@ class Scorer:
         return replace(trajectory, tool_calls=tuple(classified))
 
     def _reward_calls(self, trajectory: Trajectory) -> Trajectory:
-        if not self._intermediate:
+        if not self._intermediate and not any(call.rewards for call in trajectory.transitions):
             return trajectory
         values = {name: list(reward(trajectory)) for name, reward in self._intermediate.items()}
         for name, column in values.items():
@@ -185,7 +232,7 @@ class Scorer:
                     f"{len(trajectory.transitions)} calls; return one per call, None for no opinion"
                 )
         calls = [
-            replace(call, rewards={**call.rewards, **{name: column[index] for name, column in values.items()}})
+            replace(call, rewards={name: column[index] for name, column in values.items()})
             for index, call in enumerate(trajectory.transitions)
         ]
         return replace(trajectory, transitions=tuple(calls))
@@ -199,6 +246,26 @@ class Scorer:
         is_role = trained is not None and (trained.agents is None or (call.agent is not None and is_role_among(call.agent, trained.agents)))
         trainable = call.trainable and is_role
         return call if trainable == call.trainable else replace(call, trainable=trainable)
+
+
+class _Keeper:
+    """Keeps what is made at once: while one request is under way, all that is made meanwhile waits for the next."""
+
+    def __init__(self, keep: KeepScores) -> None:
+        self._keep = keep
+        self._waiting: list[Score] = []
+        self._sending = asyncio.Lock()
+
+    async def keep(self, score: Score) -> None:
+        """Returns when it is durable."""
+        self._waiting.append(score)
+        await self.flush()
+
+    async def flush(self) -> None:
+        async with self._sending:
+            if batch := list(self._waiting):  # stays there where the request is cancelled
+                await self._keep(batch)
+                del self._waiting[: len(batch)]
 
 
 def _without_rounding(advantages: Advantages) -> Advantages:
@@ -235,6 +302,7 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     calls = [call for trajectory in trajectories for call in trajectory.transitions]
     metrics["rollouts"] = len(trajectories)
     metrics["rollouts_unrewarded"] = len(trajectories) - len(rewards)
+    metrics["rewards_failed"] = float(sum(trajectory.unrewarded is not None for trajectory in trajectories))
     metrics["calls_per_rollout"] = len(calls) / max(1, len(trajectories))
     metrics["completion_tokens"] = float(sum(len(call.completion_ids) for call in calls))
     metrics["prompt_tokens"] = float(sum(len(call.prompt_ids) for call in calls))

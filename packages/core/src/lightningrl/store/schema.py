@@ -2,7 +2,9 @@
 
 tasks ◄─ rollouts ◄─ attempts ◄─ calls            words: interned policy, agent and tool names and sampling settings
             │            ├◄──── tool_calls, other_calls, spans
-            ▼            ├◄──── rewards            idx = the call's position, -1 = the attempt itself
+            ▼            ├◄──── rewards            what the agent reported    ┐ idx = the call's position,
+            │            ├◄──── computed           what the run computed of it ┘ -1 = the attempt itself
+            │            ├◄──── digests            of what computed it, by the recipe's key
          trained ─► steps└◄──── scores, advantages
 """
 
@@ -32,6 +34,8 @@ __all__ = [
     "advantages",
     "attempts",
     "calls",
+    "computed",
+    "digests",
     "meta",
     "metadata",
     "other_calls",
@@ -46,7 +50,7 @@ __all__ = [
     "words",
 ]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """`lightningrl.store.migrations` brings older ones up to date."""
 
 metadata = MetaData()
@@ -184,13 +188,25 @@ spans = Table(
     sqlite_with_rowid=False,
 )
 
-rewards = Table(
-    "rewards",
+rewards, computed = (
+    Table(
+        name,
+        metadata,
+        Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
+        Column("idx", Integer, primary_key=True),
+        Column("name", Integer, primary_key=True),
+        Column("value", Float),
+        sqlite_with_rowid=False,
+    )
+    for name in ("rewards", "computed")
+)
+
+digests = Table(
+    "digests",
     metadata,
     Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
-    Column("idx", Integer, primary_key=True),
-    Column("name", Integer, primary_key=True),
-    Column("value", Float),
+    Column("part", Integer, primary_key=True),
+    Column("digest", Integer, nullable=False),
     sqlite_with_rowid=False,
 )
 
@@ -199,6 +215,7 @@ scores = Table(
     metadata,
     Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True, autoincrement=False),
     Column("reward", Float),
+    Column("unrewarded", CleanText),
 )
 
 advantages = Table(

@@ -21,6 +21,7 @@ from lightningrl.store.schema import (
     advantages,
     attempts,
     calls,
+    computed,
     other_calls,
     rewards,
     rollouts,
@@ -346,11 +347,16 @@ def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
         row = tx.attempt(score.rollout_id, score.attempt)
         if row.outcome is None:
             raise Conflict(f"attempt {score.attempt} of rollout {score.rollout_id!r} still runs; score it when it has ended")
-        indices = _indices(tx, row.pk)
+        indices = _indices(tx, row.pk) if score.transition_rewards or score.advantages else {}
         values: dict[str | None, Mapping[str, float | None]] = {None: score.rewards}
         values.update(score.transition_rewards)
-        tx.replace(rewards, _reward_rows(tx, row.pk, score.rollout_id, indices, values))
-        tx.replace(schema.scores, [{"attempt_pk": row.pk, "reward": _finite(score.reward, "reward", score.rollout_id)}])
+        tx.replace(computed, _reward_rows(tx, row.pk, score.rollout_id, indices, values))
+        tx.replace(
+            schema.digests,
+            [{"attempt_pk": row.pk, "part": tx.word(part), "digest": tx.word(digest)} for part, digest in score.digests.items()],
+        )
+        total = _finite(score.reward, "reward", score.rollout_id)
+        tx.replace(schema.scores, [{"attempt_pk": row.pk, "reward": total, "unrewarded": score.unrewarded}])
         rows = [
             {
                 "attempt_pk": row.pk,

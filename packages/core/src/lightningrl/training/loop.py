@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from lightningrl.config import Recipe
-from lightningrl.credit.scoring import Scored, Scorer, describe_rollouts
-from lightningrl.errors import LightningError, RunFolderError
+from lightningrl.credit.scoring import Scored, Scorer, describe_rollouts, score_of
+from lightningrl.errors import LightningError, RewardError, RunFolderError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import StepReport
 from lightningrl.store.protocol import Score
 from lightningrl.training.policies import Policies
-from lightningrl.training.reasons import explain_failures, explain_silence, explain_timeouts
+from lightningrl.training.reasons import explain_failed_rewards, explain_failures, explain_silence, explain_timeouts
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.tasks import TaskSets, plan_more, plan_step, plan_validation
 from lightningrl.types import Outcome, RolloutSpec, Trajectory
@@ -100,6 +100,7 @@ class Trainer:
     """A credit assigner is asked by one thread at a time."""
     _warned: str | None = None
     """Why the last step without a signal had none."""
+    _warned_of_rewards: bool = False
 
     async def run(self) -> LoopState:
         """Train to the end of the recipe. Returns where the loop stands; the last state is in a checkpoint.
@@ -152,6 +153,7 @@ class Trainer:
             logger.warning("step 1: %s", missing)
         if timeouts := self._explain_timeouts(trajectories):
             logger.warning("step %d: %s", step + 1, timeouts)
+        self._warn_of_failed_rewards(f"step {step + 1}", trajectories)
         reports = await self.policies.learn(scored.samples)
         if scored.has_signal:
             self._warned = None
@@ -202,6 +204,13 @@ class Trainer:
             logger.warning("step %d: no row carries a signal%s: %s", self.state.step + 1, stays, why)
         self._warned = why
 
+    def _warn_of_failed_rewards(self, where: str, trajectories: Sequence[Trajectory]) -> None:
+        """Once: every step counts them."""
+        failed = [trajectory for trajectory in trajectories if trajectory.unrewarded is not None]
+        if failed and not self._warned_of_rewards:
+            self._warned_of_rewards = True
+            logger.warning("%s: %s; such rollouts are left out, rewards_failed counts them", where, explain_failed_rewards(failed))
+
     def _explain_timeouts(self, trajectories: Sequence[Trajectory]) -> str | None:
         sampling, runtime = self.recipe.sampling, self.recipe.runtime
         return explain_timeouts(trajectories, self.policies.call_speed, max_tokens=sampling.max_tokens, timeout_s=runtime.timeout_s)
@@ -213,17 +222,13 @@ class Trainer:
         trajectories = (await self._collect_rewarded("validation", specs)).trajectories
         metrics = describe_rollouts(trajectories)
         outcomes = Counter(trajectory.outcome.value for trajectory in trajectories)
-        await self.control.set_scores(
-            [
-                Score(rollout_id=trajectory.rollout_id, attempt=trajectory.attempt, rewards=trajectory.rewards, reward=trajectory.reward)
-                for trajectory in trajectories
-            ]
-        )
+        await self.control.set_scores([score_of(trajectory) for trajectory in trajectories])
         if "reward" not in metrics:
             why = self._explain_no_rewards(trajectories)
             logger.warning("validation after step %d has no score: %s", self.state.step, why)
         elif timeouts := self._explain_timeouts(trajectories):
             logger.warning("validation after step %d: %s", self.state.step, timeouts)
+        self._warn_of_failed_rewards(f"validation after step {self.state.step}", trajectories)
         names = {f"validation/{name}": value for name, value in metrics.items()}
         self.log(self.state.step, {**names, "minutes": self._seconds() / 60})
         self.progress.validated(self.state.step, metrics, outcomes)
@@ -252,7 +257,11 @@ class Trainer:
         began = time.monotonic()
         found = await self._collect(phase, specs, step, is_whole=is_whole)
         ended = time.monotonic()
-        rewarded = await self.scorer.reward(found)
+        try:
+            rewarded = await self.scorer.reward(found, self.control.set_scores)
+        except RewardError as error:
+            where = f"validation after step {self.state.step}" if step is None else f"step {step + 1}"
+            raise RewardError(f"{where}: {error}; {self._resume_remedy()}") from None
         return Collected(trajectories=rewarded, seconds=ended - began, seconds_reward=time.monotonic() - ended)
 
     async def _collect(self, phase: str, specs: Sequence[RolloutSpec], step: int | None, *, is_whole: bool) -> list[Trajectory]:
@@ -313,10 +322,14 @@ class Trainer:
         """A step in which nothing succeeded is a defect to mend, not data to train on."""
         if all(trajectory.reward is None for trajectory in trajectories):
             why = self._explain_no_rewards(trajectories)
-            remedy = f"then go on with `lightningrl train --resume --run {self.folder.path}`"
-            raise LightningError(f"step {self.state.step + 1}: {why}; {remedy}")
+            raise LightningError(f"step {self.state.step + 1}: {why}; {self._resume_remedy()}")
+
+    def _resume_remedy(self) -> str:
+        return f"then go on with `lightningrl train --resume --run {self.folder.path}`"
 
     def _explain_no_rewards(self, trajectories: Sequence[Trajectory]) -> str:
+        if failed := [trajectory for trajectory in trajectories if trajectory.unrewarded is not None]:
+            return f"no rollout of {len(trajectories)} has a reward; {explain_failed_rewards(failed)}; mend that"
         if any(trajectory.outcome is Outcome.SUCCEEDED for trajectory in trajectories):
             return f"no rollout of {len(trajectories)} has a reward; check that the rewards return numbers"
         return f"{explain_failures(trajectories)}; {self._explain_timeouts(trajectories) or 'mend the agent'}"

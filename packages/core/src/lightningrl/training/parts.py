@@ -15,7 +15,7 @@ from typing import Any
 from lightningrl.config import Recipe, check_options
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.errors import ConfigError
-from lightningrl.loading import is_reference, load_callable
+from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, CreditAssigner, IntermediateReward
 from lightningrl.rewards import NamedReward, RewardSet
@@ -52,7 +52,11 @@ class Parts:
             name: _part(plugins, "lightningrl_intermediate_rewards", part.use, part.options, recipe.folder)
             for name, part in recipe.intermediate_rewards.items()
         }
-        rewards = RewardSet([_reward(name, recipe, plugins) for name in recipe.rewards])
+        named = [_reward(name, recipe, plugins) for name in recipe.rewards]
+        rewards = RewardSet(named)
+        digests = {f"rewards.{reward.name}": digest_of(reward.function, recipe.rewards[reward.name].options) for reward in named}
+        for name, part in recipe.intermediate_rewards.items():
+            digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name], part.options)
         scorer = Scorer(
             rewards=rewards,
             intermediate=intermediate,
@@ -63,6 +67,7 @@ class Parts:
             outcomes=recipe.outcomes,
             trained=_trained_calls(recipe),
             plugins=plugins,
+            digests=digests,
         )
         if recipe.samples.aggregation == "constant" and recipe.samples.constant_length is None:
             raise ConfigError("samples.aggregation 'constant' needs samples.constant_length, the tokens per rollout to divide by")
@@ -126,7 +131,15 @@ def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
     reward = _part(plugins, "lightningrl_reward_functions", config.use, config.options, recipe.folder)
     _check_reward(name, config.use, reward)
     agents = None if config.agents is None else frozenset(config.agents)
-    return NamedReward(name=name, function=reward, weight=config.weight, agents=agents, timeout_s=config.timeout_s)
+    return NamedReward(
+        name=name,
+        function=reward,
+        weight=config.weight,
+        agents=agents,
+        timeout_s=config.timeout_s,
+        retries=config.retries,
+        concurrency=config.concurrency,
+    )
 
 
 def _check_reward(name: str, use: Any, reward: Any) -> None:
