@@ -80,9 +80,14 @@ async def test_a_reward_is_tried_again_so_many_times() -> None:
 
 
 async def test_what_is_no_number_is_not_tried_again() -> None:
-    tries: list[int] = []
+    tries: list[str] = []
+
+    def says_one(task: Any, output: Any, trajectory: Trajectory) -> Any:
+        tries.append(trajectory.rollout_id)
+        return "1"
+
     with pytest.raises(RewardError, match="returned '1' of type str"):
-        await RewardSet([NamedReward(name="judge", function=lambda *_: tries.append(1) or "1", retries=5)]).score(EPISODE)
+        await RewardSet([NamedReward(name="judge", function=says_one, retries=5)]).score(EPISODE)
     assert len(tries) == 1
 
 

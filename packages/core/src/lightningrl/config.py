@@ -173,11 +173,20 @@ class CreditConfig(_Frozen):
     """How a return is spread over calls."""
 
     use: Reference = "grpo"
-    per_agent: bool = False
-    """Normalise each agent's advantages apart (Dr. MAS, arXiv 2602.08847)."""
+    compare: Literal["group", "role"] = "group"
+    """With whom a call is compared: all calls of its group, or those of its role (Dr. MAS, arXiv 2602.08847)."""
     whiten: bool = False
     """Give the step's trained tokens together mean 0 and deviation 1 (REINFORCE++, arXiv 2501.03262)."""
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _of_before(cls, data: Any) -> Any:
+        """Recipes of runs that were begun with `per_agent`."""
+        if isinstance(data, Mapping) and isinstance(data.get("per_agent"), bool):
+            data = dict(data)
+            data.setdefault("compare", "role" if data.pop("per_agent") else "group")
+        return data
 
 
 class SamplesConfig(_Frozen):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightningrl.config import OutcomesConfig, SamplesConfig
-from lightningrl.credit import has_signal, whiten
+from lightningrl.credit import Compare, assign_credit, has_signal, whiten
 from lightningrl.credit.samples import build_samples, teaching_rows
 from lightningrl.errors import LightningError, RewardError
 from lightningrl.plugins import PluginManager
@@ -24,7 +24,7 @@ from lightningrl.roles import is_role_among
 from lightningrl.store.protocol import Score
 from lightningrl.types import Advantages, OtherCallKind, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["Scored", "Scorer", "TrainedCalls", "score_of"]
+__all__ = ["CreditedGroup", "Scored", "Scorer", "TrainedCalls", "score_of"]
 
 KeepScores = Callable[[Sequence[Score]], Awaitable[None]]
 """Durable when it returns."""
@@ -36,6 +36,16 @@ class TrainedCalls:
 
     agents: frozenset[str] | None = None
     """Roles; None = all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CreditedGroup:
+    """A group and what its calls are credited with, before any whitening."""
+
+    group: TrajectoryGroup
+    advantages: Advantages
+    has_signal: bool
+    """Whether some trained call has an advantage other than 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +95,7 @@ class Scorer:
         rewards: RewardSet,
         intermediate: Mapping[str, IntermediateReward],
         credit: CreditAssigner,
+        compare: Compare = "group",
         whitened: bool = False,
         dynamic_sampling: bool = False,
         samples: SamplesConfig,
@@ -98,6 +109,7 @@ class Scorer:
         self._rewards = rewards
         self._intermediate = intermediate
         self._credit = credit
+        self._compare: Compare = compare
         self._whitened = whitened
         self._dynamic_sampling = dynamic_sampling
         self._samples = samples
@@ -141,11 +153,19 @@ class Scorer:
             self._plugins.notify("lightningrl_rollout_finished", trajectory=trajectory)
         return rewarded
 
-    def credit(self, trajectories: Sequence[Trajectory]) -> Scored:
-        """Group, assign credit, build rows. Pure numpy: run it in a thread."""
-        groups = self._group(trajectories)
-        advantages = tuple(self._credit.assign(group) for group in groups)
-        signals = [has_signal(group, values) for group, values in zip(groups, advantages, strict=True)]
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[CreditedGroup]:
+        """Group and assign credit, once for each group. Pure numpy: run it in a thread."""
+        paid = self._rewards if self._rewards.roles else None
+        credited = []
+        for group in self._group(trajectories):
+            advantages = assign_credit(self._credit, group, compare=self._compare, paid=paid)
+            credited.append(CreditedGroup(group=group, advantages=advantages, has_signal=has_signal(group, advantages)))
+        return credited
+
+    def build(self, credited: Sequence[CreditedGroup]) -> Scored:
+        """The rows of a step's groups. Pure numpy, too."""
+        groups, signals = tuple(one.group for one in credited), [one.has_signal for one in credited]
+        advantages = tuple(one.advantages for one in credited)
         silent = _unscored if self._dynamic_sampling else _without_rounding
         advantages = tuple(values if signal else silent(values) for values, signal in zip(advantages, signals, strict=True))
         if self._whitened:
@@ -159,10 +179,6 @@ class Scorer:
             metrics=_describe(signals, samples) | describe_rollouts(members),
             outcomes=Counter(trajectory.outcome.value for trajectory in members),
         )
-
-    def count_groups_with_signal(self, trajectories: Sequence[Trajectory]) -> int:
-        """Groups in which some trained call has an advantage other than 0, before any whitening."""
-        return sum(has_signal(group, self._credit.assign(group)) for group in self._group(trajectories))
 
     def missing_roles(self, trajectories: Sequence[Trajectory]) -> str | None:
         """A sentence on the roles that the recipe trains or pays and that none of these calls has: misspelt, or not reached yet."""

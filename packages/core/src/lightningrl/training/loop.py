@@ -14,11 +14,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from lightningrl.config import Recipe
-from lightningrl.credit.scoring import Scored, Scorer, describe_rollouts, score_of
+from lightningrl.credit.scoring import CreditedGroup, Scored, Scorer, describe_rollouts, score_of
 from lightningrl.errors import LightningError, RewardError, RunFolderError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import StepReport
@@ -32,7 +32,6 @@ from lightningrl.types import Outcome, RolloutSpec, Trajectory
 __all__ = ["ControlPlane", "Progress", "Trainer"]
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 POLL_S = 10.0
 FETCH = 64
@@ -61,18 +60,22 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collected:
-    """Rollouts that have ended and been rewarded."""
+    """Rollouts that have ended, been rewarded and, but for validation, been credited."""
 
     trajectories: list[Trajectory]
     seconds: float
     """Until the last one had ended, rewards left out."""
     seconds_reward: float
+    groups: list[CreditedGroup] = field(default_factory=list[CreditedGroup])
+    seconds_credit: float = 0.0
 
     def __add__(self, other: Collected) -> Collected:
         return Collected(
             trajectories=self.trajectories + other.trajectories,
             seconds=self.seconds + other.seconds,
             seconds_reward=self.seconds_reward + other.seconds_reward,
+            groups=self.groups + other.groups,
+            seconds_credit=self.seconds_credit + other.seconds_credit,
         )
 
 
@@ -143,8 +146,8 @@ class Trainer:
         collected = await self._collecting[step]
         trajectories = collected.trajectories
         waited = time.monotonic() - began
-        scored = await self._credit(self.scorer.credit, trajectories)
-        seconds_credit = time.monotonic() - began - waited
+        scored = await asyncio.to_thread(self.scorer.build, collected.groups)
+        seconds_credit = collected.seconds_credit + time.monotonic() - began - waited
         for group, advantages in zip(scored.groups, scored.advantages, strict=True):
             self.plugins.notify("lightningrl_group_credited", group=group, advantages=advantages)
         self._refuse_all_failed(trajectories)
@@ -162,7 +165,7 @@ class Trainer:
         metrics = {
             **scored.metrics,
             "seconds": time.monotonic() - began,
-            "seconds_collect": max(0.0, waited - collected.seconds_reward),
+            "seconds_collect": max(0.0, waited - collected.seconds_reward - collected.seconds_credit),
             "seconds_reward": collected.seconds_reward,
             "seconds_credit": seconds_credit,
             "seconds_learn": sum(report.seconds for report in reports.values()),
@@ -191,10 +194,12 @@ class Trainer:
         report = StepReport(step=self.state.step, metrics=metrics, outcomes=scored.outcomes)
         self.plugins.notify("lightningrl_step_finished", report=report)
 
-    async def _credit(self, work: Callable[[Sequence[Trajectory]], T], trajectories: Sequence[Trajectory]) -> T:
+    async def _credited(self, collected: Collected) -> Collected:
         """In a thread: this one's loop carries the engine link, too."""
+        began = time.monotonic()
         async with self._crediting:
-            return await asyncio.to_thread(work, trajectories)
+            groups = await asyncio.to_thread(self.scorer.credit, collected.trajectories)
+        return replace(collected, groups=groups, seconds_credit=time.monotonic() - began)
 
     def _warn_of_silence(self, scored: Scored, *, has_learned: bool) -> None:
         """Once for each reason."""
@@ -241,14 +246,13 @@ class Trainer:
 
     async def _rewarded(self, step: int) -> Collected:
         """The step's rollouts with their rewards; with dynamic sampling, also those of other tasks in place of groups without signal."""
-        collected = await self._collect_rewarded("rollouts", plan_step(self.tasks.train, self.recipe, step), step)
+        collected = await self._credited(await self._collect_rewarded("rollouts", plan_step(self.tasks.train, self.recipe, step), step))
         for number in range(1, self.recipe.loop.dynamic_sampling + 1):
-            teaching = await self._credit(self.scorer.count_groups_with_signal, collected.trajectories)
-            missing = self.recipe.loop.tasks_per_step - teaching
+            missing = self.recipe.loop.tasks_per_step - sum(one.has_signal for one in collected.groups)
             if not missing or all(trajectory.reward is None for trajectory in collected.trajectories):
                 break
             more = plan_more(self.tasks.train, self.recipe, step, number, missing)
-            collected += await self._collect_rewarded("rollouts", more, step, is_whole=False)
+            collected += await self._credited(await self._collect_rewarded("rollouts", more, step, is_whole=False))
         return collected
 
     async def _collect_rewarded(

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.config import Recipe, check_options
+from lightningrl.credit.comparison import check_comparison
+from lightningrl.credit.needs import check_needs
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.errors import ConfigError
 from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
-from lightningrl.protocols import Backend, CreditAssigner, IntermediateReward
+from lightningrl.protocols import Backend, CreditAssigner
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.tasks import TaskSets
@@ -60,7 +62,8 @@ class Parts:
         scorer = Scorer(
             rewards=rewards,
             intermediate=intermediate,
-            credit=_credit(recipe, plugins, intermediate, rewards),
+            credit=_credit(recipe, plugins, rewards),
+            compare=recipe.credit.compare,
             whitened=recipe.credit.whiten,
             dynamic_sampling=recipe.loop.dynamic_sampling > 0,
             samples=recipe.samples,
@@ -156,26 +159,13 @@ def _check_reward(name: str, use: Any, reward: Any) -> None:
         ) from None
 
 
-def _credit(recipe: Recipe, plugins: PluginManager, intermediate: Mapping[str, IntermediateReward], rewards: RewardSet) -> CreditAssigner:
-    from lightningrl.credit import PerAgent, PerReward
-
+def _credit(recipe: Recipe, plugins: PluginManager, rewards: RewardSet) -> CreditAssigner:
     assigner: CreditAssigner = _part(plugins, "lightningrl_credit_assigners", recipe.credit.use, recipe.credit.options, recipe.folder)
     if not hasattr(assigner, "assign"):
         raise ConfigError(f"credit.use {recipe.credit.use!r} has no `assign(group)`; name a class with `requires` and `assign`")
-    if recipe.credit.per_agent:
-        assigner = PerAgent(assigner)
-    if rewards.roles:
-        assigner = PerReward(assigner, rewards)
-    provided = {"group"} if recipe.loop.group_size > 1 else set()
-    provided |= {"turn_rewards"} if intermediate else set()
-    provided |= {"agents"} if recipe.adapters or recipe.roles else set()
-    remedies = {
-        "group": "set loop.group_size above 1, or take one that compares nothing: credit.use = 'reinforce'",
-        "turn_rewards": "add an [intermediate_rewards.NAME] table",
-        "agents": "name an adapter in `adapters`, or the agent's roles in [roles.NAME] tables",
-    }
-    for need in sorted(assigner.requires - provided):
-        raise ConfigError(f"credit assigner {recipe.credit.use!r} needs {need!r}; {remedies.get(need, 'this run cannot provide it')}")
+    check_comparison(assigner, recipe.credit.compare)
+    by_role = recipe.credit.compare == "role" or bool(rewards.roles)
+    check_needs(recipe, recipe.credit.use, assigner.requires | {"agents"} if by_role else assigner.requires)
     return assigner
 
 
