@@ -159,7 +159,7 @@ def test_a_run_goes_on_without_what_its_judge_cannot_judge_and_asks_nobody_twice
             assert one.rewards["judge"] == sum(map(ord, one.output)) % 7 / 6
     said = run.said()
     assert "rewards failed 1/10" in said
-    assert "a reward failed on 1 rollouts; first, on 's000000-0003-001': judge: HTTPStatusError: Server error '503" in said
+    assert "a reward or evidence failed on 1 rollouts; first, on 's000000-0003-001': judge: HTTPStatusError: Server error '503" in said
 
 
 @pytest.mark.timeout(1200)
@@ -171,7 +171,10 @@ def test_above_the_limit_the_run_stops_with_a_sentence_and_a_mended_judge_is_ask
     assert run.wait() == 1, run.describe()
     run.wait_for_orphans()
     said = run.said()
-    assert "error: step 1: a reward failed on 3 of 10 rollouts, more than outcomes.max_failed_rewards = 0.2 of them; last, on 's0" in said
+    assert (
+        "error: step 1: a reward or evidence failed on 3 of 10 rollouts, more than outcomes.max_failed_rewards = 0.2 of them; last, on 's0"
+        in said
+    )
     assert "judge: HTTPStatusError: Server error '503" in said
     assert "then go on with `lightningrl train --resume --run" in said
     assert "Traceback" not in said

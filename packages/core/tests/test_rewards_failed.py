@@ -198,7 +198,7 @@ async def test_a_rollout_whose_reward_failed_is_left_out_named_and_counted_and_a
     metrics = describe_rollouts(rewarded)
     assert (metrics["rewards_failed"], metrics["rollouts_unrewarded"], metrics["rollouts"]) == (1, 1, 10)
     assert explain_failed_rewards(rewarded[3:4]) == (
-        "a reward failed on 1 rollouts; first, on 'r3': judge: ConnectionError: no route to the judge"
+        "a reward or evidence failed on 1 rollouts; first, on 'r3': judge: ConnectionError: no route to the judge"
     )
     await store.set_scores([score_of(one) for one in rewarded])
     kept = await store.trajectories(names(10))
@@ -238,7 +238,9 @@ async def test_above_the_limit_it_stops_with_a_sentence_and_keeps_what_was_made(
     with pytest.raises(RewardError) as caught:
         await scorer.reward(await store.trajectories(names(8)), store.set_scores)
     said = str(caught.value)
-    assert said.startswith("a reward failed on 3 of 8 rollouts, more than outcomes.max_failed_rewards = 0.25 of them; last, on 'r")
+    assert said.startswith(
+        "a reward or evidence failed on 3 of 8 rollouts, more than outcomes.max_failed_rewards = 0.25 of them; last, on 'r"
+    )
     assert "judge: ConnectionError: no route to the judge; mend it, or raise the limit" in said
     assert sum("exact" in one.rewards for one in await store.trajectories(names(8))) >= 3
     judged().asked.clear()

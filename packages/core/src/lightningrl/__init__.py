@@ -57,6 +57,7 @@ __all__ = [
     "CreditConfig",
     "Engine",
     "EngineInfo",
+    "Evidence",
     "FinishReason",
     "GenerateRequest",
     "IntermediateReward",
@@ -122,6 +123,7 @@ _HOMES = {
     "types": (
         "Advantages",
         "EngineInfo",
+        "Evidence",
         "FinishReason",
         "GenerateRequest",
         "OtherCall",

@@ -26,6 +26,7 @@ from lightningrl.types import Outcome, SamplingSettings
 
 __all__ = [
     "CreditConfig",
+    "JudgeConfig",
     "LoopConfig",
     "OtherPolicyConfig",
     "OutcomesConfig",
@@ -145,6 +146,25 @@ class TelemetryConfig(_Frozen):
     """The user's own collector, OTLP over HTTP: `http://collector:4318/v1/traces`."""
     headers_env: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = Field(default_factory=dict[str, str])
     """Request headers, each with the name of the environment variable that has its value; the value itself stands in no file."""
+
+
+class JudgeConfig(_Frozen):
+    """An OpenAI-compatible endpoint that the credit assigner asks about finished rollouts. Its calls are recorded, never trained."""
+
+    base_url: str = Field(pattern=r"^https?://")
+    """With its version: `https://api.openai.com/v1`."""
+    model: str
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Name of the environment variable that has the key; the key itself stands in no file. None = it asks for none."""
+    concurrency: int = Field(default=8, ge=1)
+    """Calls under way at a time."""
+    retries: int = Field(default=4, ge=0)
+    """Further tries where no answer comes, it is overloaded or it limits rates."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    max_calls: int = Field(default=64, ge=1)
+    """That one rollout may make."""
+    max_tokens: int = Field(default=100_000, ge=1)
+    """Of prompts and answers that one rollout may use, as the endpoint counts them."""
 
 
 class RewardConfig(_Frozen):
@@ -303,6 +323,7 @@ class Recipe(_Frozen):
     rewards: dict[str, RewardConfig] = Field(min_length=1)
     intermediate_rewards: dict[str, IntermediateConfig] = Field(default_factory=dict)
     credit: CreditConfig = CreditConfig()
+    judge: JudgeConfig | None = None
     samples: SamplesConfig = SamplesConfig()
     sampling: SamplingConfig = SamplingConfig()
     validation: ValidationConfig = ValidationConfig()

@@ -22,6 +22,7 @@ __all__ = [
     "Advantages",
     "Array",
     "EngineInfo",
+    "Evidence",
     "FinishReason",
     "GenerateRequest",
     "IntArray",
@@ -100,6 +101,8 @@ class OtherCallKind(_Choice):
     """The user's own provider answered it."""
     ELSEWHERE = "elsewhere"
     """It went past the gateway, to a host that the worker saw."""
+    JUDGE = "judge"
+    """The run asked it about the finished rollout."""
 
 
 class FinishReason(_Choice):
@@ -292,6 +295,16 @@ class RolloutSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Evidence:
+    """What a credit assigner's `score` found of a trajectory: numbers, by the assigner's own names."""
+
+    calls: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    """One number per transition."""
+    tokens: Mapping[str, tuple[Array, ...]] = field(default_factory=dict[str, "tuple[Array, ...]"])
+    """For each transition one number per completion token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Trajectory:
     """A finished attempt: what the policy did, what the tools answered, what it earned."""
 
@@ -313,7 +326,9 @@ class Trajectory:
     reward: float | None = None
     """The weighted sum of `rewards`; None = missing, so the trajectory is not trained on."""
     unrewarded: str | None = None
-    """Which reward failed, and how: `judge: ConnectionError: no route`. None = none did."""
+    """Which reward failed, or `credit` where its evidence did, and how: `judge: ConnectionError: no route`. None = none did."""
+    evidence: Evidence | None = None
+    """For the credit assigner that asked for it; None = none was asked for, or it failed."""
     digests: Mapping[str, str] = field(default_factory=dict[str, str])
     """Of what computed its values, by the recipe's key (`rewards.judge`): a value whose digest is no longer this one is stale."""
     mode: RolloutMode = RolloutMode.TRAIN

@@ -1,7 +1,7 @@
 """From finished trajectories to rows: rewards → credit → samples, with everything that was left out counted.
 
-trajectories ─► terminal rewards + AIR ─► groups ─► credit ─► advantages ─► samples ─► learner
-                   └─► kept as they are made: a resumed run asks none again whose digest is the same
+trajectories ─► terminal rewards + AIR ─► evidence ─► groups ─► credit ─► advantages ─► samples ─► learner
+                   └───────────────────────────┴─► kept as they are made: a resumed run asks none again whose digest is the same
 """
 
 from __future__ import annotations
@@ -15,17 +15,23 @@ import numpy as np
 
 from lightningrl.config import OutcomesConfig, SamplesConfig
 from lightningrl.credit import Compare, assign_credit, has_signal, whiten
+from lightningrl.credit.evidence import check_evidence
+from lightningrl.credit.judge import Judge, Questions
 from lightningrl.credit.samples import build_samples, teaching_rows
-from lightningrl.errors import LightningError, RewardError
+from lightningrl.errors import LightningError, PluginError, RewardError
 from lightningrl.plugins import PluginManager
-from lightningrl.protocols import CreditAssigner, IntermediateReward
+from lightningrl.protocols import CreditAssigner, IntermediateReward, Witness
 from lightningrl.rewards import RewardSet
+from lightningrl.rewards.reward_set import describe_failure
 from lightningrl.roles import is_role_among
 from lightningrl.store.protocol import Score
-from lightningrl.types import Advantages, OtherCallKind, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
+from lightningrl.types import Advantages, OtherCallKind, RolloutMode, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
 
 __all__ = ["CreditedGroup", "Scored", "Scorer", "TrainedCalls", "score_of"]
 
+WITNESSES_AT_ONCE = 32
+LONGEST_SCORE_S = 900.0
+"""That a credit assigner's `score` may take."""
 KeepScores = Callable[[Sequence[Score]], Awaitable[None]]
 """Durable when it returns."""
 
@@ -103,6 +109,7 @@ class Scorer:
         trained: Mapping[str, TrainedCalls],
         plugins: PluginManager,
         digests: Mapping[str, str] | None = None,
+        judge: Judge | None = None,
     ) -> None:
         """`trained`: by policy; a policy that is not in it stays as it is. `dynamic_sampling`: groups without signal are left
         out of the step and its means (DAPO); others stand in for them. `digests`: of the parts, by the recipe's key."""
@@ -117,6 +124,7 @@ class Scorer:
         self._trained = dict(trained)
         self._plugins = plugins
         self._digests = dict(digests or {})
+        self._judge = judge
 
     async def reward(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
         """The trajectories with their rewards; one whose outcome is dropped, or whose reward failed, has `reward=None`. Each value is
@@ -127,15 +135,19 @@ class Scorer:
         trajectories = [self._reward_calls(self._classify_tools(trajectory)) for trajectory in trajectories]
         asked = sum(self._outcomes.is_trained(trajectory.outcome) for trajectory in trajectories)
         keeper = None if keep is None else _Keeper(keep)
+        places = asyncio.Semaphore(WITNESSES_AT_ONCE)
         failures = 0
 
         async def reward_one(trajectory: Trajectory) -> Trajectory:
             nonlocal failures
             rewarded = await self._reward_one(trajectory, keeper)
+            if isinstance(self._credit, Witness):
+                async with places:
+                    rewarded = await self._hear(self._credit, rewarded, keeper)
             failures += rewarded.unrewarded is not None
             if failures > self._outcomes.max_failed_rewards * asked:
                 raise RewardError(
-                    f"a reward failed on {failures} of {asked} rollouts, more than outcomes.max_failed_rewards = "
+                    f"a reward or evidence failed on {failures} of {asked} rollouts, more than outcomes.max_failed_rewards = "
                     f"{self._outcomes.max_failed_rewards:g} of them; last, on {trajectory.rollout_id!r}: {rewarded.unrewarded}; mend it, "
                     "or raise the limit; what was rewarded is kept and not asked again"
                 )
@@ -223,7 +235,44 @@ class Scorer:
         }
         result = await self._rewards.score(trajectory, known=known, keep=keep)
         keys = (*(f"rewards.{name}" for name in result.values), *(f"intermediate_rewards.{name}" for name in self._intermediate))
-        return replace(trajectory, rewards=result.values, reward=result.total, unrewarded=result.failure, digests=self._digests_of(*keys))
+        digests = self._digests_of(*keys)
+        if "credit" in trajectory.digests:  # of its evidence
+            digests["credit"] = trajectory.digests["credit"]
+        return replace(trajectory, rewards=result.values, reward=result.total, unrewarded=result.failure, digests=digests)
+
+    async def _hear(self, witness: Witness, trajectory: Trajectory, keeper: _Keeper | None) -> Trajectory:
+        """The trajectory with the evidence that credit needs of it; unrewarded where there is none to be had."""
+        if trajectory.reward is None or trajectory.mode is not RolloutMode.TRAIN or not trajectory.transitions:
+            return trajectory
+        digests = self._digests_of("credit")
+        if trajectory.evidence is not None and digests.items() <= trajectory.digests.items():
+            return trajectory
+        questions, evidence, failure = Questions(self._judge), None, None
+        try:
+            async with asyncio.timeout(LONGEST_SCORE_S):
+                evidence = await witness.score(trajectory, questions)
+            check_evidence(evidence, trajectory)
+        except PluginError:
+            raise
+        except Exception as error:  # noqa: BLE001  the boundary to an assigner that waits for others
+            evidence, failure = None, describe_failure("credit", f"{type(error).__name__}: {error}")
+        if keeper is not None:
+            kept = Score(
+                rollout_id=trajectory.rollout_id,
+                attempt=trajectory.attempt,
+                evidence=evidence,
+                digests=digests if evidence is not None else {},
+                asked=tuple(questions.asked),
+            )
+            await keeper.keep(kept)
+        return replace(
+            trajectory,
+            reward=None if evidence is None else trajectory.reward,
+            unrewarded=failure,
+            evidence=evidence,
+            digests={**trajectory.digests, **(digests if evidence is not None else {})},
+            other_calls=(*trajectory.other_calls, *questions.asked),
+        )
 
     def _digests_of(self, *keys: str) -> dict[str, str]:
         return {key: self._digests[key] for key in keys if key in self._digests}
@@ -324,6 +373,8 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics["prompt_tokens"] = float(sum(len(call.prompt_ids) for call in calls))
     metrics["breaks"] = float(sum(call.is_break for call in calls))
     others = [call.kind for trajectory in trajectories for call in trajectory.other_calls]
+    if asked := others.count(OtherCallKind.JUDGE):
+        metrics["calls_judge"] = float(asked)
     metrics["calls_refused"] = float(others.count(OtherCallKind.REFUSED))
     return metrics
 

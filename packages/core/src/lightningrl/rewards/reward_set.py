@@ -23,7 +23,7 @@ from lightningrl.rewards._threads import DaemonThreads
 from lightningrl.roles import is_role_among
 from lightningrl.types import Trajectory
 
-__all__ = ["NamedReward", "RewardResult", "RewardSet"]
+__all__ = ["NamedReward", "RewardResult", "RewardSet", "describe_failure"]
 
 logger = logging.getLogger(__name__)
 
@@ -211,8 +211,13 @@ def _as_number(value: Any, reward: NamedReward, trajectory: Trajectory) -> float
 
 
 def _failed(reward: NamedReward, why: str) -> _Failed:
-    text = clean_text(f"{reward.name}: {' '.join(why.split())}")
-    return _Failed(text if len(text) <= _LONGEST_FAILURE else f"{text[: _LONGEST_FAILURE - 1]}…")
+    return _Failed(describe_failure(reward.name, why))
+
+
+def describe_failure(name: str, why: str) -> str:
+    """One clean line of bounded length."""
+    text = clean_text(f"{name}: {' '.join(why.split())}")
+    return text if len(text) <= _LONGEST_FAILURE else f"{text[: _LONGEST_FAILURE - 1]}…"
 
 
 def _short(value: Any) -> str:

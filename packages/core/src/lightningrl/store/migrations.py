@@ -72,6 +72,7 @@ def _computed_values(db: Connection) -> None:
         "SELECT attempt_pk, idx, name, value FROM rewards WHERE attempt_pk IN (SELECT attempt_pk FROM scores)"
     )
     db.exec_driver_sql("ALTER TABLE scores ADD COLUMN unrewarded TEXT")
+    db.exec_driver_sql("CREATE TABLE evidence (attempt_pk INTEGER NOT NULL PRIMARY KEY REFERENCES attempts (pk), data BLOB NOT NULL)")
 
 
 MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {1: _seed_of_its_own, 2: _other_calls, 3: _computed_values}

@@ -19,6 +19,7 @@ from msgspec import Meta
 from lightningrl.errors import StoreError
 from lightningrl.types import (
     Array,
+    Evidence,
     OtherCall,
     Outcome,
     RolloutMode,
@@ -137,6 +138,9 @@ class Score:
     unrewarded: str | None = None
     digests: Mapping[str, str] = field(default_factory=dict[str, str])
     """By the recipe's key, as in `Trajectory`."""
+    evidence: Evidence | None = None
+    asked: Sequence[OtherCall] = ()
+    """Calls of judges, to be kept with the attempt's other calls; those that are there already, by when they began, are kept once."""
     transition_rewards: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict[str, Mapping[str, float | None]])
     """By transition id."""
     advantages: Mapping[str, Array | None] = field(default_factory=dict[str, "Array | None"])

@@ -22,6 +22,7 @@ from lightningrl.store.schema import (
     calls,
     computed,
     digests,
+    evidence,
     other_calls,
     rollouts,
     scores,
@@ -32,7 +33,7 @@ from lightningrl.store.schema import (
     words,
 )
 from lightningrl.store.tokens import build_transition, prompts_and_completions
-from lightningrl.types import Array, OtherCall, Outcome, RolloutSpec, RolloutState, SamplingSettings, Task
+from lightningrl.types import Array, Evidence, OtherCall, Outcome, RolloutSpec, RolloutState, SamplingSettings, Task
 
 __all__ = ["OTHER_CALLS", "Reader", "chunks", "decode_task"]
 
@@ -191,7 +192,7 @@ class Reader:
             ).all()
             pks = [row.pk for row in rows]
             terminal, turns = self.rewards(db, computed, pks)
-            computed_by = self.digests(db, pks)
+            computed_by, found_by_score = self.digests(db, pks), self.evidence(db, pks)
             lengths: dict[tuple[int, int], tuple[str, int]] = {
                 (call.attempt_pk, call.idx): (call.id, call.bytes // 4)
                 for call in db.execute(
@@ -212,6 +213,7 @@ class Reader:
                     reward=row.reward,
                     unrewarded=row.unrewarded,
                     digests=computed_by.get(row.pk, {}),
+                    evidence=found_by_score.get(row.pk),
                     transition_rewards={lengths[row.pk, idx][0]: values for idx, values in turns.get(row.pk, {}).items()},
                     advantages=credit.get(row.pk, {}),
                 )
@@ -227,6 +229,9 @@ class Reader:
             by_name = terminal[row.attempt_pk] if row.idx < 0 else turns[row.attempt_pk][row.idx]
             by_name[self.text(db, row.name)] = row.value
         return terminal, turns
+
+    def evidence(self, db: Connection, attempt_pks: Sequence[int]) -> dict[int, Evidence]:
+        return {row.attempt_pk: row.data for row in db.execute(select(evidence).where(evidence.c.attempt_pk.in_(attempt_pks)))}
 
     def digests(self, db: Connection, attempt_pks: Sequence[int]) -> dict[int, dict[str, str]]:
         """Of each attempt, by the recipe's key."""

@@ -4,7 +4,7 @@ tasks ◄─ rollouts ◄─ attempts ◄─ calls            words: interned po
             │            ├◄──── tool_calls, other_calls, spans
             ▼            ├◄──── rewards            what the agent reported    ┐ idx = the call's position,
             │            ├◄──── computed           what the run computed of it ┘ -1 = the attempt itself
-            │            ├◄──── digests            of what computed it, by the recipe's key
+            │            ├◄──── digests, evidence  of what computed it, by the recipe's key; what credit's `score` found
          trained ─► steps└◄──── scores, advantages
 """
 
@@ -26,8 +26,8 @@ from sqlalchemy import (
     text,
 )
 
-from lightningrl.store.columns import Choice, CleanText, Finite, Floats, Json, LongJson, LongText, SpanId
-from lightningrl.types import FinishReason, OtherCallKind, Outcome, RolloutMode, RolloutState, SamplingSettings, ToolStatus
+from lightningrl.store.columns import Choice, CleanText, Finite, Floats, Json, LongJson, LongText, SpanId, Wire
+from lightningrl.types import Evidence, FinishReason, OtherCallKind, Outcome, RolloutMode, RolloutState, SamplingSettings, ToolStatus
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -36,6 +36,7 @@ __all__ = [
     "calls",
     "computed",
     "digests",
+    "evidence",
     "meta",
     "metadata",
     "other_calls",
@@ -208,6 +209,13 @@ digests = Table(
     Column("part", Integer, primary_key=True),
     Column("digest", Integer, nullable=False),
     sqlite_with_rowid=False,
+)
+
+evidence = Table(
+    "evidence",
+    metadata,
+    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True, autoincrement=False),
+    Column("data", Wire(Evidence), nullable=False),
 )
 
 scores = Table(

@@ -68,7 +68,7 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
     )
     terminal, turns = reader.rewards(db, computed, pks)
     reported, reported_of_calls = reader.rewards(db, rewards, pks)
-    digests = reader.digests(db, pks)
+    digests, evidence = reader.digests(db, pks), reader.evidence(db, pks)
     trajectories = {}
     for rollout_id in rollout_ids:
         head = heads[rollout_id]
@@ -90,6 +90,7 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
             reward=head.reward,
             unrewarded=head.unrewarded,
             digests=digests.get(head.pk, {}),
+            evidence=evidence.get(head.pk),
             mode=head.mode,
             step=head.step,
             duration_s=head.duration_s,

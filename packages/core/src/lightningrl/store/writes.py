@@ -33,7 +33,7 @@ from lightningrl.store.schema import (
 )
 from lightningrl.store.tokens import AS_THEY_ARE
 from lightningrl.store.transaction import ATTEMPT_COLUMNS, Leased, LiveAttempt, Queued, Transaction, over
-from lightningrl.types import OtherCall, Outcome, RolloutSpec, RolloutState, ToolCall
+from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutSpec, RolloutState, ToolCall
 
 __all__ = [
     "add_rewards",
@@ -311,9 +311,12 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls
 
 
 def append_other_calls(tx: Transaction, rollout_id: str, attempt: int, calls: Sequence[OtherCall]) -> None:
-    live = tx.live(rollout_id, attempt, "a call")
+    _add_other_calls(tx, tx.live(rollout_id, attempt, "a call").pk, calls)
+
+
+def _add_other_calls(tx: Transaction, attempt_pk: int, calls: Sequence[OtherCall]) -> None:
     rows = [
-        {name: getattr(record, name) for name in OtherCall.__slots__} | {"attempt_pk": live.pk, "agent": tx.word_or_none(record.agent)}
+        {name: getattr(record, name) for name in OtherCall.__slots__} | {"attempt_pk": attempt_pk, "agent": tx.word_or_none(record.agent)}
         for record in calls
     ]
     if rows:
@@ -355,6 +358,12 @@ def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
             schema.digests,
             [{"attempt_pk": row.pk, "part": tx.word(part), "digest": tx.word(digest)} for part, digest in score.digests.items()],
         )
+        if score.evidence is not None:
+            tx.replace(schema.evidence, [{"attempt_pk": row.pk, "data": score.evidence}])
+        if score.asked:
+            of_judges = (other_calls.c.attempt_pk == row.pk) & (other_calls.c.kind == OtherCallKind.JUDGE)
+            known = set(tx.db.execute(select(other_calls.c.started_at).where(of_judges)).scalars())
+            _add_other_calls(tx, row.pk, [call for call in score.asked if call.started_at not in known])
         total = _finite(score.reward, "reward", score.rollout_id)
         tx.replace(schema.scores, [{"attempt_pk": row.pk, "reward": total, "unrewarded": score.unrewarded}])
         rows = [

@@ -9,19 +9,22 @@ A deviation is an override marked `xfail(reason="…")`.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from lightningrl.credit import Compare, assign_credit, has_signal
+from lightningrl.credit.evidence import check_evidence
 from lightningrl.credit.needs import NEEDS
 from lightningrl.credit.samples import Rows, build_samples
-from lightningrl.protocols import CreditAssigner
+from lightningrl.protocols import CreditAssigner, Witness
 from lightningrl.testing.groups import make_group
-from lightningrl.types import Advantages, TrajectoryGroup, Transition
+from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
 
 __all__ = ["CreditConformance"]
 
@@ -48,8 +51,23 @@ class CreditConformance:
         """A group with different lengths, turn rewards and returns."""
         return make_group((0.1, None, -0.2), (0.0, 0.3), (None,), (0.5, 0.5, 0.1, 0.0), rewards=(0.0, 1.0, 0.25, 1.0))
 
+    async def ask(self, messages: str | Sequence[Mapping[str, Any]], /, **settings: Any) -> str:
+        """What the judge answers an assigner that asks one."""
+        raise NotImplementedError
+
     def _assign(self, group: TrajectoryGroup, assigner: CreditAssigner | None = None) -> Advantages:
-        return assign_credit(assigner or self.make_assigner(), group, compare=self.compare)
+        """As a run does it: first the evidence, then the arithmetic."""
+        assigner = assigner or self.make_assigner()
+        if isinstance(assigner, Witness):
+            group = replace(group, trajectories=tuple(self._heard(assigner, trajectory) for trajectory in group.trajectories))
+        return assign_credit(assigner, group, compare=self.compare)
+
+    def _heard(self, witness: Witness, trajectory: Trajectory) -> Trajectory:
+        if trajectory.reward is None or not trajectory.transitions:
+            return trajectory
+        evidence = asyncio.run(witness.score(trajectory, self.ask))
+        check_evidence(evidence, trajectory)
+        return replace(trajectory, evidence=evidence)
 
     def test_requirements_are_known(self) -> None:
         requires = self.make_assigner().requires

@@ -19,6 +19,7 @@ from lightningrl.store.errors import AttemptOver, Conflict, UnknownRecord
 from lightningrl.store.protocol import CallRecord, Lease, RolloutFilter, Score, SpanRecord, Store, ToolCallRecord
 from lightningrl.testing._pytest import pytest
 from lightningrl.types import (
+    Evidence,
     FinishReason,
     OtherCall,
     OtherCallKind,
@@ -499,6 +500,27 @@ class StoreConformance:
         first, second = kept.advantages["c0"], kept.advantages["c1"]
         assert first is not None and first.tolist() == [0.5, -0.25] and second is None
         assert (await store.rollout("a")).reward == 1.25
+
+    async def test_evidence_and_the_calls_of_judges_are_kept_after_the_end_and_a_repeat_adds_nothing(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        await store.append_call(make_call(lease, "c0", [1], [2, 3]))
+        await store.append_other_calls("a", 1, [OtherCall(kind=OtherCallKind.REFUSED, path="models", started_at=1.0)])
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        evidence = Evidence(calls={"grade": np.array([0.5], np.float32)}, tokens={"value": (np.array([0.25, -1.0], np.float32),)})
+        judged = OtherCall(kind=OtherCallKind.JUDGE, path="chat/completions", request={"a": [1]}, answer="7", started_at=2.0)
+        score = Score(rollout_id="a", attempt=1, evidence=evidence, asked=(judged,), digests={"credit": "one"})
+        await store.set_scores([score])
+        await store.set_scores([score])
+        await store.set_scores([Score(rollout_id="a", attempt=1, reward=1.0)])  # what is not given stays
+        (trajectory,) = await store.trajectories(["a"])
+        assert [call.kind for call in trajectory.other_calls] == [OtherCallKind.REFUSED, OtherCallKind.JUDGE]
+        assert trajectory.other_calls[1] == judged
+        assert trajectory.digests == {"credit": "one"}
+        for kept in (trajectory.evidence, (await store.scores(["a"]))[0].evidence):
+            assert kept is not None
+            assert {name: values.tolist() for name, values in kept.calls.items()} == {"grade": [0.5]}
+            assert [values.tolist() for values in kept.tokens["value"]] == [[0.25, -1.0]]
 
     async def test_a_constant_advantage_comes_back_per_token(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])

@@ -6,6 +6,7 @@ Recipe + PluginManager  ─►  Parts(tasks, scorer, a backend factory for each 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +15,13 @@ from typing import Any
 
 from lightningrl.config import Recipe, check_options
 from lightningrl.credit.comparison import check_comparison
+from lightningrl.credit.judge import Judge
 from lightningrl.credit.needs import check_needs
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.errors import ConfigError
 from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
-from lightningrl.protocols import Backend, CreditAssigner
+from lightningrl.protocols import Backend, CreditAssigner, Witness
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.tasks import TaskSets
@@ -59,10 +61,13 @@ class Parts:
         digests = {f"rewards.{reward.name}": digest_of(reward.function, recipe.rewards[reward.name].options) for reward in named}
         for name, part in recipe.intermediate_rewards.items():
             digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name], part.options)
+        assigner = _credit(recipe, plugins, rewards)
+        judge = None if recipe.judge is None else f"{recipe.judge.model} at {recipe.judge.base_url}"
+        digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge})
         scorer = Scorer(
             rewards=rewards,
             intermediate=intermediate,
-            credit=_credit(recipe, plugins, rewards),
+            credit=assigner,
             compare=recipe.credit.compare,
             whitened=recipe.credit.whiten,
             dynamic_sampling=recipe.loop.dynamic_sampling > 0,
@@ -71,6 +76,7 @@ class Parts:
             trained=_trained_calls(recipe),
             plugins=plugins,
             digests=digests,
+            judge=_judge(recipe) if will_run else None,
         )
         if recipe.samples.aggregation == "constant" and recipe.samples.constant_length is None:
             raise ConfigError("samples.aggregation 'constant' needs samples.constant_length, the tokens per rollout to divide by")
@@ -164,9 +170,21 @@ def _credit(recipe: Recipe, plugins: PluginManager, rewards: RewardSet) -> Credi
     if not hasattr(assigner, "assign"):
         raise ConfigError(f"credit.use {recipe.credit.use!r} has no `assign(group)`; name a class with `requires` and `assign`")
     check_comparison(assigner, recipe.credit.compare)
+    if recipe.judge is not None and not isinstance(assigner, Witness):
+        raise ConfigError(f"[judge] is set, and credit.use {recipe.credit.use!r} asks none: it has no `score`; remove the table")
     by_role = recipe.credit.compare == "role" or bool(rewards.roles)
     check_needs(recipe, recipe.credit.use, assigner.requires | {"agents"} if by_role else assigner.requires)
     return assigner
+
+
+def _judge(recipe: Recipe) -> Judge | None:
+    config = recipe.judge
+    if config is None:
+        return None
+    key = None if config.api_key_env is None else os.environ.get(config.api_key_env)
+    if config.api_key_env is not None and not key:
+        raise ConfigError(f"judge: the environment variable {config.api_key_env!r} is not set; set it to the provider's key")
+    return Judge(api_key=key, **config.model_dump(exclude={"api_key_env"}))
 
 
 def _backends(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str], *, will_run: bool) -> dict[str, Callable[[], Backend]]:

@@ -66,7 +66,7 @@ def explain_failures(trajectories: Sequence[Trajectory]) -> str:
 
 def explain_failed_rewards(failed: Sequence[Trajectory]) -> str:
     """How many are `unrewarded`, and what the first one's reward said."""
-    return f"a reward failed on {len(failed)} rollouts; first, on {failed[0].rollout_id!r}: {failed[0].unrewarded}"
+    return f"a reward or evidence failed on {len(failed)} rollouts; first, on {failed[0].rollout_id!r}: {failed[0].unrewarded}"
 
 
 def explain_timeouts(trajectories: Sequence[Trajectory], call_speed: float | None, *, max_tokens: int, timeout_s: float) -> str | None:
