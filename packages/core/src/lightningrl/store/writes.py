@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,10 +19,8 @@ from lightningrl.store.errors import Conflict, UnknownRecord
 from lightningrl.store.protocol import RETRYABLE, CallRecord, Score, SpanRecord, ToolCallRecord
 from lightningrl.store.reads import chunks
 from lightningrl.store.schema import (
-    advantages,
     attempts,
     calls,
-    computed,
     other_calls,
     rewards,
     rollouts,
@@ -346,6 +345,8 @@ def add_rewards(
 
 
 def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
+    """One statement for each table, whatever the number of scores."""
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for score in scores:
         row = tx.attempt(score.rollout_id, score.attempt)
         if row.outcome is None:
@@ -353,20 +354,19 @@ def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
         indices = _indices(tx, row.pk) if score.transition_rewards or score.advantages else {}
         values: dict[str | None, Mapping[str, float | None]] = {None: score.rewards}
         values.update(score.transition_rewards)
-        tx.replace(computed, _reward_rows(tx, row.pk, score.rollout_id, indices, values))
-        tx.replace(
-            schema.digests,
-            [{"attempt_pk": row.pk, "part": tx.word(part), "digest": tx.word(digest)} for part, digest in score.digests.items()],
-        )
+        rows["computed"] += _reward_rows(tx, row.pk, score.rollout_id, indices, values)
+        rows["digests"] += [
+            {"attempt_pk": row.pk, "part": tx.word(part), "digest": tx.word(digest)} for part, digest in score.digests.items()
+        ]
         if score.evidence is not None:
-            tx.replace(schema.evidence, [{"attempt_pk": row.pk, "data": score.evidence}])
+            rows["evidence"].append({"attempt_pk": row.pk, "data": score.evidence})
         if score.asked:
             of_judges = (other_calls.c.attempt_pk == row.pk) & (other_calls.c.kind == OtherCallKind.JUDGE)
             known = set(tx.db.execute(select(other_calls.c.started_at).where(of_judges)).scalars())
             _add_other_calls(tx, row.pk, [call for call in score.asked if call.started_at not in known])
         total = _finite(score.reward, "reward", score.rollout_id)
-        tx.replace(schema.scores, [{"attempt_pk": row.pk, "reward": total, "unrewarded": score.unrewarded}])
-        rows = [
+        rows["scores"].append({"attempt_pk": row.pk, "reward": total, "unrewarded": score.unrewarded})
+        rows["advantages"] += [
             {
                 "attempt_pk": row.pk,
                 "idx": _index(indices, transition_id, score.rollout_id),
@@ -374,7 +374,8 @@ def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
             }
             for transition_id, values_ in score.advantages.items()
         ]
-        tx.replace(advantages, rows)
+    for table, of_table in rows.items():
+        tx.replace(getattr(schema, table), of_table)
 
 
 def _indices(tx: Transaction, attempt_pk: int) -> dict[str, int]:
