@@ -72,7 +72,7 @@ def test_a_new_field_of_a_transition_is_two_edits(tmp_path: Path) -> None:
         (Transition, {"types.py", "gateway/calls.py", "testing/groups.py"}),  # its definition, who makes it, who makes one up
         (Trajectory, {"types.py", "store/trajectories.py"}),
         (Lease, {"store/protocol.py", "store/sql.py", "runtime/pool.py", "testing/scripted_server.py"}),
-        (Score, {"store/protocol.py", "store/reads.py", "credit/scoring.py", "testing/store_conformance.py"}),
+        (Score, {"store/protocol.py", "store/reads.py"}),
     ],
 )
 def test_the_fields_of_a_record_are_listed_where_it_is_defined_and_made(record: type, places: set[str]) -> None:

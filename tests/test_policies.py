@@ -166,7 +166,7 @@ def test_both_policies_go_on_from_their_own_weights_after_a_stop(recipe_file: Pa
         ({"policies.critic.learner": {"learning_rat": 1}}, "no setting 'learning_rat'; did you mean 'learning_rate'"),
         ({"policies.critic.trainabel": False}, "unknown key 'policies.critic.trainabel'"),
         ({"policies.a/b": {"model": "tiny"}}, "policies"),
-        ({"credit.per_agent": True, "roles": {}}, "[roles.NAME]"),
+        ({"credit.compare": "role", "roles": {}}, "[roles.NAME]"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence(recipe_file: Path, change: dict[str, Any], says: str) -> None:

@@ -83,7 +83,7 @@ async def build_rows(recipe: Recipe, *modules: Any) -> list[Sample]:
         make_trajectory(f"r{i}", [make_transition(f"r{i}/0")], reward=None, group_id=f"g{i // 4}", output=reward)
         for i, reward in enumerate(REWARDS)
     ]
-    return list(scorer.credit(await scorer.reward(trajectories)).samples)
+    return list(scorer.build(scorer.credit(await scorer.reward(trajectories))).samples)
 
 
 async def test_ppo_with_a_critic_learns_from_calls_of_reward_zero_too(verl: Any, tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ async def check_weights(folder: RunFolder, recipe: Recipe, parts: Parts, store: 
         load_backend(disturbed, found, recipe.policy.name)
         for names in planned:
             trajectories = await parts.scorer.reward(await store.trajectories(names))
-            scored = parts.scorer.credit(trajectories)
+            scored = parts.scorer.build(parts.scorer.credit(trajectories))
             if scored.samples:
                 await asyncio.to_thread(expected.learn, scored.samples)
         ours, theirs = (backend.learner.parameters for backend in (expected, disturbed))  # type: ignore[attr-defined]

@@ -39,6 +39,11 @@ def test_settings_override_keys_and_keep_the_rest(recipe_file: Path) -> None:
     assert recipe.folder == recipe_file.parent
 
 
+def test_a_recipe_of_a_run_that_began_with_per_agent_is_read_as_it_was_meant(recipe_file: Path) -> None:
+    for before, now in ((True, "role"), (False, "group")):
+        assert load_recipe(recipe_file, {"credit.per_agent": before}).credit.compare == now
+
+
 def test_a_python_recipe_may_hold_objects(tmp_path: Path) -> None:
     path = tmp_path / "recipe.py"
     path.write_text(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightningrl.credit import DiscountedReturns, IdenticalAssignment, PerAgent
+from lightningrl.credit import DiscountedReturns, IdenticalAssignment, assign_credit
+from lightningrl.credit.comparison import check_comparison
+from lightningrl.credit.needs import NEEDS
 from lightningrl.credit.plugins import PLUGINS
 from lightningrl.errors import ConfigError
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
@@ -72,20 +74,7 @@ def test_a_rewrite_is_compared_with_other_rewrites_only() -> None:
     )
     group = TrajectoryGroup(id="g", trajectories=trajectories)  # type: ignore[arg-type]
     assert firsts(IdenticalAssignment(baseline="dr_grpo").assign(group))[2][1] == pytest.approx(0.1)
-    assert firsts(PerAgent(IdenticalAssignment(baseline="dr_grpo")).assign(group))[2][1] == pytest.approx(0.4)
-
-
-def test_per_agent_over_steps_weighs_each_call() -> None:
-    group = TrajectoryGroup(
-        id="g",
-        trajectories=(
-            make_trajectory("a", [make_transition(f"a/{t}", index=t, agent="solver") for t in range(3)], reward=1.0),
-            make_trajectory("b", [make_transition("b/0", agent="solver")], reward=0.0),
-        ),
-    )
-    inner = IdenticalAssignment(baseline="dr_grpo")
-    assert firsts(PerAgent(inner).assign(group)) == [[0.5] * 3, [-0.5]]
-    assert firsts(PerAgent(inner, over="steps").assign(group)) == [[0.25] * 3, [-0.75]]
+    assert firsts(assign_credit(IdenticalAssignment(baseline="dr_grpo"), group, compare="role"))[2][1] == pytest.approx(0.4)
 
 
 def test_agent_seen_in_one_trajectory_only_gets_no_gradient() -> None:
@@ -96,22 +85,19 @@ def test_agent_seen_in_one_trajectory_only_gets_no_gradient() -> None:
             make_trajectory("b", [make_transition("b/0", agent="solver")], reward=0.0),
         ),
     )
-    assert firsts(PerAgent(IdenticalAssignment()).assign(group))[0][1] == 0.0
+    assert firsts(assign_credit(IdenticalAssignment(), group, compare="role"))[0][1] == 0.0
 
 
-def test_per_agent_requires_agents_beside_what_its_inner_requires() -> None:
-    assert PerAgent(DiscountedReturns()).requires == {"group", "turn_rewards", "agents"}
-
-
-def test_per_agent_of_something_without_returns_says_what_to_add() -> None:
+def test_comparing_by_role_without_returns_says_what_to_add() -> None:
     class Mine:
         requires: frozenset[str] = frozenset()
 
         def assign(self, group: TrajectoryGroup) -> Advantages:
             return ()
 
-    with pytest.raises(ConfigError, match=r"'Mine' cannot be normalised per agent.*returns"):
-        PerAgent(Mine())
+    with pytest.raises(ConfigError, match=r"'Mine' cannot compare by role: it has no `returns.*set credit.compare = 'group'"):
+        check_comparison(Mine(), "role")
+    check_comparison(Mine(), "group")
 
 
 def test_unknown_baseline_and_bad_gamma_are_named() -> None:
@@ -121,7 +107,7 @@ def test_unknown_baseline_and_bad_gamma_are_named() -> None:
         DiscountedReturns(gamma=1.5)
 
 
-def test_plugin_records_make_what_they_declare() -> None:
+def test_ours_need_what_runs_can_provide() -> None:
     for plugin in PLUGINS:
-        assert plugin.factory().requires == plugin.requires, plugin.name
+        assert plugin.factory().requires <= NEEDS.keys(), plugin.name
     assert {plugin.name for plugin in PLUGINS} == {"identical", "grpo", "dr_grpo", "rloo", "reinforce", "discounted"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lightningrl.credit import DiscountedReturns, IdenticalAssignment, PerAgent
+from lightningrl.credit import DiscountedReturns, IdenticalAssignment, assign_credit
 from lightningrl.protocols import CreditAssigner
 from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.testing.groups import make_group
@@ -54,19 +54,21 @@ class TestDiscountedRLOO(TestRLOO):
         return DiscountedReturns(baseline="rloo")
 
 
-class TestPerAgent(CreditConformance):
+class TestByRole(CreditConformance):
+    compare = "role"
+
     def make_assigner(self) -> CreditAssigner:
-        return PerAgent(IdenticalAssignment())
+        return IdenticalAssignment()
 
     def test_without_turn_rewards_it_is_the_outcome_method(self) -> None:
         group = make_group((0.0, 0.0), (1.0,), (1.0, 1.0), (0.5,))
-        credit = self.make_assigner().assign(group)
+        credit = assign_credit(self.make_assigner(), group, compare="role")
         write, check = self.expected([0.0, 1.0, 1.0, 0.5]), self.expected([0.0, 1.0])
         for i, advantages in enumerate(credit):
             np.testing.assert_allclose(np.unique(advantages[0]), [write[i]], atol=1e-6)  # type: ignore[arg-type]
         np.testing.assert_allclose([credit[0][1][0], credit[2][1][0]], check, atol=1e-6)  # type: ignore[arg-type, index]
 
 
-class TestPerAgentDiscounted(TestPerAgent):
+class TestByRoleDiscounted(TestByRole):
     def make_assigner(self) -> CreditAssigner:
-        return PerAgent(DiscountedReturns())
+        return DiscountedReturns()

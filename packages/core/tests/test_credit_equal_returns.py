@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from lightningrl.config import OutcomesConfig, SamplesConfig
-from lightningrl.credit import Baseline, DiscountedReturns, IdenticalAssignment, PerAgent, center, has_signal, mean, whiten
+from lightningrl.credit import Baseline, DiscountedReturns, IdenticalAssignment, assign_credit, center, has_signal, mean, whiten
 from lightningrl.credit.samples import teaching_rows
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.plugins import load_plugins
@@ -53,7 +53,7 @@ def test_four_equal_successes_of_five_turns_are_no_signal_under_a_discount(basel
     group = make_group(*((0.0,) * 5,) * 4, rewards=(1.0,) * 4)
     assigner = DiscountedReturns(gamma=0.9, baseline=baseline)
     assert values_of(assigner.assign(group)) == {0.0}
-    assert values_of(PerAgent(assigner).assign(group)) == {0.0}
+    assert values_of(assign_credit(assigner, group, compare="role")) == {0.0}
 
 
 @pytest.mark.parametrize("baseline", RELATIVE)
@@ -206,8 +206,8 @@ def test_a_rounding_is_no_signal_of_a_group_and_no_gradient(whitened: bool) -> N
     rounding = last_call(mean=lambda rewards: sum(rewards) / len(rewards))
     assert values_of(rounding.assign(group)) != {0.0}, "else this shows nothing"
     scorer = make_scorer(rounding, whitened=whitened)
-    scored = scorer.credit(group.trajectories)
+    scored = scorer.build(scorer.credit(group.trajectories))
     assert scored.metrics["groups_without_signal"] == scored.metrics["groups"] == 1
     assert len(scored.samples) == 3
     assert teaching_rows(scored.samples) == []
-    assert scorer.count_groups_with_signal(group.trajectories) == 0
+    assert sum(one.has_signal for one in scorer.credit(group.trajectories)) == 0

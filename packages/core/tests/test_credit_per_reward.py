@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightningrl.credit import IdenticalAssignment, PerAgent, PerReward
+from lightningrl.credit import IdenticalAssignment, assign_credit
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Trajectory, TrajectoryGroup
@@ -32,23 +32,21 @@ def group_of(*trajectories: Trajectory) -> TrajectoryGroup:
 
 def test_each_role_is_compared_by_the_rewards_that_it_is_paid() -> None:
     group = group_of(episode("a", team=1.0, draft=1.0, verdict=0.0), episode("b", team=1.0, draft=0.0, verdict=4.0))
-    first, second = PerReward(IdenticalAssignment(baseline="dr_grpo"), REWARDS).assign(group)
+    first, second = assign_credit(IdenticalAssignment(baseline="dr_grpo"), group, paid=REWARDS)
     assert [float(credit[0]) for credit in first if credit is not None] == pytest.approx([0.5, -1.0, 0.0])
     assert [float(credit[0]) for credit in second if credit is not None] == pytest.approx([-0.5, 1.0, 0.0])
 
 
 def test_a_role_whose_reward_is_missing_is_not_scored_and_the_others_are() -> None:
     group = group_of(episode("a", team=1.0, draft=1.0, verdict=None), episode("b", team=0.0, draft=0.0, verdict=None))
-    first, _ = PerReward(IdenticalAssignment(baseline="dr_grpo"), REWARDS).assign(group)
+    first, _ = assign_credit(IdenticalAssignment(baseline="dr_grpo"), group, paid=REWARDS)
     assert first[0] is not None and first[2] is not None
     assert first[1] is None
 
 
-def test_it_goes_together_with_normalising_per_agent() -> None:
+def test_it_goes_together_with_comparing_by_role() -> None:
     group = group_of(episode("a", team=1.0, draft=1.0, verdict=0.0), episode("b", team=0.0, draft=0.0, verdict=1.0))
-    assigner = PerReward(PerAgent(IdenticalAssignment(baseline="grpo")), REWARDS)
-    assert assigner.requires == {"group", "agents"}
-    for credit in (calls[0] for calls in assigner.assign(group)):
+    for credit in (calls[0] for calls in assign_credit(IdenticalAssignment(), group, compare="role", paid=REWARDS)):
         assert credit is not None
         np.testing.assert_allclose(np.abs(credit), 1 / np.sqrt(2), rtol=1e-4)
 
@@ -58,6 +56,6 @@ async def test_a_reward_for_one_role_may_be_none_and_one_for_all_may_not() -> No
         return NamedReward(name=f"{value}-{roles}", function=lambda *_: value, agents=frozenset(roles) or None)
 
     some = make_trajectory("r", [make_transition("r/0")], reward=None)
-    assert (await RewardSet([reward(1.0), reward(None, "check")]).score(some))[1] == 1.0
-    assert (await RewardSet([reward(None), reward(1.0, "check")]).score(some))[1] is None
-    assert (await RewardSet([reward(None, "write"), reward(None, "check")]).score(some))[1] is None
+    assert (await RewardSet([reward(1.0), reward(None, "check")]).score(some)).total == 1.0
+    assert (await RewardSet([reward(None), reward(1.0, "check")]).score(some)).total is None
+    assert (await RewardSet([reward(None, "write"), reward(None, "check")]).score(some)).total is None

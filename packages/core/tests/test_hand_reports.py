@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ async def a_hand_written_tool_loop_gets_automatic_intermediate_rewards(path: Who
     trajectory = await run(path, "act")
     assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
     assert [call.agent for call in trajectory.transitions] == ["adder"] * 3
-    assert [call.rewards for call in trajectory.transitions] == [{"brief": 0.5}] * 3
+    assert [call.reported for call in trajectory.transitions] == [{"brief": 0.5}] * 3
     good, bad = trajectory.tool_calls
     assert (good.name, good.arguments, good.result, good.status, good.agent) == ("add", '{"a": 20, "b": 22}', "42", ToolStatus.OK, "adder")
     assert (bad.status, bad.error_type, bad.result) == (ToolStatus.ERROR, "TypeError", "")
@@ -81,21 +82,21 @@ async def a_tool_that_is_no_tool_call_is_the_outcome_of_the_answer_that_asked(pa
             ("writer-1", "writer-1", ToolStatus.INVALID_ARGUMENTS),
         }
         assert all(one.duration_s >= 0.009 for one in trajectory.tool_calls)
-        assert trajectory.rewards == {"count": 2.0}
+        assert trajectory.reported == {"count": 2.0}
 
 
 async def a_post_below_the_base_url_says_the_same(path: WholePath) -> None:
     trajectory = await run(path, "act_by_post")
     assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
     (call,), (told,) = trajectory.transitions, trajectory.tool_calls
-    assert trajectory.rewards == {"polite": 1.0, "odd": None}
+    assert trajectory.reported == {"polite": 1.0, "odd": None}
     assert (told.transition_id, told.status, told.duration_s) == (call.id, ToolStatus.ERROR, 0.5)
     assert (told.arguments, told.result) == ('{"q": 1}', "[1, 2]")
 
 
 async def a_process_that_the_agent_starts_reports_for_the_same_rollout(path: WholePath) -> None:
     trajectory = await run(path, "act_in_a_child")
-    assert trajectory.rewards == {"child": 2.0}, trajectory.error
+    assert trajectory.reported == {"child": 2.0}, trajectory.error
     (told,) = trajectory.tool_calls
     assert (told.name, told.agent, told.result, told.transition_id) == ("grep", "child", "found", None)
 
@@ -153,7 +154,7 @@ async def test_a_bad_report_is_refused_with_a_sentence_and_leaves_nothing(
         late = await http.post(url, json=good, headers=key)
         assert late.status_code == 409 and "is over" in late.text
     (trajectory,) = await store.trajectories(["a"])
-    assert trajectory.rewards == {}
+    assert trajectory.reported == {}
     assert len(trajectory.tool_calls) == (path == "tool_calls")
     await store.close()
 
@@ -234,8 +235,12 @@ async def test_a_stream_that_is_left_unread_takes_no_role_along() -> None:
     assert current_role() is None
 
 
-def test_rewards_that_were_reported_of_calls_stand_as_they_are() -> None:
-    (trajectory,) = make_group((0.5, None), rewards=(1.0,)).trajectories
-    assert ReportedOfCalls()(trajectory) == [None, None]
+def test_what_was_reported_of_calls_is_a_turn_reward_where_the_recipe_says_so() -> None:
+    (trajectory,) = make_group((0.5, None, None), rewards=(1.0,)).trajectories
+    first, second, third = trajectory.transitions
+    calls = (replace(first, reported={"brief": 0.5, "kind": 0.25}), replace(second, reported={"brief": None}), third)
+    told = replace(trajectory, transitions=calls)
+    assert ReportedOfCalls()(told) == [0.75, None, None]
+    assert ReportedOfCalls(name="kind")(told) == [0.25, None, None]
     (plugin,) = [plugin for plugin in INTERMEDIATE_PLUGINS if plugin.name == "reported"]
     assert isinstance(plugin.factory(), ReportedOfCalls)

@@ -102,7 +102,7 @@ async def check_worker(python: str | Path, folder: Path, environment: dict[str, 
         command = [str(python), "-m", "lightningrl.cli", "work", str(folder), "--server", path.url, "--key", RUN_KEY]
         trajectory = await beside_worker(command, environment, folder / "log", path.run_one("r0", "hi"))
     assert trajectory.output == "hello"
-    assert trajectory.rewards == {"right": 5.0}
+    assert trajectory.reported == {"right": 5.0}
     assert [(call.name, call.result) for call in trajectory.tool_calls] == [("count", "5")]
     assert [call.agent for call in trajectory.transitions] == ["writer"]
 

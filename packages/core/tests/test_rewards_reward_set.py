@@ -38,6 +38,19 @@ def one(function: Any, **options: Any) -> RewardSet:
     return RewardSet([NamedReward(name="exact", function=function, **options)])
 
 
+async def score(rewards: RewardSet, trajectory: Trajectory = EPISODE) -> tuple[dict[str, float | None], float | None]:
+    result = await rewards.score(trajectory)
+    assert result.failure is None, result.failure
+    return dict(result.values), result.total
+
+
+async def failure_of(rewards: RewardSet) -> str:
+    result = await rewards.score(EPISODE)
+    assert result.total is None
+    assert result.failure is not None
+    return result.failure
+
+
 class TestSyncReward(RewardConformance):
     def make_reward(self) -> Any:
         return match
@@ -62,45 +75,50 @@ async def test_return_is_the_weighted_sum() -> None:
             NamedReward(name="shown", function=returning(9.0), weight=0.0),
         ]
     )
-    assert await rewards.score(EPISODE) == ({"exact": 1.0, "async": 1.0, "shown": 9.0}, 2.5)
+    assert await score(rewards) == ({"exact": 1.0, "async": 1.0, "shown": 9.0}, 2.5)
     assert rewards.names == ("exact", "async", "shown")
 
 
 async def test_missing_term_leaves_the_return_missing() -> None:
     some = [NamedReward(name="exact", function=match), NamedReward(name="judge", function=returning(None))]
-    assert await RewardSet(some).score(EPISODE) == ({"exact": 1.0, "judge": None}, None)
+    assert await score(RewardSet(some)) == ({"exact": 1.0, "judge": None}, None)
 
 
 async def test_missing_reward_without_weight_is_no_loss() -> None:
     some = [NamedReward(name="exact", function=match), NamedReward(name="judge", function=returning(None), weight=0.0)]
-    assert await RewardSet(some).score(EPISODE) == ({"exact": 1.0, "judge": None}, 1.0)
+    assert await score(RewardSet(some)) == ({"exact": 1.0, "judge": None}, 1.0)
 
 
 @pytest.mark.parametrize("value", [True, 1, np.float32(1.0), np.int64(1), np.bool_(True)])
 async def test_numbers_of_all_kinds_are_floats(value: Any) -> None:
-    values, total = await one(returning(value)).score(EPISODE)
+    values, total = await score(one(returning(value)))
     assert (type(values["exact"]), total) == (float, 1.0)
 
 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (float("nan"), "returned nan"),
-        (float("inf"), "returned inf"),
-        (10**400, "returned inf"),
         ("0.5", "returned '0.5' of type str"),
         ({"score": 1.0}, "of type dict"),
         (np.zeros(2), "of type ndarray"),
         (1j, "of type complex"),
     ],
 )
-async def test_no_finite_number_is_an_error_that_names_reward_and_rollout(value: Any, words: str) -> None:
+async def test_what_is_no_number_is_the_functions_defect_and_names_reward_and_rollout(value: Any, words: str) -> None:
     with pytest.raises(RewardError) as caught:
         await one(returning(value)).score(EPISODE)
     assert words in str(caught.value)
     assert "reward 'exact'" in str(caught.value)
     assert "rollout 'r7'" in str(caught.value)
     assert "return a f" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400])
+async def test_no_finite_number_is_a_failure(value: Any) -> None:
+    shown = "nan" if value != value else "inf"
+    assert await failure_of(one(returning(value))) == (
+        f"exact: returned {shown}; return a finite float, or None where it has nothing to say"
+    )
 
 
 @pytest.mark.parametrize("error", [ValueError("no table"), TimeoutError("database"), SystemExit(3), KeyError("answer")])
@@ -113,17 +131,14 @@ async def test_reward_that_raises_is_named(error: BaseException, is_async: bool)
         await asyncio.sleep(0)
         raise error
 
-    with pytest.raises(RewardError, match=rf"reward 'exact' raised {type(error).__name__}.*on rollout 'r7'.*fix it") as caught:
-        await one(fails_later if is_async else fails).score(EPISODE)
-    assert type(caught.value.__cause__) is type(error)
+    assert await failure_of(one(fails_later if is_async else fails)) == f"exact: {type(error).__name__}: {error}"
 
 
 async def test_reward_that_runs_out_of_an_iterator_is_named() -> None:
-    with pytest.raises(RewardError, match=r"reward 'exact' raised .*StopIteration on rollout 'r7'"):
-        await one(lambda *_: next(iter(()))).score(EPISODE)
+    assert "StopIteration" in await failure_of(one(lambda *_: next(iter(()))))
 
 
-async def test_first_failing_reward_in_order_is_reported_and_the_rest_is_awaited() -> None:
+async def test_first_defect_in_order_is_reported_and_the_rest_is_awaited() -> None:
     finished = []
 
     async def slow(task: Task, output: Any, trajectory: Trajectory) -> float:
@@ -149,8 +164,8 @@ async def test_reward_that_hangs_times_out(is_async: bool) -> None:
         release.wait()
         return 1.0
 
-    with pytest.raises(RewardError, match=r"'exact' took longer than 0.05 s on rollout 'r7'.*raise rewards.exact.timeout_s"):
-        await one(hangs_async if is_async else hangs, timeout_s=0.05).score(EPISODE)
+    hanging = one(hangs_async if is_async else hangs, timeout_s=0.05)
+    assert await failure_of(hanging) == "exact: no answer within 0.05 s; raise rewards.exact.timeout_s"
     release.set()
 
 
@@ -162,7 +177,7 @@ async def test_slow_sync_reward_leaves_the_loop_free() -> None:
         release.wait()
         return 1.0
 
-    scoring = asyncio.create_task(one(slow).score(EPISODE))
+    scoring = asyncio.create_task(score(one(slow)))
     while not begun.is_set():
         await asyncio.sleep(0.001)
     release.set()  # nobody could, if the reward held the loop
@@ -182,24 +197,23 @@ async def test_at_most_so_many_sync_rewards_work_at_a_time_and_waiting_is_no_tim
             working -= 1
         return 1.0
 
-    rewards = RewardSet([NamedReward(name="exact", function=work, timeout_s=1.0)], threads=2)
-    assert await asyncio.gather(*(rewards.score(EPISODE) for _ in range(80))) == [({"exact": 1.0}, 1.0)] * 80
+    rewards = one(work, timeout_s=1.0, concurrency=2)
+    assert await asyncio.gather(*(score(rewards) for _ in range(80))) == [({"exact": 1.0}, 1.0)] * 80
     assert most == 2
 
 
 async def test_hanging_rewards_do_not_take_places_for_ever() -> None:
     release = threading.Event()
-    rewards = RewardSet([NamedReward(name="exact", function=lambda *_: release.wait(60), timeout_s=0.05)], threads=1)
+    rewards = one(lambda *_: release.wait(60), timeout_s=0.05, concurrency=1)
     for _ in range(3):
-        with pytest.raises(RewardError, match="took longer"):
-            await rewards.score(EPISODE)
+        assert "no answer within" in await failure_of(rewards)
     release.set()
 
 
 def test_one_reward_set_serves_several_event_loops() -> None:
     rewards = one(match)
     for _ in range(2):
-        asyncio.run(rewards.score(EPISODE))
+        asyncio.run(score(rewards))
 
 
 async def test_object_with_async_call_and_function_returning_a_coroutine() -> None:
@@ -207,8 +221,8 @@ async def test_object_with_async_call_and_function_returning_a_coroutine() -> No
         async def __call__(self, task: Task, output: Any, trajectory: Trajectory) -> float:
             return 0.25
 
-    assert (await one(Judge()).score(EPISODE))[1] == 0.25
-    assert (await one(lambda *arguments: slow_match(*arguments)).score(EPISODE))[1] == 1.0
+    assert (await score(one(Judge())))[1] == 0.25
+    assert (await score(one(lambda *arguments: slow_match(*arguments))))[1] == 1.0
 
 
 async def test_cancelling_the_scoring_cancels_it() -> None:
@@ -222,24 +236,21 @@ async def test_cancelling_the_scoring_cancels_it() -> None:
 async def test_reported_reward_is_what_the_agent_said() -> None:
     from dataclasses import replace
 
-    episode = replace(EPISODE, rewards={"success": 0.75})
-    assert await one(Reported(name="success")).score(episode) == ({"exact": 0.75}, 0.75)
-    assert await one(Reported(name="speed")).score(episode) == ({"exact": None}, None)
+    episode = replace(EPISODE, reported={"success": 0.75}, rewards={"speed": 0.5})
+    assert await score(one(Reported(name="success")), episode) == ({"exact": 0.75}, 0.75)
+    assert await score(one(Reported(name="speed")), episode) == ({"exact": None}, None), "what the run computed is not reported"
 
 
 def test_reward_that_never_returns_does_not_keep_the_process_alive() -> None:
     program = """
 import asyncio, time
-from lightningrl.errors import RewardError
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.testing.groups import make_trajectory
-try:
-    asyncio.run(RewardSet([NamedReward(name="hang", function=lambda *_: time.sleep(600), timeout_s=0.1)]).score(make_trajectory("r", [])))
-except RewardError as error:
-    print(error)
+hanging = RewardSet([NamedReward(name="hang", function=lambda *_: time.sleep(600), timeout_s=0.1)])
+print(asyncio.run(hanging.score(make_trajectory("r", []))).failure)
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert "took longer than 0.1 s" in result.stdout
+    assert "no answer within 0.1 s" in result.stdout
     assert result.stderr == ""
 
 

@@ -111,7 +111,7 @@ async def test_a_lone_surrogate_in_a_rewards_name_is_kept_or_refused_with_a_sent
     bad = await scene.report("rewards", f'{{"rewards": {{"good{LONE}": "x"}}}}')
     assert (bad.status_code, bad.json()["error"]["code"]) == (400, "invalid_body")
     await scene.end('{"outcome": "succeeded"}')
-    assert (await scene.read()).rewards == {"good\ufffd": 1.0}
+    assert (await scene.read()).reported == {"good\ufffd": 1.0}
 
 
 @pytest.mark.parametrize("number", ["1e999", "NaN", "-Infinity", "1e300", "-1"])

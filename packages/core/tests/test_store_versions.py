@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from lightningrl.errors import StoreError
+from lightningrl.rewards import NamedReward, Reported, RewardSet
 from lightningrl.store import SqlStore
 from lightningrl.store.migrations import MIGRATIONS
 from lightningrl.store.schema import SCHEMA_VERSION
@@ -23,10 +24,18 @@ VERSION_2 = Path(__file__).with_name("data") / "store_of_version_2.sql"
 """As version 2 wrote it: `a` succeeded and is trained, `b` failed, `c` is queued."""
 
 
-def make_store_of_version_2(folder: Path) -> str:
+VERSION_3 = VERSION_2.with_name("store_of_version_3.sql")
+"""As version 3 wrote it: `a` has reported and computed rewards and is trained, `b` has reported ones and was not scored, `c` is queued."""
+
+
+def make_store(folder: Path, dump: Path) -> str:
     with closing(sqlite3.connect(folder / "store.db")) as db, db:
-        db.executescript(VERSION_2.read_text(encoding="utf-8"))
+        db.executescript(dump.read_text(encoding="utf-8"))
     return f"sqlite:///{folder}/store.db"
+
+
+def make_store_of_version_2(folder: Path) -> str:
+    return make_store(folder, VERSION_2)
 
 
 def make_store_of_version_1(folder: Path) -> str:
@@ -45,7 +54,8 @@ async def test_a_store_of_an_older_version_is_brought_up_to_date_and_loses_nothi
     for _ in range(2):
         store = await SqlStore.open(url)
         (trajectory,) = await store.trajectories(["a"])
-        assert (trajectory.output, trajectory.rewards, trajectory.reward) == ({"sql": "SELECT 1"}, {"style": 0.5, "match": 1.0}, 1.0)
+        assert (trajectory.output, trajectory.reward) == ({"sql": "SELECT 1"}, 1.0)
+        assert trajectory.rewards == trajectory.reported == {"style": 0.5, "match": 1.0}, "nobody can tell which were computed"
         first, second = trajectory.transitions
         assert (first.prompt_ids.tolist(), second.prompt_ids.tolist()) == ([1, 2, 70_000], [1, 2, 70_000, 3, 4, 5])
         assert (first.sampling, first.tool_call_ids, first.span_id) == (
@@ -55,7 +65,7 @@ async def test_a_store_of_an_older_version_is_brought_up_to_date_and_loses_nothi
         )
         assert (first.agent, second.agent, second.parent_id) == ("planner", "write", "c0")
         assert (second.finish_reason, second.is_break, second.trainable) == (FinishReason.LENGTH, True, False)
-        assert second.rewards == {"turn": 1.0}
+        assert second.rewards == second.reported == {"turn": 1.0}
         (tool,) = trajectory.tool_calls
         assert (tool.name, tool.result, tool.status, tool.transition_id) == ("sql", "x" * 300, ToolStatus.OK, "c0")
         assert trajectory.other_calls == (
@@ -88,6 +98,17 @@ async def test_a_store_of_an_older_version_is_brought_up_to_date_and_loses_nothi
         await store.close()
 
 
+async def test_what_version_3_computed_is_kept_as_such_and_has_no_digest_so_that_it_can_be_computed_again(tmp_path: Path) -> None:
+    store = await SqlStore.open(make_store(tmp_path, VERSION_3))
+    scored, unscored = await store.trajectories(["a", "b"])
+    assert (scored.rewards, scored.reward, scored.digests, scored.unrewarded) == ({"style": 0.5, "match": 1.0}, 1.0, {}, None)
+    assert [call.rewards for call in scored.transitions] == [{"tools": -0.1}, {"turn": 1.0, "tools": None}]
+    assert (unscored.rewards, unscored.reported, unscored.reward) == ({}, {"style": 0.25}, None)
+    rewards = RewardSet([NamedReward(name="style", function=Reported(name="style"))])
+    assert [(await rewards.score(one)).total for one in (scored, unscored)] == [0.5, 0.25]
+    await store.close()
+
+
 async def test_a_store_that_was_brought_up_to_date_goes_on(tmp_path: Path) -> None:
     store = await SqlStore.open(make_store_of_version_2(tmp_path))
     assert await store.create_rollouts([make_spec("a", sampling=SamplingSettings(temperature=0.5)), make_spec("d")]) == 1
@@ -103,14 +124,15 @@ async def test_a_store_that_was_brought_up_to_date_goes_on(tmp_path: Path) -> No
 
 async def test_a_migrated_store_has_the_tables_of_a_new_one(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
-    for url in (make_store_of_version_1(tmp_path), f"sqlite:///{tmp_path}/new/store.db"):
+    (tmp_path / "third").mkdir()
+    for url in (make_store_of_version_1(tmp_path), make_store(tmp_path / "third", VERSION_3), f"sqlite:///{tmp_path}/new/store.db"):
         await (await SqlStore.open(url)).close()
     tables = []
-    for path in (tmp_path / "store.db", tmp_path / "new" / "store.db"):
+    for path in (tmp_path / "store.db", tmp_path / "third" / "store.db", tmp_path / "new" / "store.db"):
         with closing(sqlite3.connect(path)) as db:
             names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             tables.append({name: {column[1] for column in db.execute(f"PRAGMA table_info({name})")} for name in names})
-    assert tables[0] == tables[1]
+    assert tables[0] == tables[1] == tables[2]
 
 
 async def test_a_store_of_an_older_version_is_not_read_without_a_word(tmp_path: Path) -> None:

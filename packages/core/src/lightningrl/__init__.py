@@ -58,6 +58,7 @@ __all__ = [
     "CreditConfig",
     "Engine",
     "EngineInfo",
+    "Evidence",
     "FinishReason",
     "GenerateRequest",
     "IntermediateReward",
@@ -127,6 +128,7 @@ _HOMES = {
     "types": (
         "Advantages",
         "EngineInfo",
+        "Evidence",
         "FinishReason",
         "GenerateRequest",
         "OtherCall",

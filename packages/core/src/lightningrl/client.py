@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 def report_reward(name: str, value: float | None, *, call: str | None = None) -> None:
     """Report a reward under `name`: of the rollout, or of the model call whose answer has the id `call` (`reply.id`).
 
-    The last value of a name stands; None = nobody scored it. A recipe takes the rollout's with `use = "reported"`; those of calls are
-    in `Transition.rewards`, which turn-wise credit reads. Raises ValueError for a value that is no finite number.
+    The last value of a name stands; None = nobody scored it. A recipe takes the rollout's with `use = "reported"`; those of calls with
+    an intermediate reward of that `use`, which turn-wise credit reads. Raises ValueError for a value that is no finite number.
     """
     if not name or not isinstance(name, str):
         raise ValueError(f"reward name {name!r} is no name; give a text such as 'format'")

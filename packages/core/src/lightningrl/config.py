@@ -27,6 +27,7 @@ from lightningrl.types import Outcome, SamplingSettings
 
 __all__ = [
     "CreditConfig",
+    "JudgeConfig",
     "LoopConfig",
     "OtherPolicyConfig",
     "OutcomesConfig",
@@ -149,6 +150,25 @@ class TelemetryConfig(_Frozen):
     """Request headers, each with the name of the environment variable that has its value; the value itself stands in no file."""
 
 
+class JudgeConfig(_Frozen):
+    """An OpenAI-compatible endpoint that the credit assigner asks about finished rollouts. Its calls are recorded, never trained."""
+
+    base_url: str = Field(pattern=r"^https?://")
+    """With its version: `https://api.openai.com/v1`."""
+    model: str
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Name of the environment variable that has the key; the key itself stands in no file. None = it asks for none."""
+    concurrency: int = Field(default=8, ge=1)
+    """Calls under way at a time."""
+    retries: int = Field(default=4, ge=0)
+    """Further tries where no answer comes, it is overloaded or it limits rates."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    max_calls: int = Field(default=64, ge=1)
+    """That one rollout may make."""
+    max_tokens: int = Field(default=100_000, ge=1)
+    """Of prompts and answers that one rollout may use, as the endpoint counts them."""
+
+
 class RewardConfig(_Frozen):
     """One terminal reward. A recipe may have several; their weighted sum is the return."""
 
@@ -157,6 +177,10 @@ class RewardConfig(_Frozen):
     agents: tuple[str, ...] | None = None
     """Roles that this reward pays; None = all. What others do never earns it."""
     timeout_s: float = Field(default=30.0, gt=0)
+    retries: int = Field(default=2, ge=0)
+    """Further tries where it raises, takes too long or returns NaN: after half a second, a second, two …"""
+    concurrency: int = Field(default=16, ge=1)
+    """At work at a time, sync (in threads) or async."""
     options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -171,11 +195,20 @@ class CreditConfig(_Frozen):
     """How a return is spread over calls."""
 
     use: Reference = "grpo"
-    per_agent: bool = False
-    """Normalise each agent's advantages apart (Dr. MAS, arXiv 2602.08847)."""
+    compare: Literal["group", "role"] = "group"
+    """With whom a call is compared: all calls of its group, or those of its role (Dr. MAS, arXiv 2602.08847)."""
     whiten: bool = False
     """Give the step's trained tokens together mean 0 and deviation 1 (REINFORCE++, arXiv 2501.03262)."""
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _of_before(cls, data: Any) -> Any:
+        """Recipes of runs that were begun with `per_agent`."""
+        if isinstance(data, Mapping) and isinstance(data.get("per_agent"), bool):
+            data = dict(data)
+            data.setdefault("compare", "role" if data.pop("per_agent") else "group")
+        return data
 
 
 class SamplesConfig(_Frozen):
@@ -227,6 +260,9 @@ class OutcomesConfig(_Frozen):
     context_overflow: Literal["drop", "train"] = "drop"
     infrastructure_error: Literal["drop"] = "drop"
     cancelled: Literal["drop"] = "drop"
+    max_failed_rewards: float = Field(default=0.25, ge=0, le=1)
+    """The run stops where a reward fails, after all its tries, on more than this share of a step's (or a validation's) rollouts. Up to
+    it, such rollouts are left out and counted (`rewards_failed`)."""
 
     def is_trained(self, outcome: Outcome) -> bool:
         return outcome is Outcome.SUCCEEDED or getattr(self, outcome.value) == "train"
@@ -289,6 +325,7 @@ class Recipe(_Frozen):
     rewards: dict[str, RewardConfig] = Field(min_length=1)
     intermediate_rewards: dict[str, IntermediateConfig] = Field(default_factory=dict)
     credit: CreditConfig = CreditConfig()
+    judge: JudgeConfig | None = None
     samples: SamplesConfig = SamplesConfig()
     sampling: SamplingConfig = SamplingConfig()
     validation: ValidationConfig = ValidationConfig()

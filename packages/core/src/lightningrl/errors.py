@@ -7,6 +7,7 @@ __all__ = [
     "ConfigError",
     "ContextOverflow",
     "EngineUnavailable",
+    "JudgeError",
     "LightningError",
     "PluginError",
     "RewardError",
@@ -63,6 +64,10 @@ class ContextOverflow(LightningError):
 
 class RewardError(LightningError):
     """A reward raised, timed out, or returned no finite number."""
+
+
+class JudgeError(LightningError):
+    """A judge gave no answer, or may not be asked any more."""
 
 
 class BackendError(LightningError):

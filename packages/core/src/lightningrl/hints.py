@@ -26,6 +26,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "loss_type": "samples.aggregation",
     "lr": "learner.learning_rate",
     "lr_scheduler_type": "learner.schedule",
+    "max_failed": "outcomes.max_failed_rewards",
     "max_completion_length": "sampling.max_tokens",
     "max_new_tokens": "sampling.max_tokens",
     "max_steps": "loop.steps",

@@ -7,18 +7,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
+import inspect
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from lightningrl.errors import ConfigError
 
-__all__ = ["absolute_reference", "is_reference", "load_callable", "run_recipe_file"]
+__all__ = ["absolute_reference", "digest_of", "is_reference", "load_callable", "run_recipe_file"]
 
 
 def is_reference(text: str) -> bool:
@@ -54,12 +58,32 @@ def load_callable(reference: str, base_dir: Path | str = ".") -> Callable[..., A
     return found  # type: ignore[no-any-return]
 
 
+def digest_of(part: Any, options: Mapping[str, Any]) -> str:
+    """Of a part as it was built from `options`: another one when these change, or the file that defines it. What that file imports is not
+    looked at."""
+    while isinstance(part, partial):
+        part = part.func
+    target = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)
+    said = json.dumps(options, sort_keys=True, default=lambda value: type(value).__qualname__)
+    text = f"{target.__module__}:{target.__qualname__} {said} {_source(target)}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
 def run_recipe_file(path: Path) -> ModuleType:
     """The module of a Python recipe, run anew: it can import its neighbours, and what it defines is found by other processes. Raises
     ConfigError."""
     path = path.resolve()
     sys.modules.pop(_module_name(path), None)
     return _run_file(path, f"recipe {path.name}")
+
+
+def _source(target: Any) -> str:
+    """The text of its file, or its own where there is none (a notebook's cell); empty where there is neither."""
+    with contextlib.suppress(OSError, TypeError):
+        return Path(inspect.getsourcefile(target) or "").read_text(encoding="utf-8")
+    with contextlib.suppress(OSError, TypeError):
+        return inspect.getsource(target)
+    return ""
 
 
 def _find_file(source: str, base_dir: Path, reference: str) -> Path:

@@ -42,8 +42,6 @@ class Plugin:
     summary: str
     factory: Callable[..., Any]
     """Called with the recipe's options as keyword arguments."""
-    requires: frozenset[str] = frozenset()
-    """What a run must provide for this part (credit assigners)."""
     capabilities: Capabilities | None = None
     """What a trainer backend declares."""
     check: Callable[[Recipe], None] | None = None
@@ -77,7 +75,7 @@ class HookSpecs:
 
     @hookspec
     def lightningrl_credit_assigners(self) -> Iterable[Plugin]:
-        """Yield credit assigners with what they `requires`; each factory returns a `CreditAssigner`."""
+        """Yield credit assigners; each factory returns a `CreditAssigner`."""
         return ()
 
     @hookspec

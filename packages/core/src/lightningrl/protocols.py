@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from lightningrl.types import (
     Advantages,
     EngineInfo,
+    Evidence,
     GenerateRequest,
     Sample,
     Task,
@@ -19,6 +20,7 @@ from lightningrl.types import (
 )
 
 __all__ = [
+    "Ask",
     "Backend",
     "Capabilities",
     "CreditAssigner",
@@ -27,6 +29,7 @@ __all__ = [
     "LearnReport",
     "Reward",
     "StepReport",
+    "Witness",
 ]
 
 
@@ -57,12 +60,29 @@ class IntermediateReward(Protocol):
     def __call__(self, trajectory: Trajectory, /) -> Sequence[float | None]: ...
 
 
+class Ask(Protocol):
+    """The judge of the recipe, for one rollout."""
+
+    async def __call__(self, messages: str | Sequence[Mapping[str, Any]], /, **settings: Any) -> str:
+        """What it says to a question, or to messages. Raises JudgeError where there is no answer, or the budget is used up."""
+        ...
+
+
+@runtime_checkable
+class Witness(Protocol):
+    """The part of a credit assigner that may wait and cost. What it finds is kept with the attempt: a resumed run asks nobody twice."""
+
+    async def score(self, trajectory: Trajectory, ask: Ask) -> Evidence:
+        """Evidence of a rewarded trajectory; `assign` finds it in `trajectory.evidence`. Raising = the rollout is left out and counted."""
+        ...
+
+
 class CreditAssigner(Protocol):
-    """Spreads an episode's return over its calls. Pure numpy; the group stays as it was."""
+    """Spreads an episode's return over its calls. Pure numpy; the group stays as it was. One that asks first is a `Witness` too."""
 
     @property
     def requires(self) -> frozenset[str]:
-        """What the run must provide, of: `group`, `turn_rewards`, `agents`. Checked when the run starts."""
+        """What the run must provide, of `lightningrl.credit.needs.NEEDS`. Checked when the run starts."""
         ...
 
     def assign(self, group: TrajectoryGroup) -> Advantages: ...

@@ -22,6 +22,7 @@ __all__ = [
     "Advantages",
     "Array",
     "EngineInfo",
+    "Evidence",
     "FinishReason",
     "GenerateRequest",
     "IntArray",
@@ -100,6 +101,8 @@ class OtherCallKind(_Choice):
     """The user's own provider answered it."""
     ELSEWHERE = "elsewhere"
     """It went past the gateway, to a host that the worker saw."""
+    JUDGE = "judge"
+    """The run asked it about the finished rollout."""
 
 
 class FinishReason(_Choice):
@@ -257,7 +260,9 @@ class Transition:
     """The messages extend an earlier call's, but its tokens are not a prefix of this prompt."""
     tool_call_ids: tuple[str, ...] = ()
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    """Per-call rewards by name; None = nobody scored it."""
+    """The run's intermediate rewards by name, which credit per turn reads; None = no opinion."""
+    reported: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """What the agent reported of this call, by its own names; None = nobody scored it."""
     trainable: bool = True
     started_at: float = 0.0
     """Unix seconds."""
@@ -290,6 +295,16 @@ class RolloutSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Evidence:
+    """What a credit assigner's `score` found of a trajectory: numbers, by the assigner's own names."""
+
+    calls: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    """One number per transition."""
+    tokens: Mapping[str, tuple[Array, ...]] = field(default_factory=dict[str, "tuple[Array, ...]"])
+    """For each transition one number per completion token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Trajectory:
     """A finished attempt: what the policy did, what the tools answered, what it earned."""
 
@@ -305,9 +320,17 @@ class Trajectory:
     """What the agent returned (JSON)."""
     error: str | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    """Terminal rewards by name; None = nobody scored it."""
+    """The run's terminal rewards by name; None = nothing to say."""
+    reported: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """What the agent reported of the rollout, by its own names; None = nobody scored it."""
     reward: float | None = None
     """The weighted sum of `rewards`; None = missing, so the trajectory is not trained on."""
+    unrewarded: str | None = None
+    """Which reward failed, or `credit` where its evidence did, and how: `judge: ConnectionError: no route`. None = none did."""
+    evidence: Evidence | None = None
+    """For the credit assigner that asked for it; None = none was asked for, or it failed."""
+    digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of what computed its values, by the recipe's key (`rewards.judge`): a value whose digest is no longer this one is stale."""
     mode: RolloutMode = RolloutMode.TRAIN
     step: int = 0
     duration_s: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -189,6 +189,7 @@ def _call_panel(call: Transition, decode: Decode, advantages: Any, rewards: Any,
         call.finish_reason.value,
         credit,
         *(f"{name} {_number(value)}" for name, value in rewards.items()),
+        *(f"reported {name} {_number(value)}" for name, value in call.reported.items()),
     ]
     if call.parent_id:
         parts.append("extends an earlier call")
@@ -217,8 +218,16 @@ def _ending(trajectory: Trajectory, score: Score | None) -> Panel:
     lines = [f"outcome   {trajectory.outcome.value}", f"output    {_short(trajectory.output)}"]
     if trajectory.error:
         lines.append(f"error     {_short(trajectory.error)}")
-    lines.append(f"reward    {_number(total)}   ({', '.join(f'{name} {_number(value)}' for name, value in rewards.items()) or 'none'})")
+    lines.append(f"reward    {_number(total)}   ({_named(rewards) or 'none'})")
+    if trajectory.unrewarded:
+        lines.append(f"failed    {_short(trajectory.unrewarded)}")
+    if trajectory.reported:
+        lines.append(f"reported  {_named(trajectory.reported)}")
     return Panel(Text("\n".join(lines)), title="ending", title_align="left", border_style="blue")
+
+
+def _named(values: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {_number(value)}" for name, value in values.items())
 
 
 def _short(value: Any, limit: int = 600) -> str:

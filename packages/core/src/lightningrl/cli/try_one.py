@@ -14,10 +14,10 @@ from lightningrl.cli.rollouts import show_command
 from lightningrl.cli.scratch import scratch_folder
 from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.config import Recipe, load_recipe
+from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError, Stopped
 from lightningrl.plugins import load_plugins
 from lightningrl.runtime.launcher import build_launcher
-from lightningrl.store.protocol import Score
 from lightningrl.training.checks import build_checked
 from lightningrl.training.parts import Parts
 from lightningrl.types import RolloutMode, RolloutSpec, Task
@@ -29,7 +29,7 @@ POLL_S = 10.0
 
 
 def try_command(source: Path, *, task: str | None, full: bool, settings: Mapping[str, Any]) -> None:
-    recipe = load_recipe(source, {"runtime.workers": 1, "runtime.concurrency": 1, **settings})
+    recipe = load_recipe(source, {"runtime.workers": 1, "runtime.concurrency": 1, "outcomes.max_failed_rewards": 1.0, **settings})
     parts = build_checked(recipe, load_plugins())
     chosen = _task(parts, task)
     console = Console()
@@ -71,8 +71,7 @@ async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, cons
             while not await running.client.wait([ROLLOUT], POLL_S):
                 pass
             (trajectory,) = await parts.scorer.reward(await running.client.trajectories([ROLLOUT]))
-            score = Score(rollout_id=ROLLOUT, attempt=trajectory.attempt, rewards=trajectory.rewards, reward=trajectory.reward)
-            await running.client.set_scores([score])
+            await running.client.set_scores([score_of(trajectory)])
             status.update("stopping")
 
 

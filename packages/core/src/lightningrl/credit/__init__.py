@@ -11,19 +11,18 @@
 | `discounted` | Σ γ^k · turn reward                 | any of the above among the same turns                 |
 |              | R, discounted once it is compared   | … plus γ^(calls that follow) · any of the above       |
 
-`PerAgent` normalises any of them within each agent's calls (Dr. MAS, arXiv 2602.08847). `whiten` does so over all of a step:
+`assign_credit` compares any of them within each role's calls (Dr. MAS, arXiv 2602.08847), and pays each role with its own rewards. `whiten`
+normalises over all of a step:
 `reinforce` whitened is REINFORCE++, `dr_grpo` whitened is REINFORCE++-baseline (arXiv 2501.03262).
-`PerReward` pays each role with its own rewards.
 
 `mean` and `center` are for assigners of one's own: of equal rewards they leave exactly nothing, where
 `sum(rewards) / len(rewards)` may leave a rounding. `has_signal` says whether a group teaches anything.
 """
 
 from lightningrl.credit.baselines import Baseline, baseline_advantages, center, mean
+from lightningrl.credit.comparison import Compare, assign_credit
 from lightningrl.credit.discounted import DiscountedReturns
 from lightningrl.credit.identical import IdenticalAssignment
-from lightningrl.credit.per_agent import PerAgent
-from lightningrl.credit.per_reward import PerReward
 from lightningrl.credit.signal import has_signal
 from lightningrl.credit.spread import Channel, ReturnBased
 from lightningrl.credit.whiten import whiten
@@ -31,11 +30,11 @@ from lightningrl.credit.whiten import whiten
 __all__ = [
     "Baseline",
     "Channel",
+    "Compare",
     "DiscountedReturns",
     "IdenticalAssignment",
-    "PerAgent",
-    "PerReward",
     "ReturnBased",
+    "assign_credit",
     "baseline_advantages",
     "center",
     "has_signal",

@@ -43,13 +43,11 @@ def _discounted(
     return DiscountedReturns(gamma=gamma, weights=weights, baseline=baseline, epsilon=epsilon)
 
 
-_GROUP = frozenset({"group"})
-
 PLUGINS: tuple[Plugin, ...] = (
-    Plugin(name="identical", summary="each call gets the episode's return; choose the baseline", factory=_identical, requires=_GROUP),
-    Plugin(name="grpo", summary="each call gets (R - mean) / std of its group", factory=_grpo, requires=_GROUP),
-    Plugin(name="dr_grpo", summary="each call gets R - mean of its group", factory=_dr_grpo, requires=_GROUP),
-    Plugin(name="rloo", summary="each call gets R - mean of the others", factory=_rloo, requires=_GROUP),
+    Plugin(name="identical", summary="each call gets the episode's return; choose the baseline", factory=_identical),
+    Plugin(name="grpo", summary="each call gets (R - mean) / std of its group", factory=_grpo),
+    Plugin(name="dr_grpo", summary="each call gets R - mean of its group", factory=_dr_grpo),
+    Plugin(name="rloo", summary="each call gets R - mean of the others", factory=_rloo),
     Plugin(name="reinforce", summary="each call gets R, with no baseline", factory=_reinforce),
-    Plugin(name="discounted", summary="discounted turn rewards to go", factory=_discounted, requires=_GROUP | {"turn_rewards"}),
+    Plugin(name="discounted", summary="discounted turn rewards to go", factory=_discounted),
 )

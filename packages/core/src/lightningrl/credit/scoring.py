@@ -1,29 +1,39 @@
 """From finished trajectories to rows: rewards → credit → samples, with everything that was left out counted.
 
-trajectories ─► terminal rewards + AIR ─► groups ─► credit ─► advantages ─► samples ─► learner
+trajectories ─► terminal rewards + AIR ─► evidence ─► groups ─► credit ─► advantages ─► samples ─► learner
+                   └───────────────────────────┴─► kept as they are made: a resumed run asks none again whose digest is the same
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lightningrl.config import OutcomesConfig, SamplesConfig
-from lightningrl.credit import has_signal, whiten
+from lightningrl.credit import Compare, assign_credit, has_signal, whiten
+from lightningrl.credit.evidence import check_evidence
+from lightningrl.credit.judge import Judge, Questions
 from lightningrl.credit.samples import build_samples, teaching_rows
-from lightningrl.errors import LightningError
+from lightningrl.errors import LightningError, PluginError, RewardError
 from lightningrl.plugins import PluginManager
-from lightningrl.protocols import CreditAssigner, IntermediateReward
+from lightningrl.protocols import CreditAssigner, IntermediateReward, Witness
 from lightningrl.rewards import RewardSet
+from lightningrl.rewards.reward_set import describe_failure
 from lightningrl.roles import is_role_among
 from lightningrl.store.protocol import Score
-from lightningrl.types import Advantages, OtherCallKind, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
+from lightningrl.types import Advantages, OtherCallKind, RolloutMode, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["Scored", "Scorer", "TrainedCalls"]
+__all__ = ["CreditedGroup", "Scored", "Scorer", "TrainedCalls", "score_of"]
+
+WITNESSES_AT_ONCE = 32
+LONGEST_SCORE_S = 900.0
+"""That a credit assigner's `score` may take."""
+KeepScores = Callable[[Sequence[Score]], Awaitable[None]]
+"""Durable when it returns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +42,16 @@ class TrainedCalls:
 
     agents: frozenset[str] | None = None
     """Roles; None = all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CreditedGroup:
+    """A group and what its calls are credited with, before any whitening."""
+
+    group: TrajectoryGroup
+    advantages: Advantages
+    has_signal: bool
+    """Whether some trained call has an advantage other than 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,17 +73,23 @@ class Scored:
     def scores(self) -> list[Score]:
         """What the store keeps for showing."""
         return [
-            Score(
-                rollout_id=trajectory.rollout_id,
-                attempt=trajectory.attempt,
-                rewards=trajectory.rewards,
-                reward=trajectory.reward,
-                transition_rewards={call.id: call.rewards for call in trajectory.transitions if call.rewards},
-                advantages={call.id: credit for call, credit in zip(trajectory.transitions, calls, strict=True)},
-            )
+            replace(score_of(trajectory), advantages=dict(zip((call.id for call in trajectory.transitions), calls, strict=True)))
             for group, group_advantages in zip(self.groups, self.advantages, strict=True)
             for trajectory, calls in zip(group.trajectories, group_advantages, strict=True)
         ]
+
+
+def score_of(trajectory: Trajectory) -> Score:
+    """What the store keeps of a trajectory's rewards."""
+    return Score(
+        rollout_id=trajectory.rollout_id,
+        attempt=trajectory.attempt,
+        rewards=trajectory.rewards,
+        reward=trajectory.reward,
+        unrewarded=trajectory.unrewarded,
+        digests=trajectory.digests,
+        transition_rewards={call.id: call.rewards for call in trajectory.transitions if call.rewards},
+    )
 
 
 class Scorer:
@@ -75,42 +101,83 @@ class Scorer:
         rewards: RewardSet,
         intermediate: Mapping[str, IntermediateReward],
         credit: CreditAssigner,
+        compare: Compare = "group",
         whitened: bool = False,
         dynamic_sampling: bool = False,
         samples: SamplesConfig,
         outcomes: OutcomesConfig,
         trained: Mapping[str, TrainedCalls],
         plugins: PluginManager,
+        digests: Mapping[str, str] | None = None,
+        judge: Judge | None = None,
     ) -> None:
         """`trained`: by policy; a policy that is not in it stays as it is. `dynamic_sampling`: groups without signal are left
-        out of the step and its means (DAPO); others stand in for them."""
+        out of the step and its means (DAPO); others stand in for them. `digests`: of the parts, by the recipe's key."""
         self._rewards = rewards
         self._intermediate = intermediate
         self._credit = credit
+        self._compare: Compare = compare
         self._whitened = whitened
         self._dynamic_sampling = dynamic_sampling
         self._samples = samples
         self._outcomes = outcomes
         self._trained = dict(trained)
         self._plugins = plugins
+        self._digests = dict(digests or {})
+        self._judge = judge
 
-    async def reward(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The trajectories with their rewards; one whose outcome is dropped keeps `reward=None`. Raises RewardError."""
+    async def reward(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
+        """The trajectories with their rewards; one whose outcome is dropped, or whose reward failed, has `reward=None`. Each value is
+        kept by `keep` as it is made; those that were kept before, by the same reward, are taken as they are.
+
+        Raises RewardError as soon as more failed than the recipe allows.
+        """
+        trajectories = [self._reward_calls(self._classify_tools(trajectory)) for trajectory in trajectories]
+        asked = sum(self._outcomes.is_trained(trajectory.outcome) for trajectory in trajectories)
+        keeper = None if keep is None else _Keeper(keep)
+        places = asyncio.Semaphore(WITNESSES_AT_ONCE)
+        failures = 0
+
+        async def reward_one(trajectory: Trajectory) -> Trajectory:
+            nonlocal failures
+            rewarded = await self._reward_one(trajectory, keeper)
+            if isinstance(self._credit, Witness):
+                async with places:
+                    rewarded = await self._hear(self._credit, rewarded, keeper)
+            failures += rewarded.unrewarded is not None
+            if failures > self._outcomes.max_failed_rewards * asked:
+                raise RewardError(
+                    f"a reward or evidence failed on {failures} of {asked} rollouts, more than outcomes.max_failed_rewards = "
+                    f"{self._outcomes.max_failed_rewards:g} of them; last, on {trajectory.rollout_id!r}: {rewarded.unrewarded}; mend it, "
+                    "or raise the limit; what was rewarded is kept and not asked again"
+                )
+            return rewarded
+
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._reward_one(trajectory)) for trajectory in trajectories]
-        except* LightningError as failures:
-            raise failures.exceptions[0] from None
+                tasks = [group.create_task(reward_one(trajectory)) for trajectory in trajectories]
+        except* LightningError as errors:
+            if keeper is not None:
+                await keeper.flush()
+            raise errors.exceptions[0] from None
         rewarded = [task.result() for task in tasks]
         for trajectory in rewarded:
             self._plugins.notify("lightningrl_rollout_finished", trajectory=trajectory)
         return rewarded
 
-    def credit(self, trajectories: Sequence[Trajectory]) -> Scored:
-        """Group, assign credit, build rows. Pure numpy: run it in a thread."""
-        groups = self._group(trajectories)
-        advantages = tuple(self._credit.assign(group) for group in groups)
-        signals = [has_signal(group, values) for group, values in zip(groups, advantages, strict=True)]
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[CreditedGroup]:
+        """Group and assign credit, once for each group. Pure numpy: run it in a thread."""
+        paid = self._rewards if self._rewards.roles else None
+        credited = []
+        for group in self._group(trajectories):
+            advantages = assign_credit(self._credit, group, compare=self._compare, paid=paid)
+            credited.append(CreditedGroup(group=group, advantages=advantages, has_signal=has_signal(group, advantages)))
+        return credited
+
+    def build(self, credited: Sequence[CreditedGroup]) -> Scored:
+        """The rows of a step's groups. Pure numpy, too."""
+        groups, signals = tuple(one.group for one in credited), [one.has_signal for one in credited]
+        advantages = tuple(one.advantages for one in credited)
         silent = _unscored if self._dynamic_sampling else _without_rounding
         advantages = tuple(values if signal else silent(values) for values, signal in zip(advantages, signals, strict=True))
         if self._whitened:
@@ -124,10 +191,6 @@ class Scorer:
             metrics=_describe(signals, samples) | describe_rollouts(members),
             outcomes=Counter(trajectory.outcome.value for trajectory in members),
         )
-
-    def count_groups_with_signal(self, trajectories: Sequence[Trajectory]) -> int:
-        """Groups in which some trained call has an advantage other than 0, before any whitening."""
-        return sum(has_signal(group, self._credit.assign(group)) for group in self._group(trajectories))
 
     def missing_roles(self, trajectories: Sequence[Trajectory]) -> str | None:
         """A sentence on the roles that the recipe trains or pays and that none of these calls has: misspelt, or not reached yet."""
@@ -155,15 +218,64 @@ class Scorer:
             constant_length=self._samples.constant_length,
         )
 
-    async def _reward_one(self, trajectory: Trajectory) -> Trajectory:
-        trajectory = self._classify_tools(trajectory)
-        trajectory = self._reward_calls(trajectory)
+    async def _reward_one(self, trajectory: Trajectory, keeper: _Keeper | None) -> Trajectory:
         if not self._outcomes.is_trained(trajectory.outcome):
-            return replace(trajectory, reward=None)
-        if trajectory.reward is not None:  # rewarded before a restart
+            return replace(trajectory, reward=None, unrewarded=None)
+
+        async def keep(name: str, value: float | None) -> None:
+            if keeper is not None:
+                digests = self._digests_of(f"rewards.{name}")
+                part = Score(rollout_id=trajectory.rollout_id, attempt=trajectory.attempt, rewards={name: value}, digests=digests)
+                await keeper.keep(part)
+
+        known = {
+            name: trajectory.rewards[name]
+            for name in self._rewards.names
+            if name in trajectory.rewards and trajectory.digests.get(f"rewards.{name}", "") == self._digests.get(f"rewards.{name}")
+        }
+        result = await self._rewards.score(trajectory, known=known, keep=keep)
+        keys = (*(f"rewards.{name}" for name in result.values), *(f"intermediate_rewards.{name}" for name in self._intermediate))
+        digests = self._digests_of(*keys)
+        if "credit" in trajectory.digests:  # of its evidence
+            digests["credit"] = trajectory.digests["credit"]
+        return replace(trajectory, rewards=result.values, reward=result.total, unrewarded=result.failure, digests=digests)
+
+    async def _hear(self, witness: Witness, trajectory: Trajectory, keeper: _Keeper | None) -> Trajectory:
+        """The trajectory with the evidence that credit needs of it; unrewarded where there is none to be had."""
+        if trajectory.reward is None or trajectory.mode is not RolloutMode.TRAIN or not trajectory.transitions:
             return trajectory
-        rewards, reward = await self._rewards.score(trajectory)
-        return replace(trajectory, rewards={**trajectory.rewards, **rewards}, reward=reward)
+        digests = self._digests_of("credit")
+        if trajectory.evidence is not None and digests.items() <= trajectory.digests.items():
+            return trajectory
+        questions, evidence, failure = Questions(self._judge), None, None
+        try:
+            async with asyncio.timeout(LONGEST_SCORE_S):
+                evidence = await witness.score(trajectory, questions)
+            check_evidence(evidence, trajectory)
+        except PluginError:
+            raise
+        except Exception as error:  # noqa: BLE001  the boundary to an assigner that waits for others
+            evidence, failure = None, describe_failure("credit", f"{type(error).__name__}: {error}")
+        if keeper is not None:
+            kept = Score(
+                rollout_id=trajectory.rollout_id,
+                attempt=trajectory.attempt,
+                evidence=evidence,
+                digests=digests if evidence is not None else {},
+                asked=tuple(questions.asked),
+            )
+            await keeper.keep(kept)
+        return replace(
+            trajectory,
+            reward=None if evidence is None else trajectory.reward,
+            unrewarded=failure,
+            evidence=evidence,
+            digests={**trajectory.digests, **(digests if evidence is not None else {})},
+            other_calls=(*trajectory.other_calls, *questions.asked),
+        )
+
+    def _digests_of(self, *keys: str) -> dict[str, str]:
+        return {key: self._digests[key] for key in keys if key in self._digests}
 
     def _classify_tools(self, trajectory: Trajectory) -> Trajectory:
         if not trajectory.tool_calls:
@@ -175,7 +287,7 @@ class Scorer:
         return replace(trajectory, tool_calls=tuple(classified))
 
     def _reward_calls(self, trajectory: Trajectory) -> Trajectory:
-        if not self._intermediate:
+        if not self._intermediate and not any(call.rewards for call in trajectory.transitions):
             return trajectory
         values = {name: list(reward(trajectory)) for name, reward in self._intermediate.items()}
         for name, column in values.items():
@@ -185,7 +297,7 @@ class Scorer:
                     f"{len(trajectory.transitions)} calls; return one per call, None for no opinion"
                 )
         calls = [
-            replace(call, rewards={**call.rewards, **{name: column[index] for name, column in values.items()}})
+            replace(call, rewards={name: column[index] for name, column in values.items()})
             for index, call in enumerate(trajectory.transitions)
         ]
         return replace(trajectory, transitions=tuple(calls))
@@ -199,6 +311,26 @@ class Scorer:
         is_role = trained is not None and (trained.agents is None or (call.agent is not None and is_role_among(call.agent, trained.agents)))
         trainable = call.trainable and is_role
         return call if trainable == call.trainable else replace(call, trainable=trainable)
+
+
+class _Keeper:
+    """Keeps what is made at once: while one request is under way, all that is made meanwhile waits for the next."""
+
+    def __init__(self, keep: KeepScores) -> None:
+        self._keep = keep
+        self._waiting: list[Score] = []
+        self._sending = asyncio.Lock()
+
+    async def keep(self, score: Score) -> None:
+        """Returns when it is durable."""
+        self._waiting.append(score)
+        await self.flush()
+
+    async def flush(self) -> None:
+        async with self._sending:
+            if batch := list(self._waiting):  # stays there where the request is cancelled
+                await self._keep(batch)
+                del self._waiting[: len(batch)]
 
 
 def _without_rounding(advantages: Advantages) -> Advantages:
@@ -235,11 +367,14 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     calls = [call for trajectory in trajectories for call in trajectory.transitions]
     metrics["rollouts"] = len(trajectories)
     metrics["rollouts_unrewarded"] = len(trajectories) - len(rewards)
+    metrics["rewards_failed"] = float(sum(trajectory.unrewarded is not None for trajectory in trajectories))
     metrics["calls_per_rollout"] = len(calls) / max(1, len(trajectories))
     metrics["completion_tokens"] = float(sum(len(call.completion_ids) for call in calls))
     metrics["prompt_tokens"] = float(sum(len(call.prompt_ids) for call in calls))
     metrics["breaks"] = float(sum(call.is_break for call in calls))
     others = [call.kind for trajectory in trajectories for call in trajectory.other_calls]
+    if asked := others.count(OtherCallKind.JUDGE):
+        metrics["calls_judge"] = float(asked)
     metrics["calls_refused"] = float(others.count(OtherCallKind.REFUSED))
     return metrics
 

@@ -55,12 +55,11 @@ def spread(
     assigner: ReturnBased,
     *,
     set_of: Callable[[Transition], Hashable] | None = None,
-    by_step: bool = False,
 ) -> Advantages:
     """Advantages of `group`, its returns compared within the whole group or, with `set_of`, within calls of equal `set_of`.
 
     A trajectory without a reward stays out of every mean and gets None throughout; so do calls that are not trainable,
-    though their returns enter the mean. `by_step` lets every call count once, instead of every trajectory.
+    though their returns enter the mean.
     """
     rewarded = {i: trajectory for i, trajectory in enumerate(group.trajectories) if trajectory.reward is not None}
     channels = {i: _channels(assigner, trajectory) for i, trajectory in rewarded.items()}
@@ -68,7 +67,7 @@ def spread(
     for number in range(max(map(len, channels.values()), default=0)):
         chosen = {i: channels[i][number] for i in rewarded}
         for returns in _sets(rewarded, chosen, set_of):
-            owners = np.arange(len(returns)) if by_step else np.unique([i for i, _ in returns], return_inverse=True)[1]
+            owners = np.unique([i for i, _ in returns], return_inverse=True)[1]
             values = np.array(list(returns.values()), dtype=np.float64)
             found = baseline_advantages(values, owners, baseline=assigner.baseline, epsilon=assigner.epsilon)
             for (i, t), advantage in zip(returns, found, strict=True):

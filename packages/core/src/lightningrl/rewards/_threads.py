@@ -22,7 +22,7 @@ class DaemonThreads:
     async def run(self, function: Callable[[], Any], *, on_start: Callable[[], None], name: str) -> Any:
         """What `function()` returns or raises. `on_start` is called when its turn comes."""
         loop = asyncio.get_running_loop()
-        async with self._semaphore(loop):
+        async with self.places():
             on_start()
             done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
             context = contextvars.copy_context()
@@ -41,7 +41,9 @@ class DaemonThreads:
             raise error
         return value
 
-    def _semaphore(self, loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
+    def places(self) -> asyncio.Semaphore:
+        """Of the running loop."""
+        loop = asyncio.get_running_loop()
         if self._places is None or self._places[0] is not loop:
             self._places = (loop, asyncio.Semaphore(self._limit))
         return self._places[1]

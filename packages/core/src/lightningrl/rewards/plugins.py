@@ -18,10 +18,10 @@ def _reported(*, name: str) -> Reported:
     return Reported(name=name)
 
 
-def _reported_of_calls() -> ReportedOfCalls:
+def _reported_of_calls(*, name: str | None = None) -> ReportedOfCalls:
     from lightningrl.rewards import ReportedOfCalls
 
-    return ReportedOfCalls()
+    return ReportedOfCalls(name=name)
 
 
 def _tool_status(*, ok: float = 0.1, error: float = -0.1) -> ToolStatusReward:
@@ -40,7 +40,7 @@ PLUGINS: tuple[Plugin, ...] = (Plugin(name="reported", summary="the value that t
 """For `lightningrl_reward_functions`."""
 
 INTERMEDIATE_PLUGINS: tuple[Plugin, ...] = (
-    Plugin(name="reported", summary="what the agent reported of its calls", factory=_reported_of_calls),
+    Plugin(name="reported", summary="what the agent reported of its calls, under `name` or all of it", factory=_reported_of_calls),
     Plugin(name="tool_status", summary="pays for tools that work, charges for those that fail", factory=_tool_status),
     Plugin(name="tool_status_shaping", summary="tool status as a potential: keeps the optimal policy", factory=_tool_status_shaping),
 )

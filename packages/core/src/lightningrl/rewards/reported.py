@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightningrl.types import Task, Trajectory
+from lightningrl.types import Task, Trajectory, Transition
 
 __all__ = ["Reported", "ReportedOfCalls"]
 
@@ -16,12 +16,19 @@ class Reported:
         self.name = name
 
     def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float | None:
-        return trajectory.rewards.get(self.name)
+        return trajectory.reported.get(self.name)
 
 
 class ReportedOfCalls:
-    """What was reported of single calls. It adds nothing: those values are on the calls already, under their own names. A recipe that
-    names it says that calls have rewards, which credit per turn asks for."""
+    """The sum of what was reported of each call, or the value under `name` alone; None where nobody reported any."""
+
+    def __init__(self, *, name: str | None = None) -> None:
+        self.name = name
 
     def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
-        return [None] * len(trajectory.transitions)
+        return [self._of(call) for call in trajectory.transitions]
+
+    def _of(self, call: Transition) -> float | None:
+        names = call.reported if self.name is None else (self.name,)
+        values = [value for name in names if (value := call.reported.get(name)) is not None]
+        return sum(values) if values else None

@@ -1,26 +1,38 @@
 """The terminal rewards of a run: named, weighted, sync or async, each with its own timeout.
 
 trajectory ─► function(task, output, trajectory), all at once ─► {"name": float | None} ─► Σ weight · value | None
+                    └─ raised, timed out, NaN ─► again, after a pause ─► … ─► failure: "judge: ConnectionError: no route"
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
 import numbers
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from lightningrl.clean import clean_text
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.rewards._threads import DaemonThreads
 from lightningrl.roles import is_role_among
 from lightningrl.types import Trajectory
 
-__all__ = ["NamedReward", "RewardSet"]
+__all__ = ["NamedReward", "RewardResult", "RewardSet", "describe_failure"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 10.0
+"""Between two tries. Each pause is twice the one before."""
+_LONGEST_FAILURE = 300
+"""Characters."""
+Keep = Callable[[str, float | None], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +47,9 @@ class NamedReward:
     agents: frozenset[str] | None = None
     """Roles that it pays; None = all."""
     timeout_s: float = 30.0
+    retries: int = 0
+    concurrency: int = 16
+    """At work at a time: sync functions in threads, async ones on the loop."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight):
@@ -45,38 +60,66 @@ class NamedReward:
             raise ConfigError(f"reward {self.name!r} is a {type(self.function).__name__}, not callable; name a function")
 
 
-class RewardSet:
-    """Scores trajectories. A reward that raises, hangs or returns no finite number is an error, never a zero."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardResult:
+    """What the rewards of a trajectory came to."""
 
-    def __init__(self, rewards: Sequence[NamedReward], *, threads: int = 8) -> None:
-        """`threads`: sync rewards at work at a time."""
+    values: Mapping[str, float | None]
+    """Of those that did not fail. None = nothing to say."""
+    total: float | None
+    """Σ weight · value; None where a term with a weight is None or failed. A reward that pays some roles alone may be None beside
+    others: then it adds nothing."""
+    failure: str | None = None
+    """The first in order that failed, of those with a weight: `judge: ConnectionError: no route`."""
+
+
+class _Failed(Exception):
+    """A reward did, for good; its text is the reason."""
+
+
+class RewardSet:
+    """Scores trajectories. A reward that raises, hangs or returns NaN is tried again, and is never a zero."""
+
+    def __init__(self, rewards: Sequence[NamedReward]) -> None:
         if not rewards:
             raise ConfigError("no reward is configured; add one under [rewards]")
         names = [reward.name for reward in rewards]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"two rewards are named {twice[0]!r}; rename one")
         self._rewards = tuple(rewards)
-        self._threads = DaemonThreads(threads)
+        self._threads = {reward.name: DaemonThreads(reward.concurrency) for reward in rewards}
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(reward.name for reward in self._rewards)
 
-    async def score(self, trajectory: Trajectory) -> tuple[dict[str, float | None], float | None]:
-        """The rewards by name, and the return: their weighted sum, None when a term with a weight is None. A reward that pays some
-        roles alone may be None beside others: then it adds nothing.
+    async def score(
+        self, trajectory: Trajectory, *, known: Mapping[str, float | None] | None = None, keep: Keep | None = None
+    ) -> RewardResult:
+        """Ask all rewards but those whose value is `known`. `keep(name, value)` is awaited as each value is made.
 
-        Raises RewardError naming the reward, the rollout and what to do; of several, the first in order.
+        Raises RewardError where a reward returned what is no number at all: that is the function's own defect; of several, the first.
         """
-        found = await asyncio.gather(*(self._value(reward, trajectory) for reward in self._rewards), return_exceptions=True)
-        values: dict[str, float | None] = {}
-        for reward, value in zip(self._rewards, found, strict=True):
-            if isinstance(value, BaseException):
+        values = dict(known or {})
+        asked = [reward for reward in self._rewards if reward.name not in values]
+        found = await asyncio.gather(*(self._value(reward, trajectory, keep) for reward in asked), return_exceptions=True)
+        failure: str | None = None
+        for reward, value in zip(asked, found, strict=True):
+            if isinstance(value, _Failed):
+                if reward.weight == 0.0:
+                    logger.warning("rollout %r: reward %s; it has no weight, so nothing is lost", trajectory.rollout_id, value)
+                else:
+                    failure = failure or str(value)
+            elif isinstance(value, BaseException):
                 raise value
-            values[reward.name] = value
+            else:
+                values[reward.name] = value
+        if failure is not None:
+            return RewardResult(values=values, total=None, failure=failure)
         counted = [reward for reward in self._rewards if reward.weight != 0.0]
         present = [reward for reward in counted if reward.agents is None or values[reward.name] is not None]
-        return values, None if counted and not present else _weighted_sum(present, values)
+        total = None if counted and not present else _weighted_sum(present, values)
+        return RewardResult(values={name: values[name] for name in self.names if name in values}, total=total)
 
     @property
     def roles(self) -> frozenset[str]:
@@ -96,30 +139,41 @@ class RewardSet:
         paid = [reward for reward in self._rewards if reward.name in names]
         return _weighted_sum(paid, values) if paid else None
 
-    async def _value(self, reward: NamedReward, trajectory: Trajectory) -> float | None:
-        where = f"on rollout {trajectory.rollout_id!r} (task {trajectory.task.id!r})"
+    async def _value(self, reward: NamedReward, trajectory: Trajectory, keep: Keep | None) -> float | None:
+        pause = FIRST_PAUSE_S
+        for left in reversed(range(reward.retries + 1)):
+            try:
+                value = await self._try(reward, trajectory)
+                break
+            except _Failed:
+                if not left:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_S)
+        if keep is not None:
+            await keep(reward.name, value)
+        return value
+
+    async def _try(self, reward: NamedReward, trajectory: Trajectory) -> float | None:
         try:
             async with asyncio.timeout(None) as limit:
                 value = await self._call(reward, trajectory, limit)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise _raised(reward, where, error) from error
-            raise RewardError(
-                f"reward {reward.name!r} took longer than {reward.timeout_s:g} s {where}; "
-                f"make it faster or raise rewards.{reward.name}.timeout_s"
-            ) from None
         except (Exception, SystemExit) as error:
-            raise _raised(reward, where, error) from error
-        return _as_number(value, reward, where)
+            if isinstance(error, TimeoutError) and limit.expired():
+                raise _failed(reward, f"no answer within {reward.timeout_s:g} s; raise rewards.{reward.name}.timeout_s") from None
+            raise _failed(reward, f"{type(error).__name__}: {error}") from error
+        return _as_number(value, reward, trajectory)
 
     async def _call(self, reward: NamedReward, trajectory: Trajectory, limit: asyncio.Timeout) -> Any:
-        """The function's value; the time limit starts when the function does, not while it waits for a thread."""
+        """The function's value; the time limit starts when the function does, not while it waits for its turn."""
         arguments = (trajectory.task, trajectory.output, trajectory)
         loop = asyncio.get_running_loop()
+        threads = self._threads[reward.name]
         if _is_async(reward.function):
-            limit.reschedule(loop.time() + reward.timeout_s)
-            return await reward.function(*arguments)
-        value = await self._threads.run(
+            async with threads.places():
+                limit.reschedule(loop.time() + reward.timeout_s)
+                return await reward.function(*arguments)
+        value = await threads.run(
             lambda: reward.function(*arguments), on_start=lambda: limit.reschedule(loop.time() + reward.timeout_s), name=reward.name
         )
         return await value if inspect.isawaitable(value) else value
@@ -139,26 +193,31 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _as_number(value: Any, reward: NamedReward, where: str) -> float | None:
+def _as_number(value: Any, reward: NamedReward, trajectory: Trajectory) -> float | None:
     if value is None:
         return None
     if not isinstance(value, (numbers.Real, np.bool_)):
         raise RewardError(
-            f"reward {reward.name!r} returned {_short(value)} of type {type(value).__name__} {where}; return a float, or None"
+            f"reward {reward.name!r} returned {_short(value)} of type {type(value).__name__} on rollout {trajectory.rollout_id!r} "
+            f"(task {trajectory.task.id!r}); return a float, or None"
         )
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise RewardError(f"reward {reward.name!r} returned {number!r} {where}; return a finite float, or None where it has nothing to say")
+        raise _failed(reward, f"returned {number!r}; return a finite float, or None where it has nothing to say")
     return number
 
 
-def _raised(reward: NamedReward, where: str, error: BaseException) -> RewardError:
-    return RewardError(
-        f"reward {reward.name!r} raised {type(error).__name__}: {error} {where}; fix it, or let it return None where it has nothing to say"
-    )
+def _failed(reward: NamedReward, why: str) -> _Failed:
+    return _Failed(describe_failure(reward.name, why))
+
+
+def describe_failure(name: str, why: str) -> str:
+    """One clean line of bounded length."""
+    text = clean_text(f"{name}: {' '.join(why.split())}")
+    return text if len(text) <= _LONGEST_FAILURE else f"{text[: _LONGEST_FAILURE - 1]}…"
 
 
 def _short(value: Any) -> str:

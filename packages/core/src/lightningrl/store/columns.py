@@ -9,11 +9,12 @@ import msgspec
 from sqlalchemy import Dialect, Enum, Float, LargeBinary, Text
 from sqlalchemy.types import TypeDecorator
 
+from lightningrl import wire
 from lightningrl.clean import clean_text, finite
 from lightningrl.store import codec
 from lightningrl.types import Array
 
-__all__ = ["Choice", "CleanText", "Finite", "Floats", "Json", "LongJson", "LongText", "SpanId"]
+__all__ = ["Choice", "CleanText", "Finite", "Floats", "Json", "LongJson", "LongText", "SpanId", "Wire"]
 
 
 class Floats(TypeDecorator[Array]):
@@ -53,6 +54,23 @@ class LongJson(TypeDecorator[Any]):
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
         return None if value is None else codec.decode_output(codec.decode_text(value))
+
+
+class Wire(TypeDecorator[Any]):
+    """A frozen type ↔ its wire's JSON, compressed where that pays."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def __init__(self, kind: type[Any]) -> None:
+        super().__init__()
+        self.kind: Final = kind
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> bytes | None:
+        return None if value is None else codec.encode_text(wire.encode(value).decode())
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
+        return None if value is None else wire.decode(codec.decode_text(value).encode(), self.kind)
 
 
 class CleanText(TypeDecorator[str]):

@@ -59,5 +59,21 @@ def _other_calls(db: Connection) -> None:
         db.exec_driver_sql("DELETE FROM tool_calls WHERE pk = ?", (pk,))
 
 
-MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {1: _seed_of_its_own, 2: _other_calls}
+def _computed_values(db: Connection) -> None:
+    """What a run computed has a table of its own. Until now it lay among what agents reported, and nobody can tell which is which: of an
+    attempt that was scored it is kept as both, and without a digest, so that re-scoring computes it again."""
+    for name, columns in (
+        ("computed", "idx INTEGER NOT NULL, name INTEGER NOT NULL, value FLOAT, PRIMARY KEY (attempt_pk, idx, name)"),
+        ("digests", "part INTEGER NOT NULL, digest INTEGER NOT NULL, PRIMARY KEY (attempt_pk, part)"),
+    ):
+        db.exec_driver_sql(f"CREATE TABLE {name} (attempt_pk INTEGER NOT NULL REFERENCES attempts (pk), {columns}) WITHOUT ROWID")
+    db.exec_driver_sql(
+        "INSERT INTO computed (attempt_pk, idx, name, value) "
+        "SELECT attempt_pk, idx, name, value FROM rewards WHERE attempt_pk IN (SELECT attempt_pk FROM scores)"
+    )
+    db.exec_driver_sql("ALTER TABLE scores ADD COLUMN unrewarded TEXT")
+    db.exec_driver_sql("CREATE TABLE evidence (attempt_pk INTEGER NOT NULL PRIMARY KEY REFERENCES attempts (pk), data BLOB NOT NULL)")
+
+
+MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {1: _seed_of_its_own, 2: _other_calls, 3: _computed_values}
 """By version."""

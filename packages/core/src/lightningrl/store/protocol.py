@@ -19,6 +19,7 @@ from msgspec import Meta
 from lightningrl.errors import StoreError
 from lightningrl.types import (
     Array,
+    Evidence,
     OtherCall,
     Outcome,
     RolloutMode,
@@ -127,12 +128,19 @@ class SpanRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Score:
-    """What the trainer made of a finished attempt; kept for showing and for `trajectories`."""
+    """What the trainer made of a finished attempt, or a part of it: what is not given stays as it is kept, but for `reward` and
+    `unrewarded`."""
 
     rollout_id: str
     attempt: int
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     reward: float | None = None
+    unrewarded: str | None = None
+    digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By the recipe's key, as in `Trajectory`."""
+    evidence: Evidence | None = None
+    asked: Sequence[OtherCall] = ()
+    """Calls of judges, to be kept with the attempt's other calls; those that are there already, by when they began, are kept once."""
     transition_rewards: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict[str, Mapping[str, float | None]])
     """By transition id."""
     advantages: Mapping[str, Array | None] = field(default_factory=dict[str, "Array | None"])
@@ -293,7 +301,7 @@ class Store(Protocol):
     async def add_rewards(
         self, rollout_id: str, attempt: int, rewards: Mapping[str, float | None], transition_id: str | None = None
     ) -> None:
-        """Rewards by name, of the attempt or of one transition; the last one of a name stands. Also after the attempt's end."""
+        """What was reported, by name, of the attempt or of one transition; the last one of a name stands. Also after the attempt's end."""
         ...
 
     async def set_scores(self, scores: Sequence[Score]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Table, bindparam, exists, func, select
 
 from lightningrl.store.codec import as_number, decode_advantages, decode_output, decode_sampling
 from lightningrl.store.errors import UnknownRecord
@@ -20,8 +20,10 @@ from lightningrl.store.schema import (
     advantages,
     attempts,
     calls,
+    computed,
+    digests,
+    evidence,
     other_calls,
-    rewards,
     rollouts,
     scores,
     steps,
@@ -31,13 +33,13 @@ from lightningrl.store.schema import (
     words,
 )
 from lightningrl.store.tokens import build_transition, prompts_and_completions
-from lightningrl.types import Array, OtherCall, Outcome, RolloutSpec, RolloutState, SamplingSettings, Task
+from lightningrl.types import Array, Evidence, OtherCall, Outcome, RolloutSpec, RolloutState, SamplingSettings, Task
 
 __all__ = ["OTHER_CALLS", "Reader", "chunks", "decode_task"]
 
 _K = TypeVar("_K")
 _IN_MOST = 500
-_REWARDS = select(rewards).where(rewards.c.attempt_pk.in_(bindparam("pks", expanding=True)))
+_DIGESTS = select(digests).where(digests.c.attempt_pk.in_(bindparam("pks", expanding=True)))
 OTHER_CALLS = (
     select(other_calls)
     .where(other_calls.c.attempt_pk.in_(bindparam("pks", expanding=True)))
@@ -101,6 +103,7 @@ class Reader:
                     agent=self.word(db, row.agent),
                     parent_id=None if row.parent is None else rows[row.parent].id,
                     rewards={},
+                    reported={},
                 ),
             )
             for row in rows
@@ -182,13 +185,14 @@ class Reader:
         found: dict[str, Score] = {}
         for ids in chunks(rollout_ids):
             rows = db.execute(
-                select(rollouts.c.id, attempts.c.pk, attempts.c.number, scores.c.reward)
+                select(rollouts.c.id, attempts.c.pk, attempts.c.number, scores.c.reward, scores.c.unrewarded)
                 .join(attempts, (attempts.c.rollout_pk == rollouts.c.pk) & (attempts.c.number == rollouts.c.deciding))
                 .outerjoin(scores, scores.c.attempt_pk == attempts.c.pk)
                 .where(rollouts.c.id.in_(ids))
             ).all()
             pks = [row.pk for row in rows]
-            terminal, turns = self.rewards(db, pks)
+            terminal, turns = self.rewards(db, computed, pks)
+            computed_by, found_by_score = self.digests(db, pks), self.evidence(db, pks)
             lengths: dict[tuple[int, int], tuple[str, int]] = {
                 (call.attempt_pk, call.idx): (call.id, call.bytes // 4)
                 for call in db.execute(
@@ -207,21 +211,34 @@ class Reader:
                     attempt=row.number,
                     rewards=terminal.get(row.pk, {}),
                     reward=row.reward,
+                    unrewarded=row.unrewarded,
+                    digests=computed_by.get(row.pk, {}),
+                    evidence=found_by_score.get(row.pk),
                     transition_rewards={lengths[row.pk, idx][0]: values for idx, values in turns.get(row.pk, {}).items()},
                     advantages=credit.get(row.pk, {}),
                 )
         return tuple(found[rollout_id] for rollout_id in rollout_ids if rollout_id in found)
 
     def rewards(
-        self, db: Connection, attempt_pks: Sequence[int]
+        self, db: Connection, table: Table, attempt_pks: Sequence[int]
     ) -> tuple[dict[int, dict[str, float | None]], dict[int, dict[int, dict[str, float | None]]]]:
-        """Of each attempt, and of its calls by index."""
+        """Of each attempt, and of its calls by index. `table`: `rewards`, which were reported, or `computed`."""
         terminal: dict[int, dict[str, float | None]] = defaultdict(dict)
         turns: dict[int, dict[int, dict[str, float | None]]] = defaultdict(lambda: defaultdict(dict))
-        for row in db.execute(_REWARDS, {"pks": attempt_pks}):
+        for row in db.execute(select(table).where(table.c.attempt_pk.in_(attempt_pks))):
             by_name = terminal[row.attempt_pk] if row.idx < 0 else turns[row.attempt_pk][row.idx]
             by_name[self.text(db, row.name)] = row.value
         return terminal, turns
+
+    def evidence(self, db: Connection, attempt_pks: Sequence[int]) -> dict[int, Evidence]:
+        return {row.attempt_pk: row.data for row in db.execute(select(evidence).where(evidence.c.attempt_pk.in_(attempt_pks)))}
+
+    def digests(self, db: Connection, attempt_pks: Sequence[int]) -> dict[int, dict[str, str]]:
+        """Of each attempt, by the recipe's key."""
+        found: dict[int, dict[str, str]] = defaultdict(dict)
+        for row in db.execute(_DIGESTS, {"pks": attempt_pks}):
+            found[row.attempt_pk][self.text(db, row.part)] = self.text(db, row.digest)
+        return found
 
     def steps(self, db: Connection) -> tuple[StepRecord, ...]:
         ids: dict[int, list[str]] = defaultdict(list)

@@ -2,7 +2,9 @@
 
 tasks ◄─ rollouts ◄─ attempts ◄─ calls            words: interned policy, agent and tool names and sampling settings
             │            ├◄──── tool_calls, other_calls, spans
-            ▼            ├◄──── rewards            idx = the call's position, -1 = the attempt itself
+            ▼            ├◄──── rewards            what the agent reported    ┐ idx = the call's position,
+            │            ├◄──── computed           what the run computed of it ┘ -1 = the attempt itself
+            │            ├◄──── digests, evidence  of what computed it, by the recipe's key; what credit's `score` found
          trained ─► steps└◄──── scores, advantages
 """
 
@@ -24,14 +26,17 @@ from sqlalchemy import (
     text,
 )
 
-from lightningrl.store.columns import Choice, CleanText, Finite, Floats, Json, LongJson, LongText, SpanId
-from lightningrl.types import FinishReason, OtherCallKind, Outcome, RolloutMode, RolloutState, SamplingSettings, ToolStatus
+from lightningrl.store.columns import Choice, CleanText, Finite, Floats, Json, LongJson, LongText, SpanId, Wire
+from lightningrl.types import Evidence, FinishReason, OtherCallKind, Outcome, RolloutMode, RolloutState, SamplingSettings, ToolStatus
 
 __all__ = [
     "SCHEMA_VERSION",
     "advantages",
     "attempts",
     "calls",
+    "computed",
+    "digests",
+    "evidence",
     "meta",
     "metadata",
     "other_calls",
@@ -46,7 +51,7 @@ __all__ = [
     "words",
 ]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """`lightningrl.store.migrations` brings older ones up to date."""
 
 metadata = MetaData()
@@ -184,14 +189,33 @@ spans = Table(
     sqlite_with_rowid=False,
 )
 
-rewards = Table(
-    "rewards",
+rewards, computed = (
+    Table(
+        name,
+        metadata,
+        Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
+        Column("idx", Integer, primary_key=True),
+        Column("name", Integer, primary_key=True),
+        Column("value", Float),
+        sqlite_with_rowid=False,
+    )
+    for name in ("rewards", "computed")
+)
+
+digests = Table(
+    "digests",
     metadata,
     Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
-    Column("idx", Integer, primary_key=True),
-    Column("name", Integer, primary_key=True),
-    Column("value", Float),
+    Column("part", Integer, primary_key=True),
+    Column("digest", Integer, nullable=False),
     sqlite_with_rowid=False,
+)
+
+evidence = Table(
+    "evidence",
+    metadata,
+    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True, autoincrement=False),
+    Column("data", Wire(Evidence), nullable=False),
 )
 
 scores = Table(
@@ -199,6 +223,7 @@ scores = Table(
     metadata,
     Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True, autoincrement=False),
     Column("reward", Float),
+    Column("unrewarded", CleanText),
 )
 
 advantages = Table(

@@ -33,6 +33,7 @@ def build_transition(
     agent: str | None,
     parent_id: str | None,
     rewards: Mapping[str, float | None],
+    reported: Mapping[str, float | None],
 ) -> Transition:
     """`row`: of `calls`; the columns that are fields of a Transition are taken as they are."""
     return Transition(
@@ -45,6 +46,7 @@ def build_transition(
         agent=agent,
         parent_id=parent_id,
         rewards=rewards,
+        reported=reported,
     )
 
 

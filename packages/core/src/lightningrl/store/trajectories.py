@@ -11,7 +11,7 @@ from sqlalchemy import BindParameter, Connection, Row, bindparam, select
 from lightningrl.store.codec import decode_output
 from lightningrl.store.errors import Conflict, UnknownRecord
 from lightningrl.store.reads import OTHER_CALLS, Reader, chunks, decode_task
-from lightningrl.store.schema import attempts, calls, rollouts, scores, spans, tasks, tool_calls
+from lightningrl.store.schema import attempts, calls, computed, rewards, rollouts, scores, spans, tasks, tool_calls
 from lightningrl.store.tokens import build_transition, prompts_and_completions
 from lightningrl.types import ToolCall, Trajectory, Transition
 
@@ -38,6 +38,7 @@ _HEADS = (
         attempts.c.error,
         attempts.c.duration_s,
         scores.c.reward,
+        scores.c.unrewarded,
     )
     .join(tasks, tasks.c.pk == rollouts.c.task_pk)
     .outerjoin(attempts, (attempts.c.rollout_pk == rollouts.c.pk) & (attempts.c.number == rollouts.c.deciding))
@@ -65,12 +66,14 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
     call_rows, tool_rows, other_rows, span_rows = (
         _by_attempt(db.execute(query, {"pks": pks}).all()) for query in (_CALLS, _TOOL_CALLS, OTHER_CALLS, _SPANS)
     )
-    terminal, turns = reader.rewards(db, pks)
+    terminal, turns = reader.rewards(db, computed, pks)
+    reported, reported_of_calls = reader.rewards(db, rewards, pks)
+    digests, evidence = reader.digests(db, pks), reader.evidence(db, pks)
     trajectories = {}
     for rollout_id in rollout_ids:
         head = heads[rollout_id]
         tree = {row.span: row for row in span_rows.get(head.pk, ())}
-        transitions = _transitions(reader, db, call_rows.get(head.pk, ()), tree, turns.get(head.pk, {}))
+        transitions = _transitions(reader, db, call_rows.get(head.pk, ()), tree, turns.get(head.pk, {}), reported_of_calls.get(head.pk, {}))
         trajectories[rollout_id] = Trajectory(
             rollout_id=rollout_id,
             attempt=head.number,
@@ -83,7 +86,11 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
             output=decode_output(head.output),
             error=head.error or None,
             rewards=terminal.get(head.pk, {}),
+            reported=reported.get(head.pk, {}),
             reward=head.reward,
+            unrewarded=head.unrewarded,
+            digests=digests.get(head.pk, {}),
+            evidence=evidence.get(head.pk),
             mode=head.mode,
             step=head.step,
             duration_s=head.duration_s,
@@ -104,6 +111,7 @@ def _transitions(
     rows: Sequence[Row[Any]],
     tree: Mapping[str, Row[Any]],
     rewards: Mapping[int, Mapping[str, float | None]],
+    reported: Mapping[int, Mapping[str, float | None]],
 ) -> tuple[Transition, ...]:
     tokens = prompts_and_completions(rows)
     return tuple(
@@ -115,6 +123,7 @@ def _transitions(
             agent=reader.word(db, row.agent if row.agent is not None or not tree else _agent(tree, row.span_id)),
             parent_id=None if row.parent is None else rows[row.parent].id,
             rewards=rewards.get(row.idx, {}),
+            reported=reported.get(row.idx, {}),
         )
         for position, row in enumerate(rows)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,6 @@ from lightningrl.store.errors import Conflict, UnknownRecord
 from lightningrl.store.protocol import RETRYABLE, CallRecord, Score, SpanRecord, ToolCallRecord
 from lightningrl.store.reads import chunks
 from lightningrl.store.schema import (
-    advantages,
     attempts,
     calls,
     other_calls,
@@ -32,7 +32,7 @@ from lightningrl.store.schema import (
 )
 from lightningrl.store.tokens import AS_THEY_ARE
 from lightningrl.store.transaction import ATTEMPT_COLUMNS, Leased, LiveAttempt, Queued, Transaction, over
-from lightningrl.types import OtherCall, Outcome, RolloutSpec, RolloutState, ToolCall
+from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutSpec, RolloutState, ToolCall
 
 __all__ = [
     "add_rewards",
@@ -310,9 +310,12 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls
 
 
 def append_other_calls(tx: Transaction, rollout_id: str, attempt: int, calls: Sequence[OtherCall]) -> None:
-    live = tx.live(rollout_id, attempt, "a call")
+    _add_other_calls(tx, tx.live(rollout_id, attempt, "a call").pk, calls)
+
+
+def _add_other_calls(tx: Transaction, attempt_pk: int, calls: Sequence[OtherCall]) -> None:
     rows = [
-        {name: getattr(record, name) for name in OtherCall.__slots__} | {"attempt_pk": live.pk, "agent": tx.word_or_none(record.agent)}
+        {name: getattr(record, name) for name in OtherCall.__slots__} | {"attempt_pk": attempt_pk, "agent": tx.word_or_none(record.agent)}
         for record in calls
     ]
     if rows:
@@ -342,16 +345,28 @@ def add_rewards(
 
 
 def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
+    """One statement for each table, whatever the number of scores."""
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for score in scores:
         row = tx.attempt(score.rollout_id, score.attempt)
         if row.outcome is None:
             raise Conflict(f"attempt {score.attempt} of rollout {score.rollout_id!r} still runs; score it when it has ended")
-        indices = _indices(tx, row.pk)
+        indices = _indices(tx, row.pk) if score.transition_rewards or score.advantages else {}
         values: dict[str | None, Mapping[str, float | None]] = {None: score.rewards}
         values.update(score.transition_rewards)
-        tx.replace(rewards, _reward_rows(tx, row.pk, score.rollout_id, indices, values))
-        tx.replace(schema.scores, [{"attempt_pk": row.pk, "reward": _finite(score.reward, "reward", score.rollout_id)}])
-        rows = [
+        rows["computed"] += _reward_rows(tx, row.pk, score.rollout_id, indices, values)
+        rows["digests"] += [
+            {"attempt_pk": row.pk, "part": tx.word(part), "digest": tx.word(digest)} for part, digest in score.digests.items()
+        ]
+        if score.evidence is not None:
+            rows["evidence"].append({"attempt_pk": row.pk, "data": score.evidence})
+        if score.asked:
+            of_judges = (other_calls.c.attempt_pk == row.pk) & (other_calls.c.kind == OtherCallKind.JUDGE)
+            known = set(tx.db.execute(select(other_calls.c.started_at).where(of_judges)).scalars())
+            _add_other_calls(tx, row.pk, [call for call in score.asked if call.started_at not in known])
+        total = _finite(score.reward, "reward", score.rollout_id)
+        rows["scores"].append({"attempt_pk": row.pk, "reward": total, "unrewarded": score.unrewarded})
+        rows["advantages"] += [
             {
                 "attempt_pk": row.pk,
                 "idx": _index(indices, transition_id, score.rollout_id),
@@ -359,7 +374,8 @@ def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
             }
             for transition_id, values_ in score.advantages.items()
         ]
-        tx.replace(advantages, rows)
+    for table, of_table in rows.items():
+        tx.replace(getattr(schema, table), of_table)
 
 
 def _indices(tx: Transaction, attempt_pk: int) -> dict[str, int]:

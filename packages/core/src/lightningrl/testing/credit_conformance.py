@@ -9,22 +9,24 @@ A deviation is an override marked `xfail(reason="…")`.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from lightningrl.credit import has_signal
+from lightningrl.credit import Compare, assign_credit, has_signal
+from lightningrl.credit.evidence import check_evidence
+from lightningrl.credit.needs import NEEDS
 from lightningrl.credit.samples import Rows, build_samples
-from lightningrl.protocols import CreditAssigner
+from lightningrl.protocols import CreditAssigner, Witness
 from lightningrl.testing.groups import make_group
-from lightningrl.types import Advantages, TrajectoryGroup, Transition
+from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
 
 __all__ = ["CreditConformance"]
-
-KNOWN_REQUIREMENTS = frozenset({"group", "turn_rewards", "agents"})
 
 
 class CreditConformance:
@@ -32,6 +34,9 @@ class CreditConformance:
 
     is_group_relative: bool = True
     """Whether advantages compare with the group, so that one trajectory alone, or equal rewards, give 0.0."""
+
+    compare: Compare = "group"
+    """With whom a run compares a call."""
 
     def make_assigner(self) -> CreditAssigner:
         """A fresh assigner."""
@@ -46,14 +51,32 @@ class CreditConformance:
         """A group with different lengths, turn rewards and returns."""
         return make_group((0.1, None, -0.2), (0.0, 0.3), (None,), (0.5, 0.5, 0.1, 0.0), rewards=(0.0, 1.0, 0.25, 1.0))
 
+    async def ask(self, messages: str | Sequence[Mapping[str, Any]], /, **settings: Any) -> str:
+        """What the judge answers an assigner that asks one."""
+        raise NotImplementedError
+
+    def _assign(self, group: TrajectoryGroup, assigner: CreditAssigner | None = None) -> Advantages:
+        """As a run does it: first the evidence, then the arithmetic."""
+        assigner = assigner or self.make_assigner()
+        if isinstance(assigner, Witness):
+            group = replace(group, trajectories=tuple(self._heard(assigner, trajectory) for trajectory in group.trajectories))
+        return assign_credit(assigner, group, compare=self.compare)
+
+    def _heard(self, witness: Witness, trajectory: Trajectory) -> Trajectory:
+        if trajectory.reward is None or not trajectory.transitions:
+            return trajectory
+        evidence = asyncio.run(witness.score(trajectory, self.ask))
+        check_evidence(evidence, trajectory)
+        return replace(trajectory, evidence=evidence)
+
     def test_requirements_are_known(self) -> None:
         requires = self.make_assigner().requires
         assert isinstance(requires, frozenset)
-        assert requires <= KNOWN_REQUIREMENTS, f"unknown requirement: {sorted(requires - KNOWN_REQUIREMENTS)}"
+        assert requires <= NEEDS.keys(), f"unknown requirement: {sorted(requires - NEEDS.keys())}"
 
     def test_one_float32_number_per_completion_token(self) -> None:
         group = self.scored_group()
-        for trajectory, credit in zip(group.trajectories, self.make_assigner().assign(group), strict=True):
+        for trajectory, credit in zip(group.trajectories, self._assign(group), strict=True):
             for transition, advantages in zip(trajectory.transitions, credit, strict=True):
                 assert advantages is not None
                 assert advantages.dtype == np.float32
@@ -64,30 +87,30 @@ class CreditConformance:
         group = self.scored_group()
         order = [2, 0, 3, 1]
         shuffled = replace(group, trajectories=tuple(group.trajectories[i] for i in order))
-        straight = self.make_assigner().assign(group)
-        _assert_equal(self.make_assigner().assign(shuffled), tuple(straight[i] for i in order))
+        straight = self._assign(group)
+        _assert_equal(self._assign(shuffled), tuple(straight[i] for i in order))
 
     def test_same_group_gives_same_credit(self) -> None:
         group = self.scored_group()
         assigner = self.make_assigner()
-        _assert_equal(assigner.assign(group), assigner.assign(group), tolerance=0.0)
+        _assert_equal(self._assign(group, assigner), self._assign(group, assigner), tolerance=0.0)
 
     def test_group_stays_as_it_was(self) -> None:
         group = self.scored_group()
         before = _snapshot(group)
-        self.make_assigner().assign(group)
+        self._assign(group)
         assert _snapshot(group) == before
 
     def test_credit_is_identical_under_any_merging_of_rows(self) -> None:
         group = self.scored_group()
-        advantages = self.make_assigner().assign(group)
+        advantages = self._assign(group)
         per_call, merged = (_trained_tokens(group, advantages, rows) for rows in ("call", "merged"))
         assert per_call == merged
 
     def test_group_of_one_is_finite(self) -> None:
         group = self.scored_group()
         alone = replace(group, trajectories=group.trajectories[:1])
-        values = _values(self.make_assigner().assign(alone))
+        values = _values(self._assign(alone))
         assert all(math.isfinite(value) for value in values)
         if self.is_group_relative:
             assert set(values) == {0.0}
@@ -95,7 +118,7 @@ class CreditConformance:
     def test_equal_rewards_are_scored_without_gradient(self) -> None:
         for reward in (0.0, 1.0, 0.1, -3.7e5):
             group = make_group((reward,) * 3, (reward,), (reward,) * 2)
-            advantages = self.make_assigner().assign(group)
+            advantages = self._assign(group)
             values = _values(advantages)
             assert len(values) > 0
             assert all(math.isfinite(value) for value in values)
@@ -108,37 +131,37 @@ class CreditConformance:
         group = self.scored_group()
         failed = make_group((9.0, -9.0), rewards=(None,), id="failed").trajectories
         with_failed = replace(group, trajectories=failed + group.trajectories)
-        credit = self.make_assigner().assign(with_failed)
+        credit = self._assign(with_failed)
         assert credit[0] == (None, None)
-        _assert_equal(credit[1:], self.make_assigner().assign(group))
+        _assert_equal(credit[1:], self._assign(group))
 
     def test_group_without_any_reward_gets_none(self) -> None:
         group = make_group((0.0, 0.0), (0.0,), rewards=(None, None))
-        assert self.make_assigner().assign(group) == ((None, None), (None,))
+        assert self._assign(group) == ((None, None), (None,))
 
     def test_call_that_is_not_trainable_gets_none(self) -> None:
         group = self.scored_group()
         first = group.trajectories[0]
         frozen = (replace(first.transitions[0], trainable=False), *first.transitions[1:])
         changed = replace(group, trajectories=(replace(first, transitions=frozen), *group.trajectories[1:]))
-        credit = self.make_assigner().assign(changed)
+        credit = self._assign(changed)
         assert credit[0][0] is None
         assert all(advantages is not None for advantages in credit[0][1:])
 
     def test_trajectory_without_calls_gets_no_entries(self) -> None:
         group = self.scored_group()
         silent = replace(group.trajectories[0], rollout_id="silent", transitions=())
-        credit = self.make_assigner().assign(replace(group, trajectories=(*group.trajectories, silent)))
+        credit = self._assign(replace(group, trajectories=(*group.trajectories, silent)))
         assert credit[-1] == ()
         assert all(math.isfinite(value) for value in _values(credit))
 
     def test_empty_group_gets_no_entries(self) -> None:
-        assert self.make_assigner().assign(TrajectoryGroup(id="empty", trajectories=())) == ()
+        assert self._assign(TrajectoryGroup(id="empty", trajectories=())) == ()
 
     def test_without_turn_rewards_it_is_the_outcome_method(self) -> None:
         rewards = (0.0, 1.0, 0.25, 1.0, -0.5)
         group = make_group(*((reward,) * (1 + i % 3) for i, reward in enumerate(rewards)))
-        for credit, expected in zip(self.make_assigner().assign(group), self.expected(rewards), strict=True):
+        for credit, expected in zip(self._assign(group), self.expected(rewards), strict=True):
             for advantages in credit:
                 assert advantages is not None
                 np.testing.assert_allclose(advantages, expected, atol=1e-6, rtol=1e-6)

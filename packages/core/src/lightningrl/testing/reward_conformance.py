@@ -38,9 +38,10 @@ class RewardConformance:
 
     async def _score(self, trajectory: Trajectory) -> float | None:
         rewards = RewardSet([NamedReward(name="reward", function=self.make_reward(), timeout_s=self.timeout_s)])
-        values, total = await rewards.score(trajectory)
-        assert values == {"reward": total}
-        return total
+        result = await rewards.score(trajectory)
+        assert result.failure is None, result.failure
+        assert result.values == {"reward": result.total}
+        return result.total
 
     async def test_gives_a_finite_number_or_none(self) -> None:
         for trajectory in self.trajectories():

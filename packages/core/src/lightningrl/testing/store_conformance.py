@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from lightningrl.store.errors import AttemptOver, Conflict, UnknownRecord
 from lightningrl.store.protocol import CallRecord, Lease, RolloutFilter, Score, SpanRecord, Store, ToolCallRecord
 from lightningrl.testing._pytest import pytest
 from lightningrl.types import (
+    Evidence,
     FinishReason,
     OtherCall,
     OtherCallKind,
@@ -376,7 +378,7 @@ class StoreConformance:
         await store.add_rewards("a", 1, {"r\ud800": 1.0})
         await store.finish_attempt("a", 1, Outcome.AGENT_ERROR, {"k\ud800": ["\ud800"]}, error="e\ud800", duration_s=float("inf"))
         (kept,) = await store.trajectories(["a"])
-        assert (kept.output, kept.error, kept.rewards, kept.duration_s) == ({"k\ufffd": ["\ufffd"]}, "e\ufffd", {"r\ufffd": 1.0}, 0.0)
+        assert (kept.output, kept.error, kept.reported, kept.duration_s) == ({"k\ufffd": ["\ufffd"]}, "e\ufffd", {"r\ufffd": 1.0}, 0.0)
         (call,) = kept.tool_calls
         assert (call.name, call.arguments, call.result, call.agent) == ("n\ufffd", "\ufffd", "\ufffd" * 300, "\ufffd")
         assert (await store.rollout("a")).attempts[0].error == "e\ufffd"
@@ -467,7 +469,7 @@ class StoreConformance:
 
     # ------------------------------------------------------------------ rewards and scores
 
-    async def test_rewards_and_scores_are_kept_by_name_and_none_is_not_zero(self, store: Store) -> None:
+    async def test_what_is_reported_and_what_is_computed_are_kept_apart_by_name_and_none_is_not_zero(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])
         lease = await leased(store)
         await store.append_calls([make_call(lease, "c0", [1], [2, 3]), make_call(lease, "c1", [1], [2, 3])])
@@ -477,20 +479,48 @@ class StoreConformance:
         score = Score(
             rollout_id="a",
             attempt=1,
-            rewards={"match": 1.0, "missing": None},
+            rewards={"match": 1.0, "style": None},
             reward=1.25,
+            digests={"rewards.match": "one"},
             transition_rewards={"c0": {"tool": 0.0}},
             advantages={"c0": np.array([0.5, -0.25], np.float32), "c1": None},
         )
-        await store.set_scores([score])
+        await store.set_scores([replace(score, digests={"rewards.match": "two"}, unrewarded="style: ValueError: \ud800")])
+        trajectory = (await store.trajectories(["a"]))[0]
+        assert (trajectory.unrewarded, trajectory.digests) == ("style: ValueError: \ufffd", {"rewards.match": "two"})
         await store.set_scores([score])
         trajectory = (await store.trajectories(["a"]))[0]
-        assert trajectory.rewards == {"style": 0.5, "match": 1.0, "missing": None} and trajectory.reward == 1.25
-        assert [one.rewards for one in trajectory.transitions] == [{"tool": 0.0}, {"tool": -1.0, "judge": None}]
+        assert trajectory.reported == {"style": 0.5}
+        assert trajectory.rewards == {"style": None, "match": 1.0} and trajectory.reward == 1.25
+        assert (trajectory.unrewarded, trajectory.digests) == (None, {"rewards.match": "one"})
+        assert [one.reported for one in trajectory.transitions] == [{}, {"tool": -1.0, "judge": None}]
+        assert [one.rewards for one in trajectory.transitions] == [{"tool": 0.0}, {}]
         (kept,) = await store.scores(["a"])
+        assert (kept.rewards, kept.digests, kept.transition_rewards) == (score.rewards, score.digests, score.transition_rewards)
         first, second = kept.advantages["c0"], kept.advantages["c1"]
         assert first is not None and first.tolist() == [0.5, -0.25] and second is None
         assert (await store.rollout("a")).reward == 1.25
+
+    async def test_evidence_and_the_calls_of_judges_are_kept_after_the_end_and_a_repeat_adds_nothing(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        await store.append_call(make_call(lease, "c0", [1], [2, 3]))
+        await store.append_other_calls("a", 1, [OtherCall(kind=OtherCallKind.REFUSED, path="models", started_at=1.0)])
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        evidence = Evidence(calls={"grade": np.array([0.5], np.float32)}, tokens={"value": (np.array([0.25, -1.0], np.float32),)})
+        judged = OtherCall(kind=OtherCallKind.JUDGE, path="chat/completions", request={"a": [1]}, answer="7", started_at=2.0)
+        score = Score(rollout_id="a", attempt=1, evidence=evidence, asked=(judged,), digests={"credit": "one"})
+        await store.set_scores([score])
+        await store.set_scores([score])
+        await store.set_scores([Score(rollout_id="a", attempt=1, reward=1.0)])  # what is not given stays
+        (trajectory,) = await store.trajectories(["a"])
+        assert [call.kind for call in trajectory.other_calls] == [OtherCallKind.REFUSED, OtherCallKind.JUDGE]
+        assert trajectory.other_calls[1] == judged
+        assert trajectory.digests == {"credit": "one"}
+        for kept in (trajectory.evidence, (await store.scores(["a"]))[0].evidence):
+            assert kept is not None
+            assert {name: values.tolist() for name, values in kept.calls.items()} == {"grade": [0.5]}
+            assert [values.tolist() for values in kept.tokens["value"]] == [[0.25, -1.0]]
 
     async def test_a_constant_advantage_comes_back_per_token(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])

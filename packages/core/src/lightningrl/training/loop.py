@@ -14,17 +14,17 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from lightningrl.config import Recipe
-from lightningrl.credit.scoring import Scored, Scorer, describe_rollouts
-from lightningrl.errors import LightningError, RunFolderError
+from lightningrl.credit.scoring import CreditedGroup, Scored, Scorer, describe_rollouts, score_of
+from lightningrl.errors import LightningError, RewardError, RunFolderError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import StepReport
 from lightningrl.store.protocol import Score
 from lightningrl.training.policies import Policies
-from lightningrl.training.reasons import explain_failures, explain_silence, explain_timeouts
+from lightningrl.training.reasons import explain_failed_rewards, explain_failures, explain_silence, explain_timeouts
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.tasks import TaskSets, plan_more, plan_step, plan_validation
 from lightningrl.types import Outcome, RolloutSpec, Trajectory
@@ -32,7 +32,6 @@ from lightningrl.types import Outcome, RolloutSpec, Trajectory
 __all__ = ["ControlPlane", "Progress", "Trainer"]
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 POLL_S = 10.0
 FETCH = 64
@@ -61,18 +60,22 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collected:
-    """Rollouts that have ended and been rewarded."""
+    """Rollouts that have ended, been rewarded and, but for validation, been credited."""
 
     trajectories: list[Trajectory]
     seconds: float
     """Until the last one had ended, rewards left out."""
     seconds_reward: float
+    groups: list[CreditedGroup] = field(default_factory=list[CreditedGroup])
+    seconds_credit: float = 0.0
 
     def __add__(self, other: Collected) -> Collected:
         return Collected(
             trajectories=self.trajectories + other.trajectories,
             seconds=self.seconds + other.seconds,
             seconds_reward=self.seconds_reward + other.seconds_reward,
+            groups=self.groups + other.groups,
+            seconds_credit=self.seconds_credit + other.seconds_credit,
         )
 
 
@@ -100,6 +103,7 @@ class Trainer:
     """A credit assigner is asked by one thread at a time."""
     _warned: str | None = None
     """Why the last step without a signal had none."""
+    _warned_of_rewards: bool = False
 
     async def run(self) -> LoopState:
         """Train to the end of the recipe. Returns where the loop stands; the last state is in a checkpoint.
@@ -142,8 +146,8 @@ class Trainer:
         collected = await self._collecting[step]
         trajectories = collected.trajectories
         waited = time.monotonic() - began
-        scored = await self._credit(self.scorer.credit, trajectories)
-        seconds_credit = time.monotonic() - began - waited
+        scored = await asyncio.to_thread(self.scorer.build, collected.groups)
+        seconds_credit = collected.seconds_credit + time.monotonic() - began - waited
         for group, advantages in zip(scored.groups, scored.advantages, strict=True):
             self.plugins.notify("lightningrl_group_credited", group=group, advantages=advantages)
         self._refuse_all_failed(trajectories)
@@ -152,6 +156,7 @@ class Trainer:
             logger.warning("step 1: %s", missing)
         if timeouts := self._explain_timeouts(trajectories):
             logger.warning("step %d: %s", step + 1, timeouts)
+        self._warn_of_failed_rewards(f"step {step + 1}", trajectories)
         reports = await self.policies.learn(scored.samples)
         if scored.has_signal:
             self._warned = None
@@ -160,7 +165,7 @@ class Trainer:
         metrics = {
             **scored.metrics,
             "seconds": time.monotonic() - began,
-            "seconds_collect": max(0.0, waited - collected.seconds_reward),
+            "seconds_collect": max(0.0, waited - collected.seconds_reward - collected.seconds_credit),
             "seconds_reward": collected.seconds_reward,
             "seconds_credit": seconds_credit,
             "seconds_learn": sum(report.seconds for report in reports.values()),
@@ -189,10 +194,12 @@ class Trainer:
         report = StepReport(step=self.state.step, metrics=metrics, outcomes=scored.outcomes)
         self.plugins.notify("lightningrl_step_finished", report=report)
 
-    async def _credit(self, work: Callable[[Sequence[Trajectory]], T], trajectories: Sequence[Trajectory]) -> T:
+    async def _credited(self, collected: Collected) -> Collected:
         """In a thread: this one's loop carries the engine link, too."""
+        began = time.monotonic()
         async with self._crediting:
-            return await asyncio.to_thread(work, trajectories)
+            groups = await asyncio.to_thread(self.scorer.credit, collected.trajectories)
+        return replace(collected, groups=groups, seconds_credit=time.monotonic() - began)
 
     def _warn_of_silence(self, scored: Scored, *, has_learned: bool) -> None:
         """Once for each reason."""
@@ -201,6 +208,13 @@ class Trainer:
             stays = "" if has_learned else "; weights stay as they are"
             logger.warning("step %d: no row carries a signal%s: %s", self.state.step + 1, stays, why)
         self._warned = why
+
+    def _warn_of_failed_rewards(self, where: str, trajectories: Sequence[Trajectory]) -> None:
+        """Once: every step counts them."""
+        failed = [trajectory for trajectory in trajectories if trajectory.unrewarded is not None]
+        if failed and not self._warned_of_rewards:
+            self._warned_of_rewards = True
+            logger.warning("%s: %s; such rollouts are left out, rewards_failed counts them", where, explain_failed_rewards(failed))
 
     def _explain_timeouts(self, trajectories: Sequence[Trajectory]) -> str | None:
         sampling, runtime = self.recipe.sampling, self.recipe.runtime
@@ -213,17 +227,13 @@ class Trainer:
         trajectories = (await self._collect_rewarded("validation", specs)).trajectories
         metrics = describe_rollouts(trajectories)
         outcomes = Counter(trajectory.outcome.value for trajectory in trajectories)
-        await self.control.set_scores(
-            [
-                Score(rollout_id=trajectory.rollout_id, attempt=trajectory.attempt, rewards=trajectory.rewards, reward=trajectory.reward)
-                for trajectory in trajectories
-            ]
-        )
+        await self.control.set_scores([score_of(trajectory) for trajectory in trajectories])
         if "reward" not in metrics:
             why = self._explain_no_rewards(trajectories)
             logger.warning("validation after step %d has no score: %s", self.state.step, why)
         elif timeouts := self._explain_timeouts(trajectories):
             logger.warning("validation after step %d: %s", self.state.step, timeouts)
+        self._warn_of_failed_rewards(f"validation after step {self.state.step}", trajectories)
         names = {f"validation/{name}": value for name, value in metrics.items()}
         self.log(self.state.step, {**names, "minutes": self._seconds() / 60})
         self.progress.validated(self.state.step, metrics, outcomes)
@@ -236,14 +246,13 @@ class Trainer:
 
     async def _rewarded(self, step: int) -> Collected:
         """The step's rollouts with their rewards; with dynamic sampling, also those of other tasks in place of groups without signal."""
-        collected = await self._collect_rewarded("rollouts", plan_step(self.tasks.train, self.recipe, step), step)
+        collected = await self._credited(await self._collect_rewarded("rollouts", plan_step(self.tasks.train, self.recipe, step), step))
         for number in range(1, self.recipe.loop.dynamic_sampling + 1):
-            teaching = await self._credit(self.scorer.count_groups_with_signal, collected.trajectories)
-            missing = self.recipe.loop.tasks_per_step - teaching
+            missing = self.recipe.loop.tasks_per_step - sum(one.has_signal for one in collected.groups)
             if not missing or all(trajectory.reward is None for trajectory in collected.trajectories):
                 break
             more = plan_more(self.tasks.train, self.recipe, step, number, missing)
-            collected += await self._collect_rewarded("rollouts", more, step, is_whole=False)
+            collected += await self._credited(await self._collect_rewarded("rollouts", more, step, is_whole=False))
         return collected
 
     async def _collect_rewarded(
@@ -252,7 +261,11 @@ class Trainer:
         began = time.monotonic()
         found = await self._collect(phase, specs, step, is_whole=is_whole)
         ended = time.monotonic()
-        rewarded = await self.scorer.reward(found)
+        try:
+            rewarded = await self.scorer.reward(found, self.control.set_scores)
+        except RewardError as error:
+            where = f"validation after step {self.state.step}" if step is None else f"step {step + 1}"
+            raise RewardError(f"{where}: {error}; {self._resume_remedy()}") from None
         return Collected(trajectories=rewarded, seconds=ended - began, seconds_reward=time.monotonic() - ended)
 
     async def _collect(self, phase: str, specs: Sequence[RolloutSpec], step: int | None, *, is_whole: bool) -> list[Trajectory]:
@@ -313,10 +326,14 @@ class Trainer:
         """A step in which nothing succeeded is a defect to mend, not data to train on."""
         if all(trajectory.reward is None for trajectory in trajectories):
             why = self._explain_no_rewards(trajectories)
-            remedy = f"then go on with `lightningrl train --resume --run {self.folder.path}`"
-            raise LightningError(f"step {self.state.step + 1}: {why}; {remedy}")
+            raise LightningError(f"step {self.state.step + 1}: {why}; {self._resume_remedy()}")
+
+    def _resume_remedy(self) -> str:
+        return f"then go on with `lightningrl train --resume --run {self.folder.path}`"
 
     def _explain_no_rewards(self, trajectories: Sequence[Trajectory]) -> str:
+        if failed := [trajectory for trajectory in trajectories if trajectory.unrewarded is not None]:
+            return f"no rollout of {len(trajectories)} has a reward; {explain_failed_rewards(failed)}; mend that"
         if any(trajectory.outcome is Outcome.SUCCEEDED for trajectory in trajectories):
             return f"no rollout of {len(trajectories)} has a reward; check that the rewards return numbers"
         return f"{explain_failures(trajectories)}; {self._explain_timeouts(trajectories) or 'mend the agent'}"

@@ -6,6 +6,7 @@ Recipe + PluginManager  ─►  Parts(tasks, scorer, a backend factory for each 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.config import Recipe, check_options
+from lightningrl.credit.comparison import check_comparison
+from lightningrl.credit.judge import Judge
+from lightningrl.credit.needs import check_needs
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.errors import ConfigError
-from lightningrl.loading import is_reference, load_callable
+from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
-from lightningrl.protocols import Backend, Capabilities, CreditAssigner, IntermediateReward
+from lightningrl.protocols import Backend, Capabilities, CreditAssigner, Witness
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.tasks import TaskSets
@@ -51,17 +55,27 @@ class Parts:
             name: _part(plugins, "lightningrl_intermediate_rewards", part.use, part.options, recipe.folder)
             for name, part in recipe.intermediate_rewards.items()
         }
-        rewards = RewardSet([_reward(name, recipe, plugins) for name in recipe.rewards])
+        named = [_reward(name, recipe, plugins) for name in recipe.rewards]
+        rewards = RewardSet(named)
+        digests = {f"rewards.{reward.name}": digest_of(reward.function, recipe.rewards[reward.name].options) for reward in named}
+        for name, part in recipe.intermediate_rewards.items():
+            digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name], part.options)
+        assigner = _credit(recipe, plugins, rewards)
+        judge = None if recipe.judge is None else f"{recipe.judge.model} at {recipe.judge.base_url}"
+        digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge})
         scorer = Scorer(
             rewards=rewards,
             intermediate=intermediate,
-            credit=_credit(recipe, plugins, intermediate, rewards),
+            credit=assigner,
+            compare=recipe.credit.compare,
             whitened=recipe.credit.whiten,
             dynamic_sampling=recipe.loop.dynamic_sampling > 0,
             samples=recipe.samples,
             outcomes=recipe.outcomes,
             trained=_trained_calls(recipe),
             plugins=plugins,
+            digests=digests,
+            judge=_judge(recipe) if will_run else None,
         )
         if recipe.samples.aggregation == "constant" and recipe.samples.constant_length is None:
             raise ConfigError("samples.aggregation 'constant' needs samples.constant_length, the tokens per rollout to divide by")
@@ -125,7 +139,15 @@ def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
     reward = _part(plugins, "lightningrl_reward_functions", config.use, config.options, recipe.folder)
     _check_reward(name, config.use, reward)
     agents = None if config.agents is None else frozenset(config.agents)
-    return NamedReward(name=name, function=reward, weight=config.weight, agents=agents, timeout_s=config.timeout_s)
+    return NamedReward(
+        name=name,
+        function=reward,
+        weight=config.weight,
+        agents=agents,
+        timeout_s=config.timeout_s,
+        retries=config.retries,
+        concurrency=config.concurrency,
+    )
 
 
 def _check_reward(name: str, use: Any, reward: Any) -> None:
@@ -142,27 +164,26 @@ def _check_reward(name: str, use: Any, reward: Any) -> None:
         ) from None
 
 
-def _credit(recipe: Recipe, plugins: PluginManager, intermediate: Mapping[str, IntermediateReward], rewards: RewardSet) -> CreditAssigner:
-    from lightningrl.credit import PerAgent, PerReward
-
+def _credit(recipe: Recipe, plugins: PluginManager, rewards: RewardSet) -> CreditAssigner:
     assigner: CreditAssigner = _part(plugins, "lightningrl_credit_assigners", recipe.credit.use, recipe.credit.options, recipe.folder)
     if not hasattr(assigner, "assign"):
         raise ConfigError(f"credit.use {recipe.credit.use!r} has no `assign(group)`; name a class with `requires` and `assign`")
-    if recipe.credit.per_agent:
-        assigner = PerAgent(assigner)
-    if rewards.roles:
-        assigner = PerReward(assigner, rewards)
-    provided = {"group"} if recipe.loop.group_size > 1 else set()
-    provided |= {"turn_rewards"} if intermediate else set()
-    provided |= {"agents"} if recipe.adapters or recipe.roles else set()
-    remedies = {
-        "group": "set loop.group_size above 1, or take one that compares nothing: credit.use = 'reinforce'",
-        "turn_rewards": "add an [intermediate_rewards.NAME] table",
-        "agents": "name an adapter in `adapters`, or the agent's roles in [roles.NAME] tables",
-    }
-    for need in sorted(assigner.requires - provided):
-        raise ConfigError(f"credit assigner {recipe.credit.use!r} needs {need!r}; {remedies.get(need, 'this run cannot provide it')}")
+    check_comparison(assigner, recipe.credit.compare)
+    if recipe.judge is not None and not isinstance(assigner, Witness):
+        raise ConfigError(f"[judge] is set, and credit.use {recipe.credit.use!r} asks none: it has no `score`; remove the table")
+    by_role = recipe.credit.compare == "role" or bool(rewards.roles)
+    check_needs(recipe, recipe.credit.use, assigner.requires | {"agents"} if by_role else assigner.requires)
     return assigner
+
+
+def _judge(recipe: Recipe) -> Judge | None:
+    config = recipe.judge
+    if config is None:
+        return None
+    key = None if config.api_key_env is None else os.environ.get(config.api_key_env)
+    if config.api_key_env is not None and not key:
+        raise ConfigError(f"judge: the environment variable {config.api_key_env!r} is not set; set it to the provider's key")
+    return Judge(api_key=key, **config.model_dump(exclude={"api_key_env"}))
 
 
 def build_backends(

@@ -102,6 +102,11 @@ def _speed(metrics: Mapping[str, float], replays: _Replays) -> str:
     return "replayed" if replays.is_replay else f"{metrics['tokens_per_second']:.0f} tok/s"
 
 
+def _failed_rewards(metrics: Mapping[str, float]) -> list[str]:
+    failed = metrics.get("rewards_failed", 0)
+    return [f"rewards failed {failed:.0f}/{metrics['rollouts']:.0f}"] if failed else []
+
+
 def _learning(metrics: Mapping[str, float]) -> list[str]:
     """Loss and KL, of each policy that is trained."""
     shown = []
@@ -144,6 +149,7 @@ class LineProgress:
                 *_learning(metrics),
                 f"calls {metrics['calls_per_rollout']:.2f}",
                 *([silent] if metrics["groups_without_signal"] else []),
+                *_failed_rewards(metrics),
                 _speed(metrics, self._replays),
                 f"{metrics['seconds']:.1f} s",
                 *([f"[{_outcome_text(outcomes)}]"] if set(outcomes) != {Outcome.SUCCEEDED.value} else []),
@@ -153,7 +159,7 @@ class LineProgress:
 
     def validated(self, step: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
         score = f"score {metrics['reward']:.3f}" if "reward" in metrics else "no score"
-        self._say([f"validation after step {step}: {score}", f"[{_outcome_text(outcomes)}]"])
+        self._say([f"validation after step {step}: {score}", *_failed_rewards(metrics), f"[{_outcome_text(outcomes)}]"])
         if sample := self._sample.text(self._console.width - 2):
             self._console.print(f"  {sample}", highlight=False, markup=False, soft_wrap=True)
 
@@ -246,7 +252,7 @@ class LiveProgress:
             calls = f"{latest['calls_per_rollout']:.2f} calls a rollout"
             table.add_row("speed", "", f"{_speed(latest, self._replays)}, {calls}")
             silent = f"{latest['groups_without_signal']:.0f} of {latest['groups']:.0f} groups without signal"
-            table.add_row("last step", "", Text(f"{_outcome_text(self._outcomes)}; {silent}"))
+            table.add_row("last step", "", Text("; ".join([_outcome_text(self._outcomes), silent, *_failed_rewards(latest)])))
         if sample := self._sample.text(self._console.width - 24):
             table.add_row("sample", "", Text(sample, style="dim", no_wrap=True, overflow="ellipsis"))
         return Group(self._bars, table)

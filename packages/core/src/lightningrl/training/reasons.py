@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lightningrl.types import OtherCallKind, Outcome, Trajectory
 
-__all__ = ["explain_failures", "explain_silence", "explain_timeouts"]
+__all__ = ["explain_failed_rewards", "explain_failures", "explain_silence", "explain_timeouts"]
 
 _LONGEST = 400
 """Characters of somebody else's message."""
@@ -62,6 +62,11 @@ def explain_failures(trajectories: Sequence[Trajectory]) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in outcomes.items())
     failed = next(trajectory for trajectory in trajectories if trajectory.outcome is not Outcome.SUCCEEDED)
     return f"every rollout failed ({counts}); first, {failed.rollout_id!r}: {_short(failed.error or 'no message')}"
+
+
+def explain_failed_rewards(failed: Sequence[Trajectory]) -> str:
+    """How many are `unrewarded`, and what the first one's reward said."""
+    return f"a reward or evidence failed on {len(failed)} rollouts; first, on {failed[0].rollout_id!r}: {failed[0].unrewarded}"
 
 
 def explain_timeouts(trajectories: Sequence[Trajectory], call_speed: float | None, *, max_tokens: int, timeout_s: float) -> str | None:

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import sqlite3
 import time
@@ -28,7 +29,10 @@ from lightningrl.errors import RunFolderError
 
 __all__ = ["Checkpoint", "LoopState", "RunFolder", "RunOrigin", "checkpoints", "default_run", "newest_run"]
 
-FREE_ON_RESUME = ("loop.steps", "loop.minutes", "loop.checkpoint_every", "loop.keep_checkpoints", "runtime", "loggers", "validation.every")
+FREE_ON_RESUME = re.compile(
+    r"(loop\.(steps|minutes|checkpoint_every|keep_checkpoints)|runtime|loggers|validation\.every|outcomes\.max_failed_rewards"
+    r"|rewards\.[^.]+\.(timeout_s|retries|concurrency)|judge\.(api_key_env|concurrency|retries|timeout_s|max_calls|max_tokens))"
+)
 """Settings that may change when a run goes on; all others make it another run."""
 
 
@@ -286,9 +290,7 @@ def _frozen_recipe(path: Path) -> Recipe:
 
 def _check_same(old: Recipe, new: Recipe, path: Path) -> None:
     before, after = (_flatten(json.loads(recipe.frozen_text())) for recipe in (old, new))
-    changed = [
-        key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key) and not key.startswith(FREE_ON_RESUME)
-    ]
+    changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key) and not FREE_ON_RESUME.match(key)]
     if changed:
         key = changed[0]
         was, now = (repr(values[key]) if key in values else "not set" for values in (before, after))

@@ -1,0 +1,43 @@
+"""Evidence fits its trajectory, or its assigner has a defect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from lightningrl.errors import PluginError
+from lightningrl.types import Evidence, Trajectory
+
+__all__ = ["check_evidence"]
+
+MOST_NAMES = 32
+
+
+def check_evidence(evidence: Any, trajectory: Trajectory) -> None:
+    """Raise PluginError where it is none, or its numbers are not one per call or token; ValueError where they are not finite."""
+    if not isinstance(evidence, Evidence):
+        raise PluginError(f"`score` returned {type(evidence).__name__}; return Evidence(calls={{name: one number per call}})")
+    if len(evidence.calls) + len(evidence.tokens) > MOST_NAMES:
+        raise PluginError(f"`score` returned more than {MOST_NAMES} kinds of numbers; return what `assign` needs")
+    for name, values, wanted in _columns(evidence, trajectory):
+        if np.shape(values) != wanted:
+            raise PluginError(
+                f"`score` returned {name!r} of shape {np.shape(values)} for rollout {trajectory.rollout_id!r}, which needs {wanted}; "
+                "return one number per call, or an array for each call with one per completion token"
+            )
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name!r} is not finite")
+
+
+def _columns(evidence: Evidence, trajectory: Trajectory) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+    """Name, values and the shape that they must have."""
+    for name, values in evidence.calls.items():
+        yield name, values, (len(trajectory.transitions),)
+    for name, by_call in evidence.tokens.items():
+        if len(by_call) != len(trajectory.transitions):
+            yield name, np.zeros(len(by_call)), (len(trajectory.transitions),)
+            continue
+        for call, values in zip(trajectory.transitions, by_call, strict=True):
+            yield name, values, (len(call.completion_ids),)

@@ -1,0 +1,153 @@
+"""Asks an OpenAI-compatible endpoint about finished rollouts: bounded, patient, within a budget, and every call is recorded.
+
+score(trajectory, ask) ─► ask(messages) ─► POST {base_url}/chat/completions ─► text
+                              └─ no answer, 408, 409, 429, 5xx ─► again, after a pause ─► … ─► JudgeError
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import httpx
+
+from lightningrl.errors import JudgeError
+from lightningrl.types import OtherCall, OtherCallKind
+
+__all__ = ["Judge", "Questions"]
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+"""Between two tries, which double; also where the endpoint asks for more by `retry-after`."""
+PATH: Final = "chat/completions"
+_AGAIN: Final = frozenset({408, 409, 429})
+_KEPT_CHARACTERS: Final = 100_000
+"""Of a request or an answer that is recorded whole."""
+
+
+class Judge:
+    """One endpoint and model. Used on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        base_url: str,
+        model: str,
+        api_key: str | None = None,
+        concurrency: int = 8,
+        retries: int = 4,
+        timeout_s: float = 60.0,
+        max_calls: int = 64,
+        max_tokens: int = 100_000,
+    ) -> None:
+        """`concurrency`: calls under way at a time, of all rollouts together. `max_calls`, `max_tokens` (of prompts and answers, as the
+        endpoint counts them): what one rollout may use."""
+        self.base_url = base_url.rstrip("/")
+        self.model = model
+        self.headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        self.places = asyncio.Semaphore(concurrency)
+        self._certificates = httpx.create_ssl_context()  # takes tens of milliseconds, so once
+        self.retries = retries
+        self.timeout_s = timeout_s
+        self.max_calls = max_calls
+        self.max_tokens = max_tokens
+
+    def client(self) -> httpx.AsyncClient:
+        """For one call."""
+        return httpx.AsyncClient(headers=self.headers, timeout=self.timeout_s, verify=self._certificates)
+
+
+class Questions:
+    """`ask` for one rollout. Its calls are `asked`."""
+
+    def __init__(self, judge: Judge | None) -> None:
+        self._judge = judge
+        self._calls = 0
+        self._tokens = 0
+        self.asked: list[OtherCall] = []
+
+    async def __call__(self, messages: str | Sequence[Mapping[str, Any]], /, **settings: Any) -> str:
+        """What the judge says to a question, or to messages. `settings` go into the request (`temperature`, `max_tokens`, …).
+
+        Raises JudgeError: no [judge], the budget is used up, no answer after all tries, or one without text.
+        """
+        judge = self._judge
+        if judge is None:
+            raise JudgeError("there is no judge to ask; add a [judge] table with base_url and model")
+        if self._calls >= judge.max_calls:
+            raise JudgeError(f"a rollout may ask its judge {judge.max_calls} times; raise judge.max_calls")
+        if self._tokens >= judge.max_tokens:
+            raise JudgeError(f"a rollout may use {judge.max_tokens} tokens of its judge; raise judge.max_tokens")
+        self._calls += 1
+        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        body = {"model": judge.model, "messages": said, **settings}
+        pause = FIRST_PAUSE_S
+        for left in reversed(range(judge.retries + 1)):
+            status, answer, problem, wanted = await self._try(judge, body)
+            if problem is None:
+                break
+            if not left or not (status is None or status in _AGAIN or status >= 500):
+                raise JudgeError(f"the judge at {judge.base_url!r}: {problem}")
+            await asyncio.sleep(min(max(pause, wanted), LONGEST_PAUSE_S))
+            pause *= 2
+        try:
+            self._tokens += int((answer.get("usage") or {}).get("total_tokens") or 0)
+            return str(answer["choices"][0]["message"]["content"] or "")
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            raise JudgeError(f"the judge at {judge.base_url!r} answered without a text: {str(answer)[:200]!r}") from None
+
+    async def _try(self, judge: Judge, body: Mapping[str, Any]) -> tuple[int | None, Any, str | None, float]:
+        """Status, answer, what went wrong, and how long the endpoint wants one to wait. Recorded, whatever came of it."""
+        status: int | None = None
+        answer: Any = None
+        problem: str | None = None
+        wanted = 0.0
+        async with judge.places:
+            started_at, clock = time.time(), time.perf_counter()
+            try:
+                async with asyncio.timeout(judge.timeout_s), judge.client() as client:
+                    response = await client.post(f"{judge.base_url}/{PATH}", json=body)
+                status = response.status_code
+                answer = _parse(response.text)
+                if status >= 400:
+                    problem = f"HTTP {status}: {' '.join(response.text.split())[:200]}"
+                    wanted = _seconds(response.headers.get("retry-after"))
+            except (httpx.HTTPError, TimeoutError) as error:
+                problem = f"{type(error).__name__}: {error}".rstrip(": ")
+        code = None if problem is None else problem.split(":")[0] if status is None else f"http_{status}"
+        self.asked.append(
+            OtherCall(
+                kind=OtherCallKind.JUDGE,
+                path=PATH,
+                model=judge.model,
+                status=status,
+                code=code,
+                request=_bounded(body),
+                answer=_bounded(answer),
+                started_at=started_at,
+                duration_s=time.perf_counter() - clock,
+            )
+        )
+        return status, answer, problem, wanted
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _bounded(value: Any) -> Any:
+    size = len(json.dumps(value, default=str))
+    return value if size <= _KEPT_CHARACTERS else {"characters": size}
+
+
+def _seconds(header: str | None) -> float:
+    try:
+        return max(0.0, float(header or 0.0))
+    except ValueError:  # a date
+        return 0.0

@@ -1,0 +1,283 @@
+"""A reward that fails is data: tried again, then its rollout is unrewarded, named, counted; what was made is kept and not asked again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningrl.config import Recipe
+from lightningrl.credit.scoring import Scorer, describe_rollouts, score_of
+from lightningrl.errors import RewardError
+from lightningrl.plugins import load_plugins
+from lightningrl.rewards import NamedReward, RewardSet, reward_set
+from lightningrl.store import SqlStore
+from lightningrl.store.protocol import Score
+from lightningrl.testing.groups import make_trajectory, make_transition
+from lightningrl.testing.store_conformance import leased, make_call, make_spec
+from lightningrl.training.parts import Parts
+from lightningrl.training.reasons import explain_failed_rewards
+from lightningrl.types import Outcome, Trajectory
+
+EPISODE = make_trajectory("r7", [make_transition("r7/0")], output="4", answer="4", reward=None)
+REWARDS = """
+import asyncio
+
+asked = []
+broken = set()
+held = set()
+
+def tasks():
+    return [{"id": "t", "input": 1}]
+
+def answer(number):
+    return number
+
+async def judge(task, output, trajectory, *, scale=1.0):
+    asked.append(trajectory.rollout_id)
+    while trajectory.rollout_id in held:
+        await asyncio.sleep(0.001)
+    if trajectory.rollout_id in broken:
+        raise ConnectionError("no route\\n to the judge")
+    return scale * output
+
+def exact(task, output, trajectory):
+    asked.append("exact")
+    return 1.0
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward_set, "FIRST_PAUSE_S", 0.001)
+
+
+class Unsteady:
+    """An async reward that fails so many times for each rollout."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.tries: Counter[str] = Counter()
+
+    async def __call__(self, task: Any, output: Any, trajectory: Trajectory) -> float:
+        self.tries[trajectory.rollout_id] += 1
+        if self.tries[trajectory.rollout_id] <= self.failures:
+            raise ConnectionError("no route")
+        return 1.0
+
+
+async def test_a_reward_is_tried_again_so_many_times() -> None:
+    steady = Unsteady(failures=2)
+    assert (await RewardSet([NamedReward(name="judge", function=steady, retries=2)]).score(EPISODE)).total == 1.0
+    gone = Unsteady(failures=9)
+    result = await RewardSet([NamedReward(name="judge", function=gone, retries=2)]).score(EPISODE)
+    assert (result.total, result.failure, gone.tries["r7"]) == (None, "judge: ConnectionError: no route", 3)
+
+
+async def test_what_is_no_number_is_not_tried_again() -> None:
+    tries: list[str] = []
+
+    def says_one(task: Any, output: Any, trajectory: Trajectory) -> Any:
+        tries.append(trajectory.rollout_id)
+        return "1"
+
+    with pytest.raises(RewardError, match="returned '1' of type str"):
+        await RewardSet([NamedReward(name="judge", function=says_one, retries=5)]).score(EPISODE)
+    assert len(tries) == 1
+
+
+async def test_the_reason_is_one_clean_line_of_bounded_length() -> None:
+    def fails(*_: Any) -> float:
+        raise ValueError("a\n b \ud800" + "x" * 9000)
+
+    result = await RewardSet([NamedReward(name="judge", function=fails)]).score(EPISODE)
+    assert result.failure is not None
+    assert result.failure.startswith("judge: ValueError: a b \ufffdxxx")
+    assert len(result.failure) == 300
+
+
+async def test_the_first_that_failed_in_order_is_named_and_what_the_others_made_is_kept() -> None:
+    kept: dict[str, float | None] = {}
+
+    async def keep(name: str, value: float | None) -> None:
+        kept[name] = value
+
+    rewards = [
+        NamedReward(name="right", function=lambda *_: 0.5),
+        NamedReward(name="judge", function=Unsteady(9)),
+        NamedReward(name="critic", function=Unsteady(9)),
+    ]
+    result = await RewardSet(rewards).score(EPISODE, keep=keep)
+    assert result.failure == "judge: ConnectionError: no route"
+    assert kept == result.values == {"right": 0.5}
+
+
+async def test_one_without_weight_that_fails_loses_nothing_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    rewards = [NamedReward(name="right", function=lambda *_: 0.5), NamedReward(name="shown", function=Unsteady(9), weight=0.0)]
+    result = await RewardSet(rewards).score(EPISODE)
+    assert (result.total, result.failure, result.values) == (0.5, None, {"right": 0.5})
+    assert "rollout 'r7': reward shown: ConnectionError: no route; it has no weight" in caplog.text
+
+
+async def test_at_most_so_many_async_rewards_are_asked_at_a_time_and_waiting_is_no_timeout() -> None:
+    working, most = 0, 0
+
+    async def judge(*_: Any) -> float:
+        nonlocal working, most
+        working += 1
+        most = max(most, working)
+        await asyncio.sleep(0.002)
+        working -= 1
+        return 1.0
+
+    rewards = RewardSet([NamedReward(name="judge", function=judge, concurrency=3, timeout_s=1.0)])
+    results = await asyncio.gather(*(rewards.score(EPISODE) for _ in range(512)))
+    assert {result.total for result in results} == {1.0}
+    assert most == 3
+
+
+# ---------------------------------------------------------------------- a run's rewards, kept as they are made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "judged.py").write_text(REWARDS, encoding="utf-8")
+    yield tmp_path
+
+
+def make_scorer(folder: Path, **tables: Any) -> Scorer:
+    recipe = Recipe.model_validate(
+        {
+            "agent": "judged.py:answer",
+            "tasks": {"train": "judged.py:tasks"},
+            "policy": {"model": "org/model"},
+            "rewards": {
+                "judge": {"use": "judged.py:judge", "options": {"scale": tables.pop("scale", 1.0)}},
+                "exact": {"use": "judged.py:exact", "weight": 0.5},
+            },
+            "outcomes": {"max_failed_rewards": tables.pop("max_failed", 0.25)},
+            "folder": folder,
+        }
+    )
+    return Parts.build(recipe, load_plugins()).scorer
+
+
+def judged() -> Any:
+    return sys.modules["judged"]
+
+
+async def make_store(folder: Path, count: int) -> SqlStore:
+    """With rollouts r0 … that have ended."""
+    store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
+    await store.create_rollouts([make_spec(f"r{number}") for number in range(count)])
+    for number in range(count):
+        lease = await leased(store)
+        await store.append_call(make_call(lease, f"c{number}", [1], [2]))
+        await store.add_rewards(lease.rollout_id, 1, {"judge": -7.0})  # the agent has names of its own
+        await store.finish_attempt(lease.rollout_id, 1, Outcome.SUCCEEDED, float(number))
+    return store
+
+
+def names(count: int) -> list[str]:
+    return [f"r{number}" for number in range(count)]
+
+
+async def test_a_rollout_whose_reward_failed_is_left_out_named_and_counted_and_asked_again_alone(folder: Path) -> None:
+    store = await make_store(folder, 10)
+    scorer = make_scorer(folder)
+    judged().broken.add("r3")
+    rewarded = await scorer.reward(await store.trajectories(names(10)), store.set_scores)
+    assert rewarded[3].reward is None
+    assert rewarded[3].unrewarded == "judge: ConnectionError: no route to the judge"
+    assert [one.reward for one in rewarded if one.rollout_id != "r3"] == [number + 0.5 for number in range(10) if number != 3]
+    metrics = describe_rollouts(rewarded)
+    assert (metrics["rewards_failed"], metrics["rollouts_unrewarded"], metrics["rollouts"]) == (1, 1, 10)
+    assert explain_failed_rewards(rewarded[3:4]) == (
+        "a reward or evidence failed on 1 rollouts; first, on 'r3': judge: ConnectionError: no route to the judge"
+    )
+    await store.set_scores([score_of(one) for one in rewarded])
+    kept = await store.trajectories(names(10))
+    assert kept[3].unrewarded == rewarded[3].unrewarded, "and shown later"
+    assert all(one.reported == {"judge": -7.0} for one in kept)
+
+    judged().asked.clear()
+    judged().broken.clear()
+    again = await make_scorer(folder).reward(kept, store.set_scores)
+    assert judged().asked == ["r3"]
+    assert [one.reward for one in again] == [number + 0.5 for number in range(10)]
+    assert again[3].unrewarded is None
+    await store.close()
+
+
+async def test_values_are_durable_as_they_are_made_so_that_a_step_that_is_cut_off_asks_nobody_twice(folder: Path) -> None:
+    store = await make_store(folder, 8)
+    scorer = make_scorer(folder)
+    judged().held.update(["r6", "r7"])
+    rewarding = asyncio.create_task(scorer.reward(await store.trajectories(names(8)), store.set_scores))
+    while sum("judge" in one.rewards for one in await store.trajectories(names(8))) < 6:
+        await asyncio.sleep(0.001)
+    rewarding.cancel()
+    await asyncio.gather(rewarding, return_exceptions=True)
+    judged().held.clear()
+    judged().asked.clear()
+    rewarded = await make_scorer(folder).reward(await store.trajectories(names(8)), store.set_scores)
+    assert sorted(judged().asked) == ["r6", "r7"]
+    assert [one.reward for one in rewarded] == [number + 0.5 for number in range(8)]
+    await store.close()
+
+
+async def test_above_the_limit_it_stops_with_a_sentence_and_keeps_what_was_made(folder: Path) -> None:
+    store = await make_store(folder, 8)
+    scorer = make_scorer(folder)
+    judged().broken.update(names(3))
+    with pytest.raises(RewardError) as caught:
+        await scorer.reward(await store.trajectories(names(8)), store.set_scores)
+    said = str(caught.value)
+    assert said.startswith(
+        "a reward or evidence failed on 3 of 8 rollouts, more than outcomes.max_failed_rewards = 0.25 of them; last, on 'r"
+    )
+    assert "judge: ConnectionError: no route to the judge; mend it, or raise the limit" in said
+    assert sum("exact" in one.rewards for one in await store.trajectories(names(8))) >= 3
+    judged().asked.clear()
+    judged().broken.clear()
+    await scorer.reward(await store.trajectories(names(8)), store.set_scores)
+    once = Counter(judged().asked)
+    assert set(names(3)) <= set(once)
+    assert max(once.values()) == 1
+    assert await make_scorer(folder, max_failed=1.0).reward([], None) == []
+    await store.close()
+
+
+async def test_a_recorded_run_is_rescored_by_what_has_changed_alone(folder: Path) -> None:
+    store = await make_store(folder, 3)
+    trajectories = await store.trajectories(names(3))
+    rewarded = await make_scorer(folder).reward(trajectories, store.set_scores)
+    await store.set_scores([score_of(one) for one in rewarded])
+    await store.close()
+
+    store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
+    recorded = await store.trajectories(names(3))
+    judged().asked.clear()
+    assert [one.reward for one in await make_scorer(folder).reward(recorded)] == [0.5, 1.5, 2.5]
+    assert judged().asked == []
+    rescored = await make_scorer(folder, scale=10.0).reward(recorded, store.set_scores)
+    assert [one.reward for one in rescored] == [0.5, 10.5, 20.5]
+    assert judged().asked == names(3), "its options changed; the other reward's did not"
+    judged().asked.clear()
+    (folder / "judged.py").write_text(REWARDS + "\n# mended\n", encoding="utf-8")
+    await make_scorer(folder).reward(await store.trajectories(names(3)))
+    assert sorted(judged().asked) == ["exact"] * 3 + names(3), "the file changed"
+    await store.close()
+
+
+async def test_what_fails_while_it_is_kept_stops_the_run(folder: Path) -> None:
+    async def keep(scores: Sequence[Score]) -> None:
+        raise RewardError("the store is full")
+
+    with pytest.raises(RewardError, match="the store is full"):
+        await make_scorer(folder).reward([EPISODE], keep)
