@@ -75,7 +75,7 @@ class Parts:
             trained=_trained_calls(recipe),
             plugins=plugins,
             digests=digests,
-            judge=_judge(recipe) if will_run else None,
+            judge=_judge(recipe),
         )
         if recipe.samples.aggregation == "constant" and recipe.samples.constant_length is None:
             raise ConfigError("samples.aggregation 'constant' needs samples.constant_length, the tokens per rollout to divide by")
