@@ -16,7 +16,7 @@ from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError
 from lightningrl.runtime.pool import WorkerPool
-from lightningrl.runtime.process import LocalLauncher
+from lightningrl.runtime.supervisor import LocalLauncher
 from lightningrl.testing.launcher_conformance import AGENT_CODE, LauncherConformance
 from lightningrl.testing.scripted_server import ScriptedServer
 
