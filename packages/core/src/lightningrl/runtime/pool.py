@@ -142,7 +142,7 @@ class WorkerPool:
                 try:
                     found = await client.ask(api.WORKERS, where, wait_s=LOOK_S)
                 except ServerError as error:
-                    self._fail(WorkerPoolError(f"the worker pool has lost the server: {error}"))
+                    self._fail(WorkerPoolError(f"the worker pool {'has lost' if seen else 'cannot work for'} the server: {error}"))
                     return
                 seen = found.version
                 self._note(found.workers)

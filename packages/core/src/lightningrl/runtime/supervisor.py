@@ -30,7 +30,7 @@ from lightningrl.runtime.report import clean_text
 from lightningrl.store.protocol import RunningAttempt
 from lightningrl.types import Outcome
 
-__all__ = ["LocalLauncher", "Supervisor", "end_attempts"]
+__all__ = ["LocalLauncher", "Supervisor", "end_attempts", "tell_failure"]
 
 LOOK_S: Final = 1.0
 """Between two looks at what the workers run; as much later may an attempt be killed that overran."""
@@ -102,10 +102,10 @@ class Supervisor:
                 while self._living and (left := until - time.monotonic()) > 0:
                     await client.ask(api.STOP_WORKERS, api.WorkerPrefix(prefix=f"{self._name}-"))
                     await asyncio.wait(self._slots, timeout=min(left, LOOK_S))
-            is_late = bool(self._living)
-            for life in tuple(self._living.values()):
+            late = tuple(self._living.values())
+            for life in late:
                 await life.process.kill()
-            if is_late:
+            if late:
                 await end_attempts(client, f"{self._name}-", "the worker pool was stopped", Outcome.CANCELLED)
         tasks = [*self._slots, *filter(None, [self._running])]
         for task in tasks:
@@ -120,20 +120,9 @@ class Supervisor:
             await asyncio.gather(watch, *self._slots)
         except Exception as error:  # noqa: BLE001  the boundary: workers that nobody supervises must not be waited for in silence
             self._stopping.set()
-            await self._tell(error)
+            await tell_failure(self._client, self._name, error)
         finally:
             watch.cancel()
-
-    async def _tell(self, error: Exception) -> None:
-        if not isinstance(error, LightningError):
-            logger.error("%s: supervision failed", self._name, exc_info=error)
-            error = WorkerPoolError(f"workers cannot be supervised any more: {type(error).__name__}: {error}")
-        state = WorkerState.FAILED if isinstance(error, ConfigError) else WorkerState.LOST
-        beat = api.WorkerBeat(pid=os.getpid(), host=socket.gethostname(), state=state, error=clean_text(str(error)))
-        try:
-            await self._client.ask(api.BEAT, beat, wid=self._name)
-        except ServerError as problem:
-            logger.error("%s; nor can the server be told: %s", error, problem)
 
     async def _watch(self) -> None:
         """Kill workers whose attempts overran."""
@@ -184,7 +173,7 @@ class Supervisor:
         """Keep worker `index` alive."""
         settings = replace(self._settings, worker_id=f"{self._name}-{index}")
         log = None if self._plan.log_folder is None else self._plan.log_folder / f"worker-{index}.log"
-        where = "its stderr" if log is None else repr(str(log))
+        where = f"the supervisor's stderr on {socket.gethostname()}" if log is None else repr(str(log))
         while not self._stopping.is_set():
             try:
                 life = _Life(settings.worker_id, WorkerProcess.spawn(settings, self._plan.environment, log))
@@ -242,9 +231,27 @@ def _record(life: _Life, found: api.Workers) -> api.WorkerRecord | None:
     return next(mine, None)
 
 
+async def tell_failure(client: ServerClient, name: str, error: Exception) -> None:
+    """Tell the server, and with it whoever waits for them, why workers cannot go on."""
+    if not isinstance(error, LightningError):
+        logger.error("%s: supervision failed", name, exc_info=error)
+        error = WorkerPoolError(f"workers cannot be supervised any more: {type(error).__name__}: {error}")
+    state = WorkerState.FAILED if isinstance(error, ConfigError) else WorkerState.LOST
+    beat = api.WorkerBeat(pid=os.getpid(), host=socket.gethostname(), state=state, error=clean_text(str(error)))
+    try:
+        await client.ask(api.BEAT, beat, wid=name)
+    except ServerError as problem:
+        logger.error("%s; nor can the server be told: %s", error, problem)
+
+
 async def end_attempts(client: ServerClient, prefix: str, error: str, outcome: Outcome = Outcome.INFRASTRUCTURE_ERROR) -> None:
     """End what workers of this prefix run: they are gone."""
-    for attempt in (await client.ask(api.WORKERS, api.WorkerFilter(prefix=prefix))).running:
+    try:
+        found = await client.ask(api.WORKERS, api.WorkerFilter(prefix=prefix))
+    except ServerError as problem:
+        logger.warning("what workers ran could not be ended: %s", problem)
+        return
+    for attempt in found.running:
         await _end(client, attempt, outcome, error)
 
 
