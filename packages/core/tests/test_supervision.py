@@ -51,9 +51,9 @@ async def until(found: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def listed(control: LiveControl, **where: str) -> api.Workers:
+async def listed(control: LiveControl, prefix: str = "") -> api.Workers:
     async with ServerClient(control.url, control.run_key) as client:
-        return await client.ask(api.WORKERS, api.WorkerFilter(**where))
+        return await client.ask(api.WORKERS, api.WorkerFilter(prefix=prefix))
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -104,7 +105,7 @@ async def test_a_killed_actor_ends_its_worker_and_both_are_replaced(server: Scri
     lost, alive = server.result("r1"), server.result("r2")
     assert lost is not None and alive is not None
     assert lost["outcome"] == "infrastructure_error"
-    assert lost["error"].startswith("the worker process was lost with its Ray actor on node ")
+    assert lost["error"].startswith("the worker process was lost with its Ray actor, which was started again on node ")
     assert alive["output"] == "hello"
 
 
@@ -134,7 +135,8 @@ async def test_a_node_that_goes_down_ends_its_attempts_and_the_workers_go_elsewh
         server.add_rollout("r3", {"do": "ask"})
         await server.wait_finished("r3")
     assert [(server.result(name) or {})["outcome"] for name in ("r1", "r2", "r3")] == ["infrastructure_error"] * 2 + ["succeeded"]
-    assert "was lost with its Ray node " in (server.result("r1") or {})["error"]
+    for name in ("r1", "r2"):  # a node of a test dies piece by piece: its supervisor may see a worker's end before its own
+        assert re.search("was lost with its Ray actor|died with SIGKILL", (server.result(name) or {})["error"])
     await asyncio.to_thread(cluster.remove_node, far[1], allow_graceful=False)
     while len(ray_connection.find_nodes()) > 1:  # until Ray knows it too; it would put the next test's workers there
         await asyncio.sleep(0.1)
@@ -157,7 +159,7 @@ async def test_a_server_that_only_this_machine_reaches_is_refused_for_other_node
 
 async def test_an_actor_says_why_it_does_not_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_actor, "REACH_S", 0.1)
-    assert "Connection refused" in (await ray_actor.NodeActor().reach("http://127.0.0.1:1") or "")
+    assert "Connection refused" in (await ray_actor.reach("http://127.0.0.1:1") or "")
 
 
 async def test_a_node_without_the_agents_file_says_so(folder: Path) -> None:
@@ -165,8 +167,8 @@ async def test_a_node_without_the_agents_file_says_so(folder: Path) -> None:
         (folder, "other.py:act", f"has no file '{folder}/other.py'"),
         (folder / "away", "agents.py:act", f"has no folder '{folder}/away'"),
     ):
-        problem = await ray_actor.NodeActor().start(1, make_plan(agent=agent, base_dir=str(base_dir)), [])
-        assert sentence in (problem or "")
+        with pytest.raises(ConfigError, match=re.escape(sentence)):
+            ray_actor.check_file(make_plan(agent=agent, base_dir=str(base_dir)).settings)
 
 
 def test_workers_of_the_command_line_die_with_it(cluster: Cluster, server: ScriptedServer, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -17,6 +18,8 @@ __all__ = ["Workers"]
 
 MOST_WORKERS: Final = 10_000
 """Beyond it the one that was heard of the longest ago is forgotten."""
+
+logger = logging.getLogger(__name__)
 
 
 class Workers:
@@ -72,6 +75,8 @@ class Workers:
         elif known.state != beat.state:
             known = replace(known, state=beat.state, since=now)
             self._change()
+        if beat.error and beat.error != known.error:
+            logger.warning("worker %s on %s %s: %s", worker_id, beat.host, beat.state, beat.error)
         self._records[worker_id] = replace(known, last_beat=now, error=beat.error, grace_s=beat.grace_s)  # the newest at the end
         if len(self._records) > MOST_WORKERS:
             del self._records[next(iter(self._records))]

@@ -21,9 +21,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
-import msgspec
 import uvicorn
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from starlette.applications import Starlette
@@ -32,11 +31,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lightningrl import wire
-from lightningrl.control import api
 from lightningrl.keys import worker_key
-from lightningrl.server.attempt_routes import while_connected
+from lightningrl.server.access import Access
+from lightningrl.server.worker_routes import worker_routes
 from lightningrl.server.workers import Workers
-from lightningrl.store.protocol import Lease, RunningAttempt
+from lightningrl.store.protocol import Lease, RunningAttempt, Store
 from lightningrl.testing.loopback import LoopbackServer
 from lightningrl.testing.scripted_responses import respond, responses_messages, stream_response_events
 from lightningrl.types import RolloutMode, Task
@@ -126,13 +125,12 @@ class ScriptedServer:
         self._tasks: dict[str, tuple[Any, float]] = {}
         self._queue: deque[str] = deque()
         self._random = random.Random(0)  # noqa: S311  delays, not secrets
+        store = cast("Store", self)
         rollout = "/rollouts/{rid}/attempts/{n:int}"
         app = Starlette(
             routes=[
                 Route("/api/v1/leases", self._lease, methods=["POST"]),
-                Route(api.BEAT.path, self._beat, methods=["POST"]),
-                Route(api.WORKERS.path, self._list_workers, methods=["GET"]),
-                Route(api.STOP_WORKERS.path, self._stop_workers, methods=["POST"]),
+                *worker_routes(store, Access(store, RUN_KEY), self._workers, longest_wait_s=3600.0),
                 Route(f"/api/v1{rollout}/result", self._result, methods=["POST"]),
                 Route(f"/api/v1{rollout}/v1/traces", self._traces, methods=["POST"]),
                 Route(f"{rollout}/v1/chat/completions", self._chat, methods=["POST"]),
@@ -223,33 +221,21 @@ class ScriptedServer:
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
         return attempts[number] if key in {attempts[number].key, RUN_KEY, worker_key(RUN_KEY)} else None
 
-    async def _beat(self, request: Request) -> Response:
-        beat = wire.decode(await request.body(), api.WorkerBeat)
-        orders = await while_connected(request, self._workers.beat(request.path_params["wid"], beat, self._keep))
-        return Response(wire.encode(orders), media_type="application/json")
-
-    async def _keep(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
+    async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
+        """As a store's."""
         self._attempts[rollout_id][attempt].heartbeats += 1
         return rollout_id not in self.cancelled
 
-    async def _list_workers(self, request: Request) -> Response:
-        where = msgspec.convert(dict(request.query_params), api.WorkerFilter, strict=False)
-        found = await while_connected(request, self._workers.look(where, self._running))
-        return Response(wire.encode(found), media_type="application/json")
-
-    async def _running(self, workers: str) -> list[RunningAttempt]:
-        return [
+    async def running(self, workers: str) -> tuple[RunningAttempt, ...]:
+        """As a store's."""
+        running = [one for attempts in self._attempts.values() for one in attempts if one.result is None and one.worker_id]
+        return tuple(
             RunningAttempt(
                 rollout_id=one.rollout_id, attempt=one.attempt, worker_id=one.worker_id, timeout_s=self._tasks[one.rollout_id][1]
             )
-            for attempts in self._attempts.values()
-            for one in attempts
-            if one.result is None and one.worker_id and one.worker_id.startswith(workers)
-        ]
-
-    async def _stop_workers(self, request: Request) -> Response:
-        body = wire.decode(await request.body(), api.WorkerPrefix)
-        return Response(wire.encode(api.Count(count=self._workers.stop(body.prefix))), media_type="application/json")
+            for one in running
+            if one.worker_id.startswith(workers)
+        )
 
     async def _result(self, request: Request) -> Response:
         attempt = self._find(request)
