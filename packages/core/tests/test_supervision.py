@@ -116,6 +116,12 @@ async def test_a_new_process_of_a_worker_starts_afresh_and_the_list_is_bounded()
         await workers.beat(f"b-{number}", BEAT, keep)
     found = (await workers.look(api.WorkerFilter(), nothing)).workers
     assert len(found) == MOST_WORKERS and found[0].id == "b-0"
+    await workers.beat("c-0", api.WorkerBeat(pid=1, host="h", state=api.WorkerState.READY, lease_s=1e-6), keep)
+
+    async def is_forgotten() -> bool:
+        return not (await workers.look(api.WorkerFilter(prefix="c-"), nothing)).workers
+
+    await until(is_forgotten)
 
 
 @pytest.mark.slow

@@ -35,6 +35,8 @@ STOP_S = 15.0
 """How much longer than the grace an actor may take to stop its workers before it is killed."""
 PATIENCE_S = 15.0
 """Waiting for a place longer than this is said."""
+LOOK_S = 30.0
+"""Between two looks whether an actor still has a place."""
 
 logger = logging.getLogger(__name__)
 
@@ -77,17 +79,17 @@ class RayLauncher:
         settings = plan.settings
         self._owns_ray = await asyncio.to_thread(join_or_start, self._address)
         self._here = find_place()
-        if is_loopback(settings.server_url) and len(self._needs) == 1:
-            others = {node.address for node in find_nodes()} - {self._here.address}
-            if others:
-                raise ConfigError(unreachable(settings.server_url, min(others)))
+        nodes = await asyncio.to_thread(find_nodes)
+        others = {node.address for node in nodes} - {self._here.address}
+        if is_loopback(settings.server_url) and len(self._needs) == 1 and others:
+            raise ConfigError(unreachable(settings.server_url, min(others)))
         plan = replace(plan, environment={**self._environment, **plan.environment})
         archive: list[Any] = []
-        nodes = await asyncio.to_thread(find_nodes)
-        if len(nodes) > 1 and not self._is_shared:
+        shares = self._share(count, nodes)
+        if not self._is_shared and (len(nodes) > 1 or None in shares):
             packed = await asyncio.to_thread(pack_folder, Path(settings.base_dir), exclude=self._exclude)
             archive = [await asyncio.to_thread(ray.put, packed)]
-        for number, (node, workers) in enumerate(self._share(count, nodes).items()):
+        for number, (node, workers) in enumerate(shares.items()):
             actor = self._create_actor(node, workers)
             mine = replace(settings, worker_id=f"{settings.worker_id}.{number}", agent=relative_agent(settings))
             self._actors[actor] = asyncio.create_task(self._follow(actor, workers, replace(plan, settings=mine), archive))
@@ -139,7 +141,13 @@ class RayLauncher:
             assert self._here is not None
             self._check_place(await self._until_placed(actor.place.remote()), settings.server_url)
             self._placed.add(actor)
-            problem = await actor.run.remote(workers, plan, self._here.node_id, archive)
+            running = asyncio.ensure_future(follow(actor.run.remote(workers, plan, self._here.node_id, archive)))
+            try:
+                while not (await asyncio.wait({running}, timeout=LOOK_S))[0]:
+                    await self._until_placed(actor.place.remote())  # started again, it may wait for a place
+            finally:
+                running.cancel()
+            problem = running.result()
             if problem is None:
                 return
             error: Exception = ConfigError(problem)

@@ -87,7 +87,7 @@ class WorkerBeat(_Body):
     pid: Annotated[int, Meta(ge=0, le=LARGEST)]
     host: Annotated[str, Meta(max_length=300)]
     state: WorkerState
-    error: Annotated[str, Meta(max_length=10_000)] = ""
+    error: Annotated[str, Meta(max_length=4_000)] = ""
     """With `failed` and `lost`: a sentence."""
     grace_s: Seconds = 0.0
     """How long an attempt may go on beyond its limit before the worker is to be killed."""
@@ -108,7 +108,7 @@ class Orders(_Body, omit_defaults=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerRecord:
-    """A worker as it stands. After a restart of the server it is known again from its next beat on."""
+    """A worker as it stands: until its leases would be over without another beat, and after a restart of the server from its next on."""
 
     id: str
     host: str
@@ -120,6 +120,7 @@ class WorkerRecord:
     """Unix seconds."""
     error: str = ""
     grace_s: float = 0.0
+    lease_s: float = 60.0
     leases: int = 0
     """Attempts that this process was given."""
     is_stopping: bool = False

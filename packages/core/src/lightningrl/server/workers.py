@@ -46,8 +46,10 @@ class Workers:
         return Orders(stop=self._is_stopping(worker_id), over=over)
 
     async def look(self, where: WorkerFilter, running: Callable[[str], Awaitable[Sequence[RunningAttempt]]]) -> WorkerList:
-        """Those of the prefix, with what they run."""
+        """Those of the prefix, with what they run. One that was not heard of for as long as its leases last is forgotten."""
         await _wait(where.wait_s, lambda: self._changed if self._version == where.seen else None)
+        now = time.time()
+        self._records = {name: record for name, record in self._records.items() if record.last_beat + record.lease_s > now}
         version, found = self._version, [record for record in self._records.values() if record.id.startswith(where.prefix)]
         return WorkerList(version=version, workers=found, running=await running(where.prefix))
 
@@ -77,7 +79,9 @@ class Workers:
             self._change()
         if beat.error and beat.error != known.error:
             logger.warning("worker %s on %s %s: %s", worker_id, beat.host, beat.state, beat.error)
-        self._records[worker_id] = replace(known, last_beat=now, error=beat.error, grace_s=beat.grace_s)  # the newest at the end
+        self._records[worker_id] = replace(
+            known, last_beat=now, error=beat.error, grace_s=beat.grace_s, lease_s=beat.lease_s
+        )  # the newest at the end
         if len(self._records) > MOST_WORKERS:
             del self._records[next(iter(self._records))]
 
