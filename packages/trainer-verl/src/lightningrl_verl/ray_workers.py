@@ -33,6 +33,7 @@ __all__ = ["RayLauncher"]
 
 STOP_S = 15.0
 """How much longer than the grace an actor may take to stop its workers before it is killed."""
+LAST_WORDS_S = 2.0
 PATIENCE_S = 15.0
 """Waiting for a place longer than this is said."""
 LOOK_S = 30.0
@@ -95,12 +96,15 @@ class RayLauncher:
             self._actors[actor] = asyncio.create_task(self._follow(actor, workers, replace(plan, settings=mine), archive))
 
     async def stop(self, grace_s: float) -> None:
-        for following in self._actors.values():
-            following.cancel()
         if ray.is_initialized():
-            await asyncio.gather(*(stop_actor(actor, grace_s) for actor in self._actors if actor in self._placed))
+            stopped = [following for actor, following in self._actors.items() if actor in self._placed]
+            await asyncio.gather(*(stop_actor(actor, grace_s) for actor in self._placed))
+            if stopped:
+                await asyncio.wait(stopped, timeout=LAST_WORDS_S)  # Ray complains of a call that is killed
             for actor in self._actors:
                 ray.kill(actor)
+        for following in self._actors.values():
+            following.cancel()
         self._actors.clear()
         if self._owns_ray:
             self._owns_ray = False

@@ -46,10 +46,11 @@ class Workers:
         return Orders(stop=self._is_stopping(worker_id), over=over)
 
     async def look(self, where: WorkerFilter, running: Callable[[str], Awaitable[Sequence[RunningAttempt]]]) -> WorkerList:
-        """Those of the prefix, with what they run. One that was not heard of for as long as its leases last is forgotten."""
+        """Those of the prefix, with what they run. Who is not heard of for as long as its leases last is forgotten,
+        but for those that said what is wrong."""
         await _wait(where.wait_s, lambda: self._changed if self._version == where.seen else None)
         now = time.time()
-        self._records = {name: record for name, record in self._records.items() if record.last_beat + record.lease_s > now}
+        self._records = {name: one for name, one in self._records.items() if one.error or one.last_beat + one.lease_s > now}
         version, found = self._version, [record for record in self._records.values() if record.id.startswith(where.prefix)]
         return WorkerList(version=version, workers=found, running=await running(where.prefix))
 
