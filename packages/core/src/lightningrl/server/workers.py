@@ -80,9 +80,8 @@ class Workers:
             self._change()
         if beat.error and beat.error != known.error:
             logger.warning("worker %s on %s %s: %s", worker_id, beat.host, beat.state, beat.error)
-        self._records[worker_id] = replace(
-            known, last_beat=now, error=beat.error, grace_s=beat.grace_s, lease_s=beat.lease_s
-        )  # the newest at the end
+        known = replace(known, last_beat=now, error=beat.error, grace_s=beat.grace_s, lease_s=beat.lease_s)
+        self._records[worker_id] = known  # the newest at the end
         if len(self._records) > MOST_WORKERS:
             del self._records[next(iter(self._records))]
 
