@@ -1,8 +1,7 @@
-"""Who starts the workers: named in the recipe or on the command line, refused with a sentence, opened and closed by the pool."""
+"""Who starts the workers: named in the recipe or on the command line, refused with a sentence, told by the pool when to start and stop."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,60 +9,37 @@ import pytest
 
 from lightningrl.cli.work import parse_workers
 from lightningrl.config import RuntimeConfig
-from lightningrl.errors import ConfigError, PluginError
+from lightningrl.errors import ConfigError, LightningError, PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.runtime.address import is_loopback, machine_address, reachable_url
-from lightningrl.runtime.launcher import WorkerExit, WorkerPoolError, build_launcher
+from lightningrl.runtime.launcher import WorkerPlan, WorkerPoolError, build_launcher
 from lightningrl.runtime.pool import WorkerPool
-from lightningrl.runtime.process import LocalLauncher, describe_exit
-from lightningrl.runtime.settings import WorkerEvent, WorkerSettings, encode_line
+from lightningrl.runtime.process import describe_exit
+from lightningrl.runtime.supervisor import LocalLauncher
 from lightningrl.testing.scripted_server import ScriptedServer
 
 
-class Doomed:
-    """A line to a worker that is ready, takes an attempt, and goes down with its machine."""
-
-    def __init__(self, node: str, settings: WorkerSettings) -> None:
-        self.node = node
-        token = settings.event_token
-        started = WorkerEvent(kind="started", rollout_id="r0", attempt=0, limit_s=60.0, token=token)
-        self.lines = [encode_line(WorkerEvent(kind="ready", token=token)), encode_line(started)]
-
-    async def read(self) -> bytes:
-        return self.lines.pop(0) if self.lines else b""
-
-    def write(self, line: bytes) -> None: ...
-
-    async def kill(self) -> WorkerExit:
-        return WorkerExit(how=f"was lost with its node {self.node}", is_foreign=True, lost_node=self.node)
-
-    async def wait(self) -> WorkerExit:
-        return await self.kill()
-
-
 class Elsewhere:
-    """A launcher whose first machine goes down with everything on it; then workers are processes of this machine."""
+    """A launcher that says what it is asked to do, and has the workers started on this machine."""
 
-    def __init__(self, *, losses: int = 0, refusal: str = "") -> None:
+    def __init__(self, *, losses: int = 0, refusal: Exception | None = None) -> None:
         self.losses = losses
         self.refusal = refusal
         self.log: list[str] = []
         self._local = LocalLauncher()
 
-    async def open(self, server_url: str) -> None:
-        self.log.append(f"open {server_url}")
+    async def start(self, count: int, plan: WorkerPlan) -> None:
+        self.log.append(f"start {count}")
         if self.refusal:
-            raise ConfigError(self.refusal)
+            raise self.refusal
+        await self._local.start(count, plan)
 
-    async def spawn(self, settings: WorkerSettings, *, environment: Mapping[str, str], log: Path | None) -> Any:
-        self.log.append("spawn")
-        if self.losses:
-            self.losses -= 1
-            return Doomed("node-1", settings)
-        return await self._local.spawn(settings, environment=environment, log=log)
+    async def stop(self, grace_s: float) -> None:
+        self.log.append(f"stop {grace_s:g}")
+        await self._local.stop(grace_s)
 
-    async def close(self) -> None:
-        self.log.append("close")
+    def describe(self) -> str:
+        return "elsewhere"
 
 
 def plugins_with(factory: Any) -> PluginManager:
@@ -78,54 +54,35 @@ def plugins_with(factory: Any) -> PluginManager:
     return manager
 
 
-async def test_the_pool_opens_its_launcher_once_and_closes_it() -> None:
+async def test_a_pool_has_its_launcher_start_and_stop_the_workers(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("def answer(task): return task")
     launcher = Elsewhere()
-    pool = WorkerPool("http://127.0.0.1:1", "key", "agent.py:answer", launcher=launcher)
-    await pool.open()
-    await pool.open()
-    await pool.stop()
-    assert launcher.log == ["open http://127.0.0.1:1", "close"]
+    with ScriptedServer(lambda body: {"content": "hello"}) as server:
+        server.add_rollout("r0", "alive")
+        pool = WorkerPool(server.url, server.run_key, "agent.py:answer", workers=2, base_dir=tmp_path, launcher=launcher)
+        async with pool:
+            await server.wait_finished("r0")
+            assert pool.describe() == "2 workers elsewhere"
+    assert launcher.log == ["start 2", "stop 5"]
+    assert (server.result("r0") or {})["output"] == "alive"
 
 
-async def test_a_launcher_that_cannot_open_fails_the_pool_with_its_sentence() -> None:
-    launcher = Elsewhere(refusal="no cluster at '10.0.0.1:6379'")
-    pool = WorkerPool("http://127.0.0.1:1", "key", "agent.py:answer", launcher=launcher)
-    with pytest.raises(ConfigError, match="no cluster"):
+@pytest.mark.parametrize(
+    ("refusal", "kind", "sentence"),
+    [
+        (ConfigError("no cluster at '10.0.0.1:6379'"), ConfigError, "no cluster at"),
+        (ValueError("a defect of the launcher's"), WorkerPoolError, "workers cannot be started: ValueError: a defect of the launcher's"),
+    ],
+)
+async def test_a_launcher_that_cannot_start_fails_the_pool_with_a_sentence(
+    refusal: Exception, kind: type[LightningError], sentence: str
+) -> None:
+    pool = WorkerPool("http://127.0.0.1:1", "key", "agent.py:answer", launcher=Elsewhere(refusal=refusal))
+    with pytest.raises(kind, match=sentence):
         await pool.start()
-    with pytest.raises(ConfigError, match="no cluster"):
+    with pytest.raises(kind, match=sentence):
         await pool.wait()
     await pool.stop()
-    assert "spawn" not in launcher.log
-
-
-class Broken(Elsewhere):
-    """A launcher with a defect of its own."""
-
-    async def spawn(self, settings: WorkerSettings, *, environment: Mapping[str, str], log: Path | None) -> Any:
-        raise ValueError("a defect of the launcher's")
-
-
-async def test_a_slot_that_cannot_be_supervised_fails_the_pool_with_a_sentence() -> None:
-    pool = WorkerPool("http://127.0.0.1:1", "key", "agent.py:answer", launcher=Broken())
-    with pytest.raises(WorkerPoolError, match="worker 0 cannot be supervised any more: ValueError: a defect of the launcher's"):
-        await pool.start()
-    await pool.stop()
-
-
-async def test_a_machine_that_goes_down_with_many_workers_is_one_death(tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text("def answer(task): return task")
-    with ScriptedServer(lambda body: {"content": "hello"}) as server:
-        server.open_attempt("r0")
-        server.add_rollout("r1", "alive")
-        launcher = Elsewhere(losses=12)
-        async with WorkerPool(server.url, server.run_key, "agent.py:answer", workers=1, base_dir=tmp_path, launcher=launcher) as pool:
-            await server.wait_finished("r1")
-    assert pool.status.spawned == 13
-    lost = server.result("r0")
-    assert lost is not None
-    assert lost["outcome"] == "infrastructure_error"
-    assert lost["error"].startswith("the worker process was lost with its node node-1 while it ran the agent")
-    assert (server.result("r1") or {})["output"] == "alive"
 
 
 def test_the_recipe_names_the_launcher_and_its_settings() -> None:
@@ -147,7 +104,7 @@ def test_a_launchers_unknown_setting_is_refused() -> None:
 
 
 def test_a_factory_that_makes_no_launcher_is_refused() -> None:
-    with pytest.raises(PluginError, match="worker launcher 'mine' has no open, spawn or close"):
+    with pytest.raises(PluginError, match="worker launcher 'mine' has no start, stop or describe"):
         build_launcher(RuntimeConfig(launcher="mine"), plugins_with(lambda: "local"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,9 +16,10 @@ import pytest
 from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError
+from lightningrl.runtime.launcher import WorkerPoolError
 from lightningrl.runtime.pool import WorkerPool
-from lightningrl.runtime.process import LocalLauncher
-from lightningrl.testing.launcher_conformance import AGENT_CODE, LauncherConformance
+from lightningrl.runtime.supervisor import LocalLauncher
+from lightningrl.testing.launcher_conformance import LauncherConformance
 from lightningrl.testing.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.slow
@@ -33,6 +35,56 @@ def act(task):
     if task["do"] == "ask": return ask()
     try: ask()
     except openai.APIError: raise RuntimeError("my step failed")
+"""
+
+
+AGENT_CODE = """
+import asyncio, os, signal, sys, threading, time
+import httpx
+
+URL = "https://api.openai.com/v1/chat/completions"
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+client = httpx.Client(timeout=30)
+aclient = httpx.AsyncClient(timeout=30)
+
+def ask():
+    return client.post(URL, json=BODY).raise_for_status().json()["choices"][0]["message"]["content"]
+
+async def ask_async(task=None):
+    return (await aclient.post(URL, json=BODY)).raise_for_status().json()["choices"][0]["message"]["content"]
+
+def ask_in_new_loop(text):
+    return asyncio.run(ask_async())
+
+def act(task):
+    what = task["do"]
+    if what == "ask": return ask()
+    if what == "print": print("to the log"); return sys.stdin.read() or "read nothing"
+    if what == "raise": raise ValueError("no such table: singer")
+    if what == "exit": sys.exit(7)
+    if what == "nothing": return None
+    if what == "object": return {"when": object()}
+    if what == "nan": return {"x": float("nan")}
+    if what == "hang": time.sleep(60)
+    if what == "sleep": time.sleep(task["s"]); return "slept"
+    if what == "segfault": os.kill(os.getpid(), signal.SIGSEGV)
+    if what == "environment": return [os.environ["OPENAI_BASE_URL"], os.environ["ANTHROPIC_BASE_URL"], os.environ["OMP_NUM_THREADS"]]
+    if what == "pid": time.sleep(0.05); return os.getpid()
+    if what == "unreachable": return httpx.post("http://127.0.0.1:9/v1/nothing").status_code
+    if what == "wrapped":
+        try: ask()
+        except httpx.HTTPError: raise RuntimeError("my step failed")
+    if what == "thread":
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(ask()))
+        thread.start(); thread.join()
+        return answers[0]
+
+async def act_async(task):
+    if task["do"] == "hang": await asyncio.sleep(60)
+    if task["do"] == "loop": return id(asyncio.get_running_loop())
+    if task["do"] == "pid": return os.getpid()
+    return await ask_async()
 """
 
 
@@ -67,6 +119,95 @@ async def run(
     async with make_pool(server, folder, agent, **options):
         await server.wait_finished()
     return [server.result(f"r{number}") for number in range(len(tasks))]
+
+
+async def test_a_worker_runs_attempt_after_attempt_in_one_process(server: ScriptedServer, folder: Path) -> None:
+    results = await run(server, folder, *[{"do": "pid"}] * 3, {"do": "ask"}, {"do": "thread"}, {"do": "print"})
+    assert [result["outcome"] for result in results] == ["succeeded"] * 6
+    assert len({result["output"] for result in results[:3]}) == 1
+    assert [result["output"] for result in results[3:]] == ["hello", "hello", "read nothing"]
+    assert [call.rollout_id for call in server.calls] == ["r3", "r4"]
+    assert "to the log" in (folder / "logs" / "worker-0.log").read_text()
+
+
+async def test_failures_of_the_agent_are_typed_and_say_why(server: ScriptedServer, folder: Path) -> None:
+    tasks = [{"do": what} for what in ("raise", "exit", "nothing", "object", "nan", "unreachable", "ask")]
+    results = await run(server, folder, *tasks)
+    assert [result["outcome"] for result in results] == ["agent_error"] * 6 + ["succeeded"]
+    errors = [result["error"] for result in results[:6]]
+    assert errors[0].startswith("ValueError: no such table: singer\n") and "agents.py" in errors[0]
+    assert errors[1].startswith("SystemExit: 7")
+    assert errors[2] == "the agent 'agents.py:act' returned nothing; return its answer, which the reward looks at"
+    assert "returned a dict that is not JSON (Object of type object is not JSON serializable)" in errors[3]
+    assert "not JSON (Out of range float values" in errors[4]
+    assert "Connection refused" in errors[5]
+
+
+async def test_a_hanging_agent_is_killed_reported_and_replaced(server: ScriptedServer, folder: Path) -> None:
+    hang, pid = await run(server, folder, {"do": "hang"}, {"do": "pid"}, timeout_s=1)
+    assert hang["outcome"] == "timeout"
+    assert hang["duration_s"] > 0.9
+    assert pid["outcome"] == "succeeded"
+
+
+async def test_a_hanging_async_agent_is_cancelled_without_losing_its_worker(server: ScriptedServer, folder: Path) -> None:
+    tasks = [{"do": what} for what in ("pid", "hang", "pid", "loop", "loop", "ask")]
+    results = await run(server, folder, *tasks, agent="agents.py:act_async", timeout_s=1)
+    assert [result["outcome"] for result in results] == ["succeeded", "timeout", *["succeeded"] * 4]
+    assert results[0]["output"] == results[2]["output"]
+    assert results[3]["output"] == results[4]["output"]
+    assert server.calls[0].headers["connection"] == "keep-alive"
+
+
+async def test_a_cancelled_rollout_stops_its_agent(server: ScriptedServer, folder: Path) -> None:
+    for agent in ("agents.py:act", "agents.py:act_async"):
+        server.add_rollout(agent, {"do": "hang"})
+        async with make_pool(server, folder, agent, lease_s=0.6):
+            while not server.heartbeats(agent):
+                await asyncio.sleep(0.01)
+            server.cancelled.add(agent)
+            await server.wait_finished(agent)
+        result = server.result(agent)
+        assert result is not None
+        assert result["outcome"] == "cancelled"
+
+
+async def test_heartbeats_go_on_while_a_sync_agent_runs(server: ScriptedServer, folder: Path) -> None:
+    await run(server, folder, {"do": "sleep", "s": 1.0}, lease_s=0.6)
+    assert server.heartbeats("r0") >= 3
+
+
+async def test_the_environment_points_at_the_rollout(server: ScriptedServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (result,) = await run(server, folder, {"do": "environment"}, environment={"OMP_NUM_THREADS": "3"})
+    base = f"{server.url}/rollouts/r0/attempts/0"
+    assert result["output"] == [f"{base}/v1", base, "3"]
+
+
+@pytest.mark.parametrize("agent", ["agents.py:act", "agents.py:act_async"])
+async def test_concurrent_attempts_in_one_worker(server: ScriptedServer, folder: Path, agent: str) -> None:
+    tasks = [{"do": "ask"}] * 12
+    results = await run(server, folder, *tasks, agent=agent, concurrency=4)
+    assert [result["output"] for result in results] == ["hello"] * 12
+    assert sorted(call.rollout_id or "" for call in server.calls) == sorted(f"r{number}" for number in range(12))
+
+
+async def test_a_lost_server_ends_the_pool(server: ScriptedServer, folder: Path) -> None:
+    pool = make_pool(server, folder, patience_s=0.5, lease_wait_s=0.2)
+    await pool.start()
+    server.__exit__(None, None, None)
+    with pytest.raises(WorkerPoolError, match="has lost the server"):
+        await asyncio.wait_for(pool.wait(), 900)
+    await pool.stop()
+
+
+async def test_a_worker_killed_while_it_imports_the_agent_again_is_replaced(server: ScriptedServer, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(
+        "import os, pathlib\nfile = pathlib.Path(__file__).with_name('lives')\nlife = len(file.read_text()) if file.exists() else 0\n"
+        "file.write_text('x' * (life + 1))\nif life == 1: os.kill(os.getpid(), 9)\n"
+        "def answer(task): return life if task == 'live' else os.kill(os.getpid(), 9)\n"
+    )
+    results = await run(server, tmp_path, "die", "live", agent="agent.py:answer")
+    assert (results[0]["outcome"], results[1]["output"]) == ("infrastructure_error", 2)
 
 
 @pytest.mark.parametrize("agent", ["agents.py:act", "sdk_agents.py:act"])

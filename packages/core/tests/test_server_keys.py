@@ -38,12 +38,17 @@ RUN_ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/status", None),
 ]
 ATTEMPT_ROUTES: list[tuple[str, Any]] = [
-    ("/api/v1/rollouts/{}/attempts/{}/heartbeat", {}),
     ("/api/v1/rollouts/{}/attempts/{}/result", {"outcome": "succeeded"}),
     ("/api/v1/rollouts/{}/attempts/{}/rewards", {"rewards": {"x": 1}}),
     ("/api/v1/rollouts/{}/attempts/{}/v1/traces", {}),
     ("/rollouts/{}/attempts/{}/v1/rewards", {"rewards": {"x": 1}}),
     ("/rollouts/{}/attempts/{}/v1/tool_calls", {"tool_calls": []}),
+]
+
+WORKER_ROUTES: list[tuple[str, str, Any]] = [
+    ("POST", "/api/v1/workers/w-0/beat", {"pid": 1, "host": "h", "state": "ready"}),
+    ("GET", "/api/v1/workers?prefix=w", None),
+    ("POST", "/api/v1/workers/stop", {"prefix": "w"}),
 ]
 
 
@@ -83,6 +88,14 @@ async def test_with_the_worker_key_a_worker_does_all_of_its_work(scene: Scene) -
         answer = await scene.send("POST", path.format("a", 1), body, WORKER_KEY)
         assert answer.status_code in (200, 204), (path, answer.text)
     assert (await scene.store.rollout("a")).outcome is Outcome.SUCCEEDED
+    for method, path, body in WORKER_ROUTES:
+        assert (await scene.send(method, path, body, WORKER_KEY)).status_code == 200, path
+
+
+@pytest.mark.parametrize(("method", "path", "body"), WORKER_ROUTES)
+async def test_an_attempts_key_does_not_speak_for_workers(scene: Scene, method: str, path: str, body: Any) -> None:
+    lease = await scene.leased()
+    assert (await scene.send(method, path, body, lease.key)).status_code == 401
 
 
 @pytest.mark.parametrize(("method", "path", "body"), RUN_ROUTES)

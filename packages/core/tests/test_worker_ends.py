@@ -37,7 +37,7 @@ def crash(task):
     os._exit(9)
 
 def escape(task):
-    if (child := ctypes.CDLL(None).fork()) == 0:  # Python's own fork would let go of the worker's pipes
+    if (child := ctypes.PyDLL(None).fork()) == 0:  # none that Python knows of, with its lock held over it
         os.setsid()
         (HERE / "left").write_text(str(os.getpid()))
         time.sleep(60)

@@ -53,7 +53,8 @@ async def test_a_workers_key_leases_and_reports_and_opens_nothing_else(tmp_path:
     async with httpx.AsyncClient(transport=transport, base_url="http://server/api/v1", headers=headers) as http:
         lease = await http.post("/leases", json={"worker_id": "w", "wait_s": 0, "lease_s": 30})
         attempt = f"/rollouts/r/attempts/{lease.json()['attempt']}"
-        beat = await http.post(f"{attempt}/heartbeat", json={"lease_s": 30})
+        running = [["r", lease.json()["attempt"]]]
+        beat = await http.post("/workers/w/beat", json={"pid": 1, "host": "h", "state": "ready", "running": running})
         result = await http.post(f"{attempt}/result", json={"outcome": "succeeded", "output": "42"})
         assert [answer.status_code for answer in (lease, beat, result)] == [200, 200, 200]
         for path in ("/trajectories", "/cancel"):

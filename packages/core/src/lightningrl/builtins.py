@@ -10,7 +10,7 @@ from lightningrl.plugins import Plugin, hookimpl
 from lightningrl.rewards import plugins as reward_plugins
 
 if TYPE_CHECKING:
-    from lightningrl.runtime.process import LocalLauncher
+    from lightningrl.runtime.supervisor import LocalLauncher
     from lightningrl.telemetry.opentelemetry import OpenTelemetryAdapter
 
 
@@ -52,6 +52,6 @@ def create_opentelemetry_adapter() -> OpenTelemetryAdapter:
 
 def create_local_launcher() -> LocalLauncher:
     """A `LocalLauncher`; it has no settings."""
-    from lightningrl.runtime.process import LocalLauncher
+    from lightningrl.runtime.supervisor import LocalLauncher
 
     return LocalLauncher()

@@ -56,7 +56,7 @@ def create_ray_launcher(
     environment: Sequence[str] = (),
     start_timeout_s: float = 300.0,
 ) -> RayLauncher:
-    """Agent workers as Ray actors, spread over the nodes of a cluster.
+    """Agent workers spread over the nodes of a Ray cluster; one actor per node supervises those there.
 
     `address`: `host:port`, `auto` (the Ray of this machine) or `local` (one of our own); None = RAY_ADDRESS, else `auto`, else `local`.
     `num_cpus`, `resources`: what Ray sets aside for each worker; by default nothing, so that the trainer's own placement is undisturbed.
@@ -80,4 +80,4 @@ def create_ray_launcher(
 
 @hookimpl
 def lightningrl_worker_launchers() -> Iterable[Plugin]:
-    yield Plugin(name="ray", summary="agent workers are Ray actors, spread over a cluster", factory=create_ray_launcher)
+    yield Plugin(name="ray", summary="agent workers are spread over the nodes of a Ray cluster", factory=create_ray_launcher)

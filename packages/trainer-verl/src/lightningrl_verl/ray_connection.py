@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -12,7 +14,7 @@ import ray
 from lightningrl.errors import ConfigError
 from lightningrl.runtime.address import machine_address
 
-__all__ = ["check_gcs", "find_nodes", "join_or_start"]
+__all__ = ["Node", "check_gcs", "find_nodes", "join_or_start"]
 
 PROBE_S = 4.0
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
@@ -41,10 +43,20 @@ def join_or_start(address: str | None, *, setting: str = "runtime.launchers.ray.
     return True
 
 
-def find_nodes() -> dict[str, str]:
-    """Addresses of the nodes that are up, by node id."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """A machine of the cluster."""
+
+    id: str
+    address: str
+    resources: Mapping[str, float]
+    """All of it, whoever uses it."""
+
+
+def find_nodes() -> list[Node]:
+    """Those that are up."""
     untyped: Any = ray.nodes
-    return {node["NodeID"]: node["NodeManagerAddress"] for node in untyped() if node["Alive"]}
+    return [Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"]) for node in untyped() if node["Alive"]]
 
 
 def check_gcs(address: str, *, setting: str = "runtime.launchers.ray.address") -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from lightningrl.cli.stopping import cancel_on_signals
-from lightningrl.config import Recipe, load_recipe
+from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.runtime.launcher import build_launcher
@@ -47,7 +47,7 @@ def work_command(source: Path, *, server: str, key: str, settings: Mapping[str, 
         assert pool is not None
         try:
             await pool.start()
-            Console().print(f"{_count(recipe)} run {recipe.agent} for {server}; stop them with Ctrl-C", highlight=False)
+            Console().print(f"{pool.describe()} run {recipe.agent} for {server}; stop them with Ctrl-C", highlight=False)
             await pool.wait()
         except asyncio.CancelledError:
             Console().print("stopping: running attempts get a few seconds to end", highlight=False)
@@ -55,8 +55,3 @@ def work_command(source: Path, *, server: str, key: str, settings: Mapping[str, 
             await pool.stop()
 
     asyncio.run(main())
-
-
-def _count(recipe: Recipe) -> str:
-    where = "" if recipe.runtime.launcher == "local" else f" on {recipe.runtime.launcher}"
-    return f"{recipe.runtime.workers} worker{'s' if recipe.runtime.workers > 1 else ''}{where}"

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from lightningrl.store.protocol import Lease, RolloutFilter, RolloutRecord, Score, StepRecord, StoreCounts
+from lightningrl.store.protocol import Lease, RolloutFilter, RolloutRecord, RunningAttempt, Score, StepRecord, StoreCounts
 from lightningrl.types import Outcome, PolicyStatus, RolloutSpec, RolloutState, ToolStatus, Trajectory
 
 PREFIX: Final = "/api/v1"
@@ -65,15 +66,85 @@ class LeaseRequest(_Body):
     """The worker runs one attempt at a time: an earlier one of the same `worker_id` is queued again, uncharged."""
 
 
-class Heartbeat(_Body):
-    """Keep the lease (attempt, worker or run key)."""
+class WorkerState(StrEnum):
+    """What a worker says of itself."""
 
+    STARTING = "starting"
+    """It imports the agent."""
+    READY = "ready"
+    FAILED = "failed"
+    """The agent cannot be run here: it says why, and ends."""
+    REVOKED = "revoked"
+    """An attempt was taken away and its agent cannot be stopped: it ends with its process."""
+    LOST = "lost"
+    """Said by the supervisor of a machine: its workers cannot go on."""
+
+
+class WorkerBeat(_Body):
+    """Say how a worker is and keep its leases (worker key or run key; long poll). Answered at once where it is to stop or an attempt is
+    over, else after `wait_s`."""
+
+    pid: Annotated[int, Meta(ge=0, le=LARGEST)]
+    host: Annotated[str, Meta(max_length=300)]
+    state: WorkerState
+    error: Annotated[str, Meta(max_length=4_000)] = ""
+    """With `failed` and `lost`: a sentence."""
+    grace_s: Seconds = 0.0
+    """How long an attempt may go on beyond its limit before the worker is to be killed."""
+    running: Annotated[Sequence[tuple[str, int]], Meta(max_length=10_000)] = ()
+    """Rollout and number of the attempts that it runs."""
     lease_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
+    wait_s: Seconds = 0.0
 
 
-class StillOurs(_Body, rename={"is_ours": "continue"}):
-    is_ours: bool
-    """False = the attempt is over: stop working on it."""
+class Orders(_Body, omit_defaults=False):
+    """What a worker is to do."""
+
+    stop: bool = False
+    """Finish what runs, take no more."""
+    over: Sequence[tuple[str, int]] = ()
+    """Attempts that are over: stop working on them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerRecord:
+    """A worker as it stands: until its leases would be over without another beat, and after a restart of the server from its next on."""
+
+    id: str
+    host: str
+    pid: int
+    state: WorkerState
+    since: float
+    """Of the state, Unix seconds."""
+    last_beat: float
+    """Unix seconds."""
+    error: str = ""
+    grace_s: float = 0.0
+    lease_s: float = 60.0
+    leases: int = 0
+    """Attempts that this process was given."""
+    is_stopping: bool = False
+
+
+class WorkerPrefix(_Body):
+    """Have workers finish what runs and take no more (worker key or run key): those whose id begins with `prefix`."""
+
+    prefix: Annotated[str, Meta(max_length=200)] = ""
+
+
+class WorkerFilter(WorkerPrefix):
+    """List workers and what they run (worker key or run key; long poll). Those whose id begins with `prefix`, as soon as the list has
+    another version than `seen`, or `wait_s` is over."""
+
+    seen: int = 0
+    wait_s: Seconds = 0.0
+
+
+class Workers(_Body, omit_defaults=False):
+    version: int = 0
+    """Another one when a worker's state has changed."""
+    workers: Sequence[WorkerRecord] = ()
+    running: Sequence[RunningAttempt] = ()
 
 
 class Result(_Body):
@@ -162,7 +233,7 @@ class RolloutIds(_Body):
 
 
 class Cancel(RolloutIds):
-    """Cancel rollouts. Those not finished end as `cancelled`; their workers are told by the next heartbeat."""
+    """Cancel rollouts. Those not finished end as `cancelled`; their workers hear it with their next beat."""
 
 
 class Retry(RolloutIds):
@@ -262,7 +333,9 @@ RETRY = Endpoint[Retry, Count]("POST", f"{PREFIX}/retry", Retry, Count)
 INTERRUPT = Endpoint[Interrupt, Count]("POST", f"{PREFIX}/interrupt", Interrupt, Count)
 STATUS = Endpoint[None, Status]("GET", f"{PREFIX}/status", None, Status, about="Totals, and how policies are served.")
 LEASE = Endpoint[LeaseRequest, Lease | None]("POST", f"{PREFIX}/leases", LeaseRequest, Lease | None, "worker")
-HEARTBEAT = Endpoint[Heartbeat, StillOurs]("POST", f"{_ATTEMPT}/heartbeat", Heartbeat, StillOurs, "ended_attempt")
+BEAT = Endpoint[WorkerBeat, Orders]("POST", f"{PREFIX}/workers/{{wid}}/beat", WorkerBeat, Orders, "worker")
+WORKERS = Endpoint[WorkerFilter, Workers]("GET", f"{PREFIX}/workers", WorkerFilter, Workers, "worker")
+STOP_WORKERS = Endpoint[WorkerPrefix, Count]("POST", f"{PREFIX}/workers/stop", WorkerPrefix, Count, "worker")
 RESULT = Endpoint[Result, ResultKept]("POST", f"{_ATTEMPT}/result", Result, ResultKept, "ended_attempt")
 REWARDS = Endpoint[Rewards, None]("POST", f"{_ATTEMPT}/rewards", Rewards, None, "attempt")
 TRACES = Endpoint[bytes, bytes]("POST", f"{_ATTEMPT}/v1/traces", bytes, bytes, "attempt", about=_SPANS)

@@ -14,7 +14,7 @@ import msgspec
 
 from lightningrl import wire
 from lightningrl.attribution.report import Report
-from lightningrl.control.api import HEARTBEAT, LEASE, RESULT, TRACES, Endpoint, Heartbeat, LeaseRequest, Result
+from lightningrl.control.api import BEAT, LEASE, RESULT, TRACES, Endpoint, LeaseRequest, Orders, Result, WorkerBeat
 from lightningrl.errors import ServerError
 from lightningrl.store.protocol import Lease
 from lightningrl.types import Outcome
@@ -61,9 +61,10 @@ class ControlClient:
         body = LeaseRequest(worker_id=worker_id, wait_s=wait_s, lease_s=lease_s, exclusive=True)
         return self._ask(LEASE, body, wait_s=wait_s)
 
-    def heartbeat(self, lease: Lease, *, lease_s: float) -> bool:
-        """Keep the attempt; False = it was taken away (cancelled or expired)."""
-        return self._ask(HEARTBEAT, Heartbeat(lease_s=lease_s), lease).is_ours
+    def beat(self, worker_id: str, beat: WorkerBeat) -> Orders:
+        """Say how the worker is, keep its leases, and hear what it is to do."""
+        path = BEAT.path.format(wid=quote(worker_id, safe=":"))
+        return wire.decode(self._send(path, wire.encode(beat), JSON, key=self._worker_key, wait_s=beat.wait_s), Orders)
 
     def report(self, lease: Lease, report: Result) -> None:
         """Hand in the attempt's result. The first report of an attempt counts.

@@ -118,10 +118,6 @@ class ServerClient:
         body = api.LeaseRequest(worker_id=worker_id, lease_s=lease_s, wait_s=wait_s)
         return await self.ask(api.LEASE, body, wait_s=wait_s, repeat=False)
 
-    async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
-        """False = stop working on it."""
-        return (await self.ask(api.HEARTBEAT, api.Heartbeat(lease_s=lease_s), rid=rollout_id, n=attempt)).is_ours
-
     async def finish_attempt(
         self, rollout_id: str, attempt: int, outcome: Outcome, output: Any = None, error: str | None = None, duration_s: float = 0.0
     ) -> RolloutState:

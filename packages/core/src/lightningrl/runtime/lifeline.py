@@ -1,4 +1,4 @@
-"""What ties a worker process to its pool: private pipes, and a death with the parent."""
+"""What ties a worker process to its supervisor: a pipe that ends with it, and a death with the parent."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ import signal
 import sys
 from typing import BinaryIO, Final
 
-__all__ = ["die_with_parent", "take_standard_streams"]
+__all__ = ["die_with_parent", "die_with_pipe", "kill_own_group", "take_stdin"]
 
 PR_SET_PDEATHSIG: Final = 1
 
 
-def take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Keep stdin and stdout for the pool. The agent reads nothing from stdin, and what it prints goes to stderr.
-
-    Processes that the agent starts have neither: programs do not inherit them, and forked processes let go of them.
-    """
-    commands, events = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-
-    def let_go() -> None:
-        for descriptor in (commands.fileno(), events.fileno()):
-            replace_by_nothing(descriptor, inheritable=False)
-
-    os.register_at_fork(after_in_child=let_go)
-    replace_by_nothing(0, inheritable=True)
-    os.dup2(2, 1)
-    return commands, events
-
-
-def replace_by_nothing(descriptor: int, *, inheritable: bool) -> None:
-    """Its number stays taken, for whoever still closes it."""
+def take_stdin() -> BinaryIO:
+    """Standard input, kept from the agent and from what it starts: they read nothing from theirs."""
+    lifeline = os.fdopen(os.dup(0), "rb")
     nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, descriptor, inheritable)
+    os.dup2(nothing, 0)
     os.close(nothing)
+    return lifeline
+
+
+def die_with_pipe(lifeline: BinaryIO) -> None:
+    """Returns never: when the pipe ends, its writer is gone, and this process ends with what it started. What it says means nothing."""
+    while os.read(lifeline.fileno(), 65_536):
+        pass
+    kill_own_group()
+
+
+def kill_own_group() -> None:
+    """This process and what it started, where it leads a group; else this process."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -1,7 +1,8 @@
 """A warm worker process: imports the agent once, then leases, runs and reports one attempt after the other.
 
-    stdin   settings, one JSON line; then open: `stop`, or its end, ends the worker       stdout  events, JSON lines
-    stderr  the log, with everything the agent prints
+    stdin    settings, one JSON line; then silent: its end ends the worker, for its supervisor is gone
+    stdout, stderr   the log, with everything the agent prints
+    HTTP     how it is, leases, results; the answer to a beat says that it is to stop
 
 Exclusive (concurrency 1): the agent runs in the main thread, async agents on one long-lived loop there. Otherwise each slot is a
 thread; async agents share a loop in the main thread.
@@ -14,25 +15,23 @@ import contextlib
 import contextvars
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Awaitable, Iterator
-from dataclasses import replace
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from lightningrl.attribution.redirect import Redirection
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope, ThreadWatch
-from lightningrl.control.api import Result
+from lightningrl.control.api import Result, WorkerState
 from lightningrl.control.blocking import ControlClient
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.runtime.agent_loader import LoadedAgent, load_agent
 from lightningrl.runtime.attempt import Attempt
 from lightningrl.runtime.environment import rollout_environment
 from lightningrl.runtime.heartbeat import Heart
-from lightningrl.runtime.lifeline import die_with_parent, take_standard_streams
+from lightningrl.runtime.lifeline import die_with_parent, die_with_pipe, kill_own_group, take_stdin
 from lightningrl.runtime.report import clean_text
-from lightningrl.runtime.settings import WorkerEvent, WorkerSettings, decode_settings, encode_line
+from lightningrl.runtime.settings import WorkerSettings, decode_settings
 from lightningrl.types import Outcome
 
 __all__ = ["Worker", "main"]
@@ -40,6 +39,8 @@ __all__ = ["Worker", "main"]
 MOST_HOSTS: Final = 100
 ASYNC_GRACE_S: Final = 5.0
 """How long an async agent may take to react to its cancellation at the time limit, before the process is killed."""
+LOST_STATUS: Final = 4
+"""The exit status of a worker that gave up on the server."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,27 +48,32 @@ logger = logging.getLogger(__name__)
 class Worker:
     """Everything of one worker process. `run` returns when it was told to stop or lost the server."""
 
-    def __init__(self, settings: WorkerSettings, events: BinaryIO) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
+        """Raises LightningError, after it was told to the server, where the agent cannot be loaded."""
         self._settings = settings
         self._pid = os.getpid()
-        self._events = events
-        self._events_lock = threading.Lock()
         self._stopping = threading.Event()
+        self._is_lost = False
         self._waiting: set[ControlClient] = set()
         self._scope = RolloutScope(exclusive=settings.concurrency == 1)
         self._redirection = Redirection(server_url=settings.server_url, scope=self._scope, base_urls=settings.base_urls)
         self._redirection.install()
         self._runner = asyncio.Runner()
         self._shared_loop: asyncio.AbstractEventLoop | None = None
-        self._heart = Heart(self._client(), lease_s=settings.lease_s, on_revoked=self._revoke)
-        self._agent, self._telemetry = self._load()
+        self._heart = Heart(self._client(), settings.worker_id, lease_s=settings.lease_s, on_stop=self.stop, on_revoked=self._revoke)
+        self._heart.say(WorkerState.STARTING)
+        try:
+            self._agent, self._telemetry = self._load()
+        except LightningError as error:
+            self._heart.say(WorkerState.FAILED, clean_text(str(error)))
+            raise
+        self._heart.grace_s = ASYNC_GRACE_S if self._agent.is_async else 0.0
 
     def run(self) -> int:
-        """Work until `stop`."""
-        self._heart.start()
+        """Work until told to stop. Returns the exit status."""
         if self._agent.is_async:
             self._redirection.home_loop = self._runner.get_loop()
-        self.emit(WorkerEvent(kind="ready"))
+        self._heart.start()
         if self._settings.concurrency == 1:
             self._serve(0)
         else:
@@ -75,17 +81,13 @@ class Worker:
         self._heart.stop()
         with contextlib.suppress(RuntimeError):  # the agent may have closed the loop
             self._runner.close()
-        return 0
+        return LOST_STATUS if self._is_lost else 0
 
     def stop(self) -> None:
         """Finish the attempts that run, take no more. From any thread."""
         self._stopping.set()
         for client in tuple(self._waiting):
             client.interrupt()
-
-    def emit(self, event: WorkerEvent) -> None:
-        with self._events_lock:
-            write_event(self._events, event, self._settings)
 
     def _load(self) -> tuple[LoadedAgent, Any]:
         if not self._settings.adapters:
@@ -127,7 +129,8 @@ class Worker:
                 lease = client.lease(worker_id=worker_id, wait_s=self._settings.lease_wait_s, lease_s=self._settings.lease_s)
             except ServerError as error:
                 if not self._stopping.is_set():
-                    self.emit(WorkerEvent(kind="lost", error=str(error)))
+                    logger.error("worker %s has lost the server: %s", worker_id, error)
+                    self._is_lost = True
                 return
             finally:
                 self._waiting.discard(client)
@@ -138,13 +141,10 @@ class Worker:
                 self._run_attempt(Attempt(lease, rollout), client)
             except ServerError as error:
                 logger.error("rollout %s: its result was not taken: %s", lease.rollout_id, error)
-            self.emit(WorkerEvent(kind="finished", rollout_id=lease.rollout_id, attempt=lease.attempt))
         client.close()
 
     def _run_attempt(self, attempt: Attempt, client: ControlClient) -> None:
         lease, rollout = attempt.lease, attempt.rollout
-        limit_s = lease.timeout_s + (ASYNC_GRACE_S if self._agent.is_async else 0.0)
-        self.emit(WorkerEvent(kind="started", rollout_id=lease.rollout_id, attempt=lease.attempt, limit_s=limit_s))
         self._heart.add(attempt)
         threads = ThreadWatch()
         try:
@@ -219,24 +219,18 @@ class Worker:
         return output
 
     def _revoke(self, attempt: Attempt) -> None:
-        if not attempt.revoke():
-            self.emit(WorkerEvent(kind="revoked", rollout_id=attempt.lease.rollout_id, attempt=attempt.lease.attempt))
-
-
-def write_event(events: BinaryIO, event: WorkerEvent, settings: WorkerSettings) -> None:
-    """One line, with the worker's token and no more of an error than the pool reads."""
-    events.write(encode_line(replace(event, token=settings.event_token, error=clean_text(event.error))))
-    events.flush()
-
-
-def watch_stdin(commands: BinaryIO, worker: Worker) -> None:
-    """`stop` ends the worker after its attempt; the end of the pipe (the pool is gone) ends it now, with what the agent started."""
-    for line in commands:
-        if line.strip() == b"stop":
-            worker.stop()
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
+        """In the heart's thread. An agent that cannot be stopped ends with its process; the supervisor starts another."""
+        if attempt.revoke():
+            return
+        client = self._client()
+        try:
+            client.report(attempt.lease, Result(outcome=Outcome.CANCELLED, error="the attempt was cancelled"))
+        except ServerError as error:  # it has another outcome by now
+            logger.info("rollout %s: %s", attempt.lease.rollout_id, error)
+        try:
+            self._heart.say(WorkerState.REVOKED)
+        finally:
+            kill_own_group()
 
 
 def log_to_stderr() -> None:
@@ -251,17 +245,16 @@ def log_to_stderr() -> None:
 
 def main() -> int:
     """Process main: settings from stdin, then work."""
-    commands, events = take_standard_streams()
+    lifeline = take_stdin()
     log_to_stderr()
-    settings = decode_settings(commands.readline())
+    settings = decode_settings(lifeline.readline())
     die_with_parent(settings.parent_pid)
+    threading.Thread(target=die_with_pipe, args=(lifeline,), name="lightningrl-lifeline", daemon=True).start()
     try:
-        worker = Worker(settings, events)
+        worker = Worker(settings)
     except LightningError as error:
         logger.error("%s", error, exc_info=True)
-        write_event(events, WorkerEvent(kind="failed", error=str(error)), settings)
         return 3
-    threading.Thread(target=watch_stdin, args=(commands, worker), name="lightningrl-stdin", daemon=True).start()
     return worker.run()
 
 

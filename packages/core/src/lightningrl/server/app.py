@@ -26,6 +26,8 @@ from lightningrl.server.forwarding import SpanForwarder
 from lightningrl.server.openapi import describe
 from lightningrl.server.run_routes import Engines, run_routes
 from lightningrl.server.vitals import Vitals
+from lightningrl.server.worker_routes import worker_routes
+from lightningrl.server.workers import Workers
 from lightningrl.store.protocol import Store
 
 __all__ = ["create_app"]
@@ -47,11 +49,15 @@ def create_app(
     """`routes` are the gateway's and the engine link's; `memory` is the gateway, told of ended attempts; `forwarder` gets all spans;
     `read_asked` says what an attempt's answers asked its tools for; `vitals`, which somebody else keeps watching, are shown."""
     access = Access(store, run_key)
+    workers = Workers()
     return Starlette(
         routes=[
             *agent_routes(store, access),  # before the gateway, which refuses the paths it does not know
             *routes,
-            *attempt_routes(store, access, memory, forwarder, read_asked, max_body_bytes=max_body_bytes, longest_wait_s=longest_wait_s),
+            *attempt_routes(
+                store, access, workers, memory, forwarder, read_asked, max_body_bytes=max_body_bytes, longest_wait_s=longest_wait_s
+            ),
+            *worker_routes(store, access, workers, longest_wait_s=longest_wait_s),
             *run_routes(store, access, engines, forwarder, vitals, longest_wait_s=longest_wait_s),
             Route("/health", _health),
             Route("/openapi.json", _description),

@@ -1,4 +1,4 @@
-"""The worker's side of the control API: lease, heartbeat, result, rewards, spans of one attempt."""
+"""The worker's side of the control API: lease, result, rewards, spans of one attempt."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from lightningrl.server.access import Access
 from lightningrl.server.asked_calls import ReadAsked, join_to_answers
 from lightningrl.server.forwarding import SpanForwarder
 from lightningrl.server.routes import route
+from lightningrl.server.workers import Workers
 from lightningrl.store.errors import AttemptOver
 from lightningrl.store.protocol import Lease, Store
 from lightningrl.telemetry.otlp import encode_answer, parse_export, read_media_type
@@ -36,6 +37,7 @@ class AttemptMemory(Protocol):
 def attempt_routes(
     store: Store,
     access: Access,
+    workers: Workers,
     memory: AttemptMemory | None,
     forwarder: SpanForwarder | None = None,
     read_asked: ReadAsked | None = None,
@@ -49,10 +51,9 @@ def attempt_routes(
         if found is not None and await request.is_disconnected():
             await store.release(found.rollout_id, found.attempt)
             return None
+        if found is not None:
+            workers.note_lease(body.worker_id)
         return found
-
-    async def heartbeat(request: Request, body: api.Heartbeat) -> api.StillOurs:
-        return api.StillOurs(is_ours=await store.heartbeat(*attempt_of(request), body.lease_s))
 
     async def result(request: Request, body: api.Result) -> api.ResultKept:
         place, outcome = attempt_of(request), body.outcome
@@ -73,7 +74,6 @@ def attempt_routes(
 
     return [
         route(api.LEASE, access, lease),
-        route(api.HEARTBEAT, access, heartbeat),
         route(api.RESULT, access, result),
         route(api.REWARDS, access, rewards),
         route(api.TRACES, access, traces),

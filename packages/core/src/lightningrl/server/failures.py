@@ -23,7 +23,7 @@ __all__ = ["ERROR_HANDLERS", "BoundedBodies", "error_response"]
 logger = logging.getLogger(__name__)
 
 REPORTS: Final = ("/v1/rewards", "/v1/tool_calls")
-SMALL: Final = ("/v1/rewards", "/rewards", "/heartbeat", "/leases")
+SMALL: Final = ("/v1/rewards", "/rewards", "/beat", "/leases")
 SMALL_BYTES: Final = 256 * 1024
 """Of a body that holds a few numbers; larger ones would only keep the event loop busy."""
 LONGEST_PATH: Final = 2000

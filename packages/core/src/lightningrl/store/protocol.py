@@ -40,6 +40,7 @@ __all__ = [
     "Lease",
     "RolloutFilter",
     "RolloutRecord",
+    "RunningAttempt",
     "Score",
     "SpanRecord",
     "StepRecord",
@@ -72,6 +73,16 @@ class Lease:
     def base_path(self) -> str:
         """Where the agent's model calls go, below the server's URL."""
         return f"/rollouts/{self.rollout_id}/attempts/{self.attempt}/v1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningAttempt:
+    """An attempt that a worker runs."""
+
+    rollout_id: str
+    attempt: int
+    worker_id: str
+    timeout_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,6 +249,10 @@ class Store(Protocol):
 
     async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
         """Renew the lease; False = the attempt is over (cancelled, expired, finished): stop working on it."""
+        ...
+
+    async def running(self, workers: str) -> tuple[RunningAttempt, ...]:
+        """What workers run whose id begins with `workers`."""
         ...
 
     async def finish_attempt(

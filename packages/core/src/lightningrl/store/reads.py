@@ -15,7 +15,17 @@ from sqlalchemy import ColumnElement, Connection, Row, Table, bindparam, exists,
 
 from lightningrl.store.codec import as_number, decode_advantages, decode_output, decode_sampling
 from lightningrl.store.errors import UnknownRecord
-from lightningrl.store.protocol import AttemptInfo, AttemptRecord, CallRecord, RolloutFilter, RolloutRecord, Score, StepRecord, StoreCounts
+from lightningrl.store.protocol import (
+    AttemptInfo,
+    AttemptRecord,
+    CallRecord,
+    RolloutFilter,
+    RolloutRecord,
+    RunningAttempt,
+    Score,
+    StepRecord,
+    StoreCounts,
+)
 from lightningrl.store.schema import (
     advantages,
     attempts,
@@ -107,6 +117,16 @@ class Reader:
                 ),
             )
             for row in rows
+        )
+
+    def running(self, db: Connection, workers: str) -> tuple[RunningAttempt, ...]:
+        running = select(rollouts.c.id, rollouts.c.timeout_s, attempts.c.number, attempts.c.worker_id).join(
+            rollouts, rollouts.c.pk == attempts.c.rollout_pk
+        )
+        return tuple(
+            RunningAttempt(rollout_id=row.id, attempt=row.number, worker_id=row.worker_id, timeout_s=row.timeout_s)
+            for row in db.execute(running.where(attempts.c.outcome.is_(None)))
+            if row.worker_id.startswith(workers)
         )
 
     def attempt_pk(self, db: Connection, rollout_id: str, attempt: int) -> int:

@@ -267,6 +267,7 @@ class SqlStore:
         now = self._clock.now()
         return await self._write(lambda tx: writes.heartbeat(tx, rollout_id, attempt, lease_s, now))
 
+    running = _reading(Reader.running)
     finish_attempt = _writing(writes.finish_attempt)
     interrupt = _writing(writes.interrupt)
     cancel = _writing(writes.cancel)

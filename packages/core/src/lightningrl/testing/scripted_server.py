@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import uvicorn
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -32,7 +32,10 @@ from starlette.routing import Route
 
 from lightningrl import wire
 from lightningrl.keys import worker_key
-from lightningrl.store.protocol import Lease
+from lightningrl.server.access import Access
+from lightningrl.server.worker_routes import worker_routes
+from lightningrl.server.workers import Workers
+from lightningrl.store.protocol import Lease, RunningAttempt, Store
 from lightningrl.testing.loopback import LoopbackServer
 from lightningrl.testing.scripted_responses import respond, responses_messages, stream_response_events
 from lightningrl.types import RolloutMode, Task
@@ -94,6 +97,7 @@ class Attempt:
     rollout_id: str
     attempt: int
     key: str
+    worker_id: str = ""
     result: dict[str, Any] | None = None
     heartbeats: int = 0
     spans: list[RecordedSpan] = field(default_factory=list[RecordedSpan])
@@ -111,7 +115,9 @@ class ScriptedServer:
         self.finished_at: dict[str, float] = {}
         self.most_open = 0
         """Most leased attempts without a result at one moment."""
-        self._open = 0
+        self.open = 0
+        """Leased attempts without a result."""
+        self._workers = Workers()
         self._max_delay_s = max_delay_s
         self._max_attempts = max_attempts
         self._hold_until = hold_until
@@ -119,11 +125,12 @@ class ScriptedServer:
         self._tasks: dict[str, tuple[Any, float]] = {}
         self._queue: deque[str] = deque()
         self._random = random.Random(0)  # noqa: S311  delays, not secrets
+        store = cast("Store", self)
         rollout = "/rollouts/{rid}/attempts/{n:int}"
         app = Starlette(
             routes=[
                 Route("/api/v1/leases", self._lease, methods=["POST"]),
-                Route(f"/api/v1{rollout}/heartbeat", self._heartbeat, methods=["POST"]),
+                *worker_routes(store, Access(store, RUN_KEY), self._workers, longest_wait_s=3600.0),
                 Route(f"/api/v1{rollout}/result", self._result, methods=["POST"]),
                 Route(f"/api/v1{rollout}/v1/traces", self._traces, methods=["POST"]),
                 Route(f"{rollout}/v1/chat/completions", self._chat, methods=["POST"]),
@@ -156,10 +163,10 @@ class ScriptedServer:
         self._attempts[rollout_id] = []
         self._queue.append(rollout_id)
 
-    def open_attempt(self, rollout_id: str) -> tuple[int, str, str]:
-        """Start an attempt without a worker: (number, base path, scoped key)."""
+    def open_attempt(self, rollout_id: str, worker_id: str = "") -> tuple[int, str, str]:
+        """Start an attempt, by default without a worker: (number, base path, scoped key)."""
         attempts = self._attempts.setdefault(rollout_id, [])
-        attempts.append(Attempt(rollout_id, len(attempts), f"key-{uuid.uuid4().hex}"))
+        attempts.append(Attempt(rollout_id, len(attempts), f"key-{uuid.uuid4().hex}", worker_id))
         return len(attempts) - 1, f"/rollouts/{rollout_id}/attempts/{len(attempts) - 1}/v1", attempts[-1].key
 
     def result(self, rollout_id: str, attempt: int = -1) -> dict[str, Any] | None:
@@ -189,9 +196,10 @@ class ScriptedServer:
                 return Response(status_code=204)
             await asyncio.sleep(0.005)
         rid = self._queue.popleft()
-        number, _, key = self.open_attempt(rid)
-        self._open += 1
-        self.most_open = max(self.most_open, self._open)
+        number, _, key = self.open_attempt(rid, body["worker_id"])
+        self._workers.note_lease(body["worker_id"])
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
         task_input, timeout_s = self._tasks[rid]
         lease = Lease(
             rollout_id=rid,
@@ -213,12 +221,21 @@ class ScriptedServer:
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
         return attempts[number] if key in {attempts[number].key, RUN_KEY, worker_key(RUN_KEY)} else None
 
-    async def _heartbeat(self, request: Request) -> Response:
-        attempt = self._find(request)
-        if attempt is None:
-            return JSONResponse({"error": "wrong key"}, 403)
-        attempt.heartbeats += 1
-        return JSONResponse({"continue": attempt.rollout_id not in self.cancelled})
+    async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
+        """As a store's."""
+        self._attempts[rollout_id][attempt].heartbeats += 1
+        return rollout_id not in self.cancelled
+
+    async def running(self, workers: str) -> tuple[RunningAttempt, ...]:
+        """As a store's."""
+        running = [one for attempts in self._attempts.values() for one in attempts if one.result is None and one.worker_id]
+        return tuple(
+            RunningAttempt(
+                rollout_id=one.rollout_id, attempt=one.attempt, worker_id=one.worker_id, timeout_s=self._tasks[one.rollout_id][1]
+            )
+            for one in running
+            if one.worker_id.startswith(workers)
+        )
 
     async def _result(self, request: Request) -> Response:
         attempt = self._find(request)
@@ -226,7 +243,7 @@ class ScriptedServer:
             return JSONResponse({"error": "wrong key"}, 403)
         if attempt.result is None:
             attempt.result = await request.json()
-            self._open -= 1
+            self.open -= 1
             self.finished_at[attempt.rollout_id] = time.perf_counter()
             if attempt.result["outcome"] == "infrastructure_error" and len(self._attempts[attempt.rollout_id]) < self._max_attempts:
                 self._queue.append(attempt.rollout_id)

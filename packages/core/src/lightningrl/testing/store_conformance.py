@@ -16,7 +16,7 @@ import numpy as np
 
 from lightningrl.errors import StoreError
 from lightningrl.store.errors import AttemptOver, Conflict, UnknownRecord
-from lightningrl.store.protocol import CallRecord, Lease, RolloutFilter, Score, SpanRecord, Store, ToolCallRecord
+from lightningrl.store.protocol import CallRecord, Lease, RolloutFilter, RunningAttempt, Score, SpanRecord, Store, ToolCallRecord
 from lightningrl.testing._pytest import pytest
 from lightningrl.types import (
     Evidence,
@@ -170,6 +170,14 @@ class StoreConformance:
         assert await store.heartbeat("a", 1, 3600.0)
         await asyncio.sleep(2.1)  # beyond the first lease
         assert (await store.rollout("a")).state is RolloutState.RUNNING
+
+    async def test_what_workers_run_is_listed_by_the_beginning_of_their_id(self, store: Store) -> None:
+        await store.create_rollouts([make_spec(name, timeout_s=7.0) for name in "abc"])
+        for worker in ("p-0", "p-1", "P-2"):
+            await store.lease(worker, 60.0)
+        await store.finish_attempt("b", 1, Outcome.SUCCEEDED)
+        assert await store.running("p-") == (RunningAttempt(rollout_id="a", attempt=1, worker_id="p-0", timeout_s=7.0),)
+        assert {one.worker_id for one in await store.running("")} == {"p-0", "P-2"}
 
     async def test_interrupted_attempts_are_not_charged(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])

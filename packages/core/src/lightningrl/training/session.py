@@ -157,7 +157,6 @@ async def serve_policy(
         pool = start_pool(workers, reachable_url(server.url), settings.run_key, logs, launcher, patience_s=PATIENCE_S)
         if pool:
             stack.push_async_callback(pool.stop)
-            await pool.open()
         await stack.enter_async_context(_watched(server, pool))
         await client.interrupt("the run was restarted")
         starter = _Starter(pool)
