@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
@@ -46,7 +47,7 @@ def print_trace(trace: Trace, group: Group, *, full: bool) -> RenderableType:
 
 def _rows(rows: Iterator[tuple[str, Text]]) -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(style="cyan", no_wrap=True, min_width=len("tool result"))
     table.add_column(overflow="fold")
     for name, text in rows:
         table.add_row(name, text)
@@ -91,7 +92,7 @@ def _call(trace: Trace, call: CallTrace, names: dict[str, int], *, full: bool) -
         is_own = segment.start >= call.prompt_tokens
         text = _sampled(segment, call) if is_own else Text(_cut(segment.text, full=full), style="dim")
         if full or (segment.kind is not SegmentKind.MARKUP and text.plain.strip()):
-            yield segment.kind.value.replace("_", " "), _trimmed(text)
+            yield segment.kind.value.replace("_", " ") + (" ▸" if is_own else ""), _trimmed(text)
     yield "credit", _credit(call)
     for tool in call.tool_calls:
         yield _tool(tool)
@@ -101,10 +102,11 @@ def _call(trace: Trace, call: CallTrace, names: dict[str, int], *, full: bool) -
 
 def _sampled(segment: Segment, call: CallTrace) -> Text:
     """Each token in the colour of its advantage's sign."""
+    first = segment.start - call.prompt_tokens
+    signs = [0] * len(segment.pieces) if call.advantages is None else np.sign(call.advantages[first:]).astype(int).tolist()
     text = Text()
-    for position, piece in enumerate(segment.pieces, start=segment.start - call.prompt_tokens):
-        sign = 0 if call.advantages is None else int(np.sign(call.advantages[position]))
-        text.append(printable(piece), style=_STYLES[sign])
+    for sign, tokens in groupby(zip(signs, segment.pieces, strict=False), key=lambda token: token[0]):
+        text.append(printable("".join(piece for _, piece in tokens)), style=_STYLES[sign])
     return text
 
 
@@ -119,8 +121,8 @@ def _credit(call: CallTrace) -> Text:
         said = f"advantage {mean:+.3f}" + ("" if low == high else f" ({low:+.3f} to {high:+.3f})")
         credit = Text(said, style=_STYLES[int(np.sign(mean))])
     rewards = [f"{name} {number(value)}" for name, value in made.rewards.items()]
-    said = f"logprob {float(made.logprobs.sum()):.2f}", made.finish_reason.value, f"{made.duration_s:.1f} s"
-    return credit.append_text(_join("", *rewards, *said))
+    facts = (*rewards, f"logprob {float(made.logprobs.sum()):.2f}", made.finish_reason.value, f"{made.duration_s:.1f} s")
+    return credit.append_text(_join("", *facts))
 
 
 def _tool(tool: ToolCall) -> tuple[str, Text]:

@@ -119,7 +119,7 @@ class SegmentReader:
         split = len(prompt_ids)
         segments: list[Segment] = []
         for first, last in ((0, split), (split, len(ids))):
-            if first == split and kind not in _ASSISTANT:
+            if completion_ids and first == split and kind not in _ASSISTANT:
                 kind = _K.ASSISTANT  # a completion is the policy's, whatever stands before it
             for own, after, begin, end in self._runs(ids[first:last], pieces[first:last], kind):
                 kind = after
@@ -214,7 +214,8 @@ class _Template:
         """Added tokens after a message."""
         self._tokenizer = tokenizer
         call = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": {}}}
-        self._learn(({"role": "system"}, {"role": "user"}, {"role": "assistant"}, {"role": "user"}, {"role": "assistant"}))
+        self._learn(({"role": "system"}, {"role": "user"}))
+        self._learn(({"role": "user"}, {"role": "assistant"}, {"role": "user"}))
         tool = {"role": "tool", "tool_call_id": "call_0", "name": "look"}
         self._learn(({"role": "user"}, {"role": "assistant", "tool_calls": [call]}, tool, tool, {"role": "assistant"}))
         for header in [header for header, kind in self.headers.items() if kind is _K.USER and "user" in header]:
