@@ -55,9 +55,7 @@ def of_pieces() -> Any:
     vocabulary = {word: number for number, word in enumerate(("<unk>", "<s>", "</s>", "▁", "▁Hello", "▁world", "é", "s"))}
     vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
-    core.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]  # type: ignore[list-item]
-    )
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     build: Any = PreTrainedTokenizerFast
     return build(tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
