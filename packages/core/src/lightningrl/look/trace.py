@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from lightningrl.store.protocol import RolloutRecord, Score
 from lightningrl.types import Array, OtherCall, ToolCall, Trajectory, Transition
 
 __all__ = ["CallTrace", "Trace", "build_trace", "whole_row"]
+
+_EARLIER: Final = 64
+"""Calls that a new history is compared with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -102,8 +106,11 @@ def build_trace(rollout: RolloutRecord, trajectory: Trajectory, score: Score | N
 
 def whole_row(trace: Trace, call: CallTrace) -> tuple[Segment, ...]:
     """All segments of a call's row, its parents' included."""
-    parent = next((earlier for earlier in trace.calls if earlier.call.id == call.call.parent_id), None)
-    return call.segments if parent is None else (*whole_row(trace, parent), *call.segments)
+    calls = {earlier.call.id: earlier for earlier in trace.calls}
+    chain = [call]
+    while (parent := calls.get(chain[-1].call.parent_id or "")) is not None:
+        chain.append(parent)
+    return tuple(segment for link in reversed(chain) for segment in link.segments)
 
 
 def _between(calls: Sequence[Transition], others: Sequence[OtherCall]) -> dict[str, tuple[OtherCall, ...]]:
@@ -119,7 +126,7 @@ def _between(calls: Sequence[Transition], others: Sequence[OtherCall]) -> dict[s
 def _most_alike(call: Transition, segments: Sequence[Segment], rows: Sequence[tuple[Transition, np.ndarray]]) -> tuple[int, str | None]:
     """How much of a new history stands in an earlier call's row, in whole segments, and in which."""
     best: tuple[int, str | None] = (0, None)
-    for earlier, row in rows:
+    for earlier, row in rows[-_EARLIER:]:
         if earlier.policy != call.policy:
             continue
         shorter = min(len(row), len(call.prompt_ids))
