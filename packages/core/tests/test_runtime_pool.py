@@ -133,7 +133,7 @@ def test_workers_die_with_a_killed_pool(server: ScriptedServer, folder: Path) ->
     process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
     process.stdout.readline()
-    while server.result("r0") is None or not server._attempts["r1"]:
+    while server.result("r0") is None or not server.attempts("r1"):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()

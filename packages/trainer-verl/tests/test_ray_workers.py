@@ -179,7 +179,7 @@ def test_workers_of_the_command_line_die_with_it(cluster: Cluster, server: Scrip
     with (folder / "work.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     deadline = time.monotonic() + PATIENCE_S
-    while server.result("r0") is None or not server._attempts["r1"]:
+    while server.result("r0") is None or not server.attempts("r1"):
         assert process.poll() is None and time.monotonic() < deadline, (folder / "work.log").read_text()
         time.sleep(0.02)
     process.kill()

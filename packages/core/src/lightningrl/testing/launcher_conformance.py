@@ -156,24 +156,25 @@ class LauncherConformance:
     async def test_a_cancelled_rollout_stops_its_agent(self, server: ScriptedServer, folder: Path) -> None:
         for agent in ("agents.py:act", "agents.py:act_async"):
             server.add_rollout(agent, {"do": "hang"})
-            async with self.pool(server, folder, agent, lease_s=0.6):
+            async with self.pool(server, folder, agent, lease_s=3.0):
                 while not server.heartbeats(agent):  # noqa: ASYNC110  another thread's state
                     await asyncio.sleep(0.01)
-                server.cancelled.add(agent)
-                await server.wait_finished(agent)
+                server.cancel(agent)
+                server.add_rollout(f"{agent}-next", {"do": "pid"})  # which the worker runs once it has stopped the first
+                await server.wait_finished(agent, f"{agent}-next")
             result = server.result(agent)
             assert result is not None
             assert result["outcome"] == "cancelled"
 
     async def test_heartbeats_go_on_while_a_sync_agent_runs(self, server: ScriptedServer, folder: Path) -> None:
-        await self.run(server, folder, {"do": "sleep", "s": 1.0}, lease_s=0.6)
+        await self.run(server, folder, {"do": "sleep", "s": 6.0}, lease_s=3.0)
         assert server.heartbeats("r0") >= 3
 
     async def test_the_environment_points_at_the_rollout(
         self, server: ScriptedServer, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (result,) = await self.run(server, folder, {"do": "environment"}, environment={"OMP_NUM_THREADS": "3"})
-        base = f"{server.url}/rollouts/r0/attempts/0"
+        base = f"{server.url}/rollouts/r0/attempts/1"
         assert result["output"] == [f"{base}/v1", base, "3"]
 
     @pytest.mark.parametrize("agent", ["agents.py:act", "agents.py:act_async"])

@@ -11,10 +11,12 @@ async with live_gateway(folder) as gateway:
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from starlette.types import ASGIApp
 
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.engines.socket import engine_route
@@ -79,8 +81,10 @@ async def live_gateway(
     settings: GatewaySettings | None = None,
     renderer: PolicyRenderer | None = None,
     wait_s: float = 30.0,
+    around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> AsyncIterator[LiveGateway]:
-    """`folder` takes the store. `attach=False` leaves the engine out, for one that comes over the engine link."""
+    """`folder` takes the store. `attach=False` leaves the engine out, for one that comes over the engine link. `around`
+    may look at what arrives."""
     from lightningrl.server.app import create_app
     from lightningrl.store import SqlStore
 
@@ -102,7 +106,7 @@ async def live_gateway(
         tokenizers={name: renderer.tokenizer for name, renderer in renderers.items()},
     )
     try:
-        async with serving(app, ws="websockets-sansio", ws_per_message_deflate=False, timeout_keep_alive=300) as url:
+        async with serving(around(app), ws="websockets-sansio", ws_per_message_deflate=False, timeout_keep_alive=300) as url:
             yield LiveGateway(store=store, engines=engines, gateway=gateway, engine=engine, run_key=run_key, url=url)
     finally:
         await store.close()
