@@ -71,7 +71,7 @@ def test_a_new_field_of_a_transition_is_two_edits(tmp_path: Path) -> None:
     [
         (Transition, {"types.py", "gateway/calls.py", "testing/groups.py"}),  # its definition, who makes it, who makes one up
         (Trajectory, {"types.py", "store/trajectories.py"}),
-        (Lease, {"store/protocol.py", "store/sql.py", "testing/scripted_server.py"}),
+        (Lease, {"store/protocol.py", "store/sql.py"}),
         (Score, {"store/protocol.py", "store/reads.py"}),
     ],
 )

@@ -12,6 +12,7 @@ import openai
 import pytest
 from agents import Agent, Runner
 from agents.tool import function_tool
+from starlette.responses import JSONResponse
 
 from lightningrl.loading import load_callable
 from lightningrl.telemetry import semconv
@@ -292,7 +293,11 @@ def test_a_websocket_model_is_refused_rather_than_missed(process: InstrumentedPr
 def test_hosted_tools_in_an_answer_are_reported(process: InstrumentedProcess) -> None:
     found = {"id": "ws_1", "type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "weather"}}
     failed = {"id": "mcp_1", "type": "mcp_call", "name": "book", "server_label": "x", "arguments": "{}", "error": "sold out"}
-    process.server.answer = lambda body: {"content": "sunny", "items": [found, failed]}
+    text = {"type": "output_text", "text": "sunny", "annotations": []}
+    said = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [text]}
+    rest = {"created_at": 0, "model": "gpt-4o-mini", "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "status": "completed"}
+    answer = {"id": "resp_1", "object": "response", "output": [found, failed, said], **rest}
+    process.server.answer = lambda body: JSONResponse(answer)  # a provider's own, which our gateway never gives
     search, book = by_operation(run(process, "use_tools"), semconv.EXECUTE_TOOL)
     assert (search.attributes[semconv.TOOL_NAME], search.attributes[semconv.TOOL_STATUS]) == ("web_search", "ok")
     assert "weather" in search.attributes[semconv.TOOL_CALL_ARGUMENTS]

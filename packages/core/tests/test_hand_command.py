@@ -95,13 +95,13 @@ async def test_a_program_runs_as_an_agent(folder: Path, concurrency: int) -> Non
             concurrency=concurrency,
             base_dir=folder,
             log_folder=folder,
-            lease_s=1.0,
+            lease_s=6.0,
         )
         async with pool:
             await written(folder / "cancel.pids", words=2)
-            server.cancelled.add("cancelled")
+            server.cancel("cancelled")
             await server.wait_finished()
-        results = {rid: server.result(rid) or {} for rid in server._tasks}
+        results = {rid: server.result(rid) or {} for rid in server.rollout_ids}
     for number in range(8):
         output = results[f"r{number}"]["output"]
         assert output["said"] == f"RID=r{number}"

@@ -69,7 +69,7 @@ def check(server: ScriptedServer, crowd: Crowd, calls: int | dict[str, int], *, 
 
 
 def tools_of(server: ScriptedServer) -> Counter[tuple[str, str]]:
-    tools = [span for rollout_id in server._attempts for span in server.spans(rollout_id) if semconv.TOOL_STATUS in span.attributes]
+    tools = [span for rollout_id in server.rollout_ids for span in server.spans(rollout_id) if semconv.TOOL_STATUS in span.attributes]
     return Counter((tool.attributes[semconv.TOOL_NAME], tool.attributes[semconv.TOOL_STATUS]) for tool in tools)
 
 

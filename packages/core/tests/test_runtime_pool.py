@@ -162,24 +162,25 @@ async def test_a_hanging_async_agent_is_cancelled_without_losing_its_worker(serv
 async def test_a_cancelled_rollout_stops_its_agent(server: ScriptedServer, folder: Path) -> None:
     for agent in ("agents.py:act", "agents.py:act_async"):
         server.add_rollout(agent, {"do": "hang"})
-        async with make_pool(server, folder, agent, lease_s=0.6):
+        async with make_pool(server, folder, agent, lease_s=3.0):
             while not server.heartbeats(agent):
                 await asyncio.sleep(0.01)
-            server.cancelled.add(agent)
-            await server.wait_finished(agent)
+            server.cancel(agent)
+            server.add_rollout(f"{agent}-next", {"do": "pid"})  # which the worker runs once it has stopped the first
+            await server.wait_finished(agent, f"{agent}-next")
         result = server.result(agent)
         assert result is not None
         assert result["outcome"] == "cancelled"
 
 
 async def test_heartbeats_go_on_while_a_sync_agent_runs(server: ScriptedServer, folder: Path) -> None:
-    await run(server, folder, {"do": "sleep", "s": 1.0}, lease_s=0.6)
+    await run(server, folder, {"do": "sleep", "s": 6.0}, lease_s=3.0)
     assert server.heartbeats("r0") >= 3
 
 
 async def test_the_environment_points_at_the_rollout(server: ScriptedServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (result,) = await run(server, folder, {"do": "environment"}, environment={"OMP_NUM_THREADS": "3"})
-    base = f"{server.url}/rollouts/r0/attempts/0"
+    base = f"{server.url}/rollouts/r0/attempts/1"
     assert result["output"] == [f"{base}/v1", base, "3"]
 
 
@@ -265,7 +266,7 @@ def test_workers_die_with_a_killed_pool(server: ScriptedServer, folder: Path) ->
     script = folder / "run.py"
     script.write_text(
         "import asyncio, sys\nfrom lightningrl.runtime.pool import WorkerPool\n"
-        f"async def main():\n    pool = WorkerPool({server.url!r}, 'run-key', 'agents.py:act', workers=1, base_dir={str(folder)!r})\n"
+        f"async def main():\n    pool = WorkerPool({server.url!r}, {server.run_key!r}, 'agents.py:act', workers=1, base_dir={str(folder)!r})\n"
         "    async with pool:\n"
         "        print('up', flush=True)\n        await pool.wait()\nasyncio.run(main())\n"
     )
@@ -274,7 +275,7 @@ def test_workers_die_with_a_killed_pool(server: ScriptedServer, folder: Path) ->
     process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
     process.stdout.readline()
-    while server.result("r0") is None or not server._attempts["r1"]:
+    while server.result("r0") is None or not server.attempts("r1"):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()

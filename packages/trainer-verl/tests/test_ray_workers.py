@@ -183,7 +183,7 @@ def test_workers_of_the_command_line_die_with_it(cluster: Cluster, server: Scrip
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     deadline = time.monotonic() + PATIENCE_S
     said = "1 worker on 1 Ray node run agents.py:act"
-    while server.result("r0") is None or not server._attempts["r1"] or said not in (folder / "work.log").read_text():
+    while server.result("r0") is None or not server.attempts("r1") or said not in (folder / "work.log").read_text():
         assert process.poll() is None and time.monotonic() < deadline, (folder / "work.log").read_text()
         time.sleep(0.02)
     process.kill()

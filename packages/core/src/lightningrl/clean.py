@@ -11,12 +11,14 @@ import math
 import re
 from typing import Any, Final
 
-__all__ = ["DEEPEST", "clean_json", "clean_text", "finite", "is_deeper", "parse_json"]
+__all__ = ["DEEPEST", "clean_json", "clean_text", "finite", "is_deeper", "parse_json", "printable"]
 
 DEEPEST: Final = 100
 """Levels of lists and objects in a JSON value."""
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_UNSEEN: Final = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+"""Control characters, and what reorders or hides text; not tab and newline."""
 _ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -68,3 +70,8 @@ def is_deeper(value: Any, levels: int) -> bool:
 def finite(value: float) -> float:
     """The number, or 0.0 where it is none (NaN, infinite)."""
     return value if math.isfinite(value) else 0.0
+
+
+def printable(text: str) -> str:
+    """For a terminal: what it would obey or hide is shown as `\\x1b` or `\\u202e`."""
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -214,12 +214,13 @@ def show_rollout(
     rollout_id: Annotated[str, typer.Argument(help="A rollout's id, from `rollouts list`.", metavar="ROLLOUT")],
     run: RunOption = None,
     runs: RunsOption = Path("runs"),
-    full: Annotated[bool, typer.Option("--full", help="Whole prompts, special tokens included.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Each call's whole row, markup included.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The trace as one JSON object.")] = False,
 ) -> None:
-    """Show one rollout: each call's prompt, completion and advantage, tool calls, rewards, outcome."""
+    """Show one rollout: who said what, the sampled tokens in the colour of their advantage, tools, other calls, rewards, outcome."""
     from lightningrl.cli.rollouts import show_command
 
-    show_command(rollout_id, run=run, runs=runs, full=full)
+    show_command(rollout_id, run=run, runs=runs, full=full, as_json=as_json)
 
 
 @recipes.command("show")

@@ -18,6 +18,7 @@ from lightningrl import wire
 from lightningrl.control import api
 from lightningrl.control.api import Endpoint
 from lightningrl.errors import ServerError
+from lightningrl.look.trace import Trace
 from lightningrl.store.protocol import Lease, RolloutFilter, RolloutRecord, Score, StepRecord
 from lightningrl.types import Outcome, RolloutSpec, RolloutState, Trajectory
 
@@ -107,6 +108,10 @@ class ServerClient:
 
     async def rollout(self, rollout_id: str) -> RolloutRecord:
         return await self.ask(api.ROLLOUT, None, rid=rollout_id)
+
+    async def trace(self, rollout_id: str) -> Trace:
+        """What was said and what it earned, as text."""
+        return await self.ask(api.TRACE, None, rid=rollout_id)
 
     async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> Sequence[RolloutRecord]:  # noqa: B008
         return await self.ask(api.LIST, where)

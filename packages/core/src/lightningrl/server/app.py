@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -43,11 +44,13 @@ def create_app(
     forwarder: SpanForwarder | None = None,
     read_asked: ReadAsked | None = None,
     vitals: Vitals | None = None,
+    tokenizers: Mapping[str, Any] | None = None,
     max_body_bytes: int = 32 * 2**20,
     longest_wait_s: float = 60.0,
 ) -> Starlette:
     """`routes` are the gateway's and the engine link's; `memory` is the gateway, told of ended attempts; `forwarder` gets all spans;
-    `read_asked` says what an attempt's answers asked its tools for; `vitals`, which somebody else keeps watching, are shown."""
+    `read_asked` says what an attempt's answers asked its tools for; `vitals`, which somebody else keeps watching, are shown;
+    `tokenizers` of the policies make text of what is looked at."""
     access = Access(store, run_key)
     workers = Workers()
     return Starlette(
@@ -58,7 +61,7 @@ def create_app(
                 store, access, workers, memory, forwarder, read_asked, max_body_bytes=max_body_bytes, longest_wait_s=longest_wait_s
             ),
             *worker_routes(store, access, workers, longest_wait_s=longest_wait_s),
-            *run_routes(store, access, engines, forwarder, vitals, longest_wait_s=longest_wait_s),
+            *run_routes(store, access, engines, forwarder, vitals, tokenizers=tokenizers or {}, longest_wait_s=longest_wait_s),
             Route("/health", _health),
             Route("/openapi.json", _description),
         ],

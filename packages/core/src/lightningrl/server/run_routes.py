@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from lightningrl import wire
 from lightningrl.control import api
+from lightningrl.look.run import StoredRun
 from lightningrl.server.access import Access
 from lightningrl.server.attempt_routes import while_connected
 from lightningrl.server.forwarding import SpanForwarder
@@ -20,7 +22,6 @@ from lightningrl.server.routes import BodyError, route
 from lightningrl.server.vitals import Vitals, memory_bytes
 from lightningrl.store.protocol import RolloutFilter, RolloutRecord, StepRecord, Store
 from lightningrl.types import PolicyStatus, RolloutSpec
-from lightningrl.wire import encode_trajectories
 
 __all__ = ["Engines", "run_routes"]
 
@@ -40,8 +41,11 @@ def run_routes(  # noqa: C901  (one short function per endpoint)
     forwarder: SpanForwarder | None = None,
     vitals: Vitals | None = None,
     *,
+    tokenizers: Mapping[str, Any],
     longest_wait_s: float,
 ) -> list[BaseRoute]:
+    run = StoredRun(store, tokenizers.get)
+
     async def create(_: Request, body: api.Create) -> api.Created:
         for spec in body.rollouts:
             _check(spec)
@@ -53,13 +57,17 @@ def run_routes(  # noqa: C901  (one short function per endpoint)
     async def one(request: Request, _: None) -> RolloutRecord:
         return await store.rollout(request.path_params["rid"])
 
+    async def trace(request: Request, _: None) -> Response:
+        found = await run.trace(request.path_params["rid"])
+        return Response(await asyncio.to_thread(wire.encode, found), media_type="application/json")
+
     async def wait(request: Request, body: api.Wait) -> api.Finished:
         waiting = store.wait_finished(body.rollout_ids, min(body.wait_s, longest_wait_s), body.min_finished)
         return api.Finished(finished=await while_connected(request, waiting) or ())
 
     async def trajectories(_: Request, body: api.RolloutIds) -> Response:
         found = await store.trajectories(body.rollout_ids)
-        return Response(await asyncio.to_thread(encode_trajectories, found), media_type="application/json")
+        return Response(await asyncio.to_thread(wire.encode_trajectories, found), media_type="application/json")
 
     async def scores(_: Request, body: api.Scores) -> None:
         await store.set_scores(body.scores)
@@ -97,6 +105,7 @@ def run_routes(  # noqa: C901  (one short function per endpoint)
         route(api.CREATE, access, create),
         route(api.LIST, access, listed),
         route(api.ROLLOUT, access, one),
+        route(api.TRACE, access, trace),
         route(api.WAIT, access, wait),
         route(api.TRAJECTORIES, access, trajectories),
         route(api.SCORES, access, scores),

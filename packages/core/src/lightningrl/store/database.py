@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError, StatementError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from lightningrl.errors import StoreError
-from lightningrl.store.errors import StoreFull
+from lightningrl.store.errors import OlderStore, StoreFull
 from lightningrl.store.migrations import MIGRATIONS
 from lightningrl.store.schema import SCHEMA_VERSION, attempts, meta, metadata
 
@@ -180,7 +180,7 @@ def _prepare(database: Database, *, read_only: bool) -> None:
             )
         if version is not None and int(version) < SCHEMA_VERSION:
             if read_only:
-                raise StoreError(
+                raise OlderStore(
                     f"the store {database.name!r} has schema version {version}, older than {SCHEMA_VERSION}; resume or serve its run once, "
                     "which brings it up to date"
                 )

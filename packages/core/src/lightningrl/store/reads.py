@@ -274,8 +274,16 @@ class Reader:
     def rollout(self, db: Connection, rollout_id: str) -> RolloutRecord:
         found = self._rollouts(db, [rollouts.c.id == rollout_id], 1, 0)
         if not found:
-            raise UnknownRecord(f"no rollout {rollout_id!r}; list them to see which there are")
+            raise UnknownRecord(f"no rollout {rollout_id!r}; {self._near(db, rollout_id)}")
         return found[0]
+
+    def _near(self, db: Connection, rollout_id: str) -> str:
+        """Names beside one that does not exist, in their order."""
+        ids = rollouts.c.id
+        below = db.execute(select(ids).where(ids < rollout_id).order_by(ids.desc()).limit(2)).scalars().all()
+        above = db.execute(select(ids).where(ids > rollout_id).order_by(ids).limit(2)).scalars().all()
+        near = ", ".join(map(repr, (*reversed(below), *above)))
+        return f"near it are {near}" if near else "there is none yet"
 
     def list_rollouts(self, db: Connection, where: RolloutFilter = RolloutFilter()) -> tuple[RolloutRecord, ...]:  # noqa: B008
         wanted = {

@@ -1,4 +1,4 @@
-"""A real gateway on a loopback port, with a real SQLite store and a scripted engine.
+"""A real server on a loopback port, gateway and control API, with a real SQLite store and a scripted engine.
 
 async with live_gateway(folder) as gateway:
     gateway.engine.enqueue("42")
@@ -11,16 +11,19 @@ async with live_gateway(folder) as gateway:
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from starlette.types import ASGIApp
 
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.engines.socket import engine_route
 from lightningrl.gateway.app import Gateway, create_gateway
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.rendering.renderer import PolicyRenderer
+from lightningrl.server.asked_calls import read_kept_answers
 from lightningrl.store.protocol import Store
 from lightningrl.testing.loopback import serving
 from lightningrl.testing.scripted_engine import ScriptedEngine
@@ -78,10 +81,11 @@ async def live_gateway(
     settings: GatewaySettings | None = None,
     renderer: PolicyRenderer | None = None,
     wait_s: float = 30.0,
+    around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> AsyncIterator[LiveGateway]:
-    """`folder` takes the store. `attach=False` leaves the engine out, for one that comes over the engine link."""
-    from starlette.applications import Starlette
-
+    """`folder` takes the store. `attach=False` leaves the engine out, for one that comes over the engine link. `around`
+    may look at what arrives."""
+    from lightningrl.server.app import create_app
     from lightningrl.store import SqlStore
 
     engine = engine or ScriptedEngine(tiny_tokenizer())
@@ -90,10 +94,19 @@ async def live_gateway(
     if attach:
         engines.attach(engine)
     run_key = "run-key"
-    gateway = create_gateway(store, engines, {engine.policy: renderer or PolicyRenderer(engine.tokenizer)}, settings)
-    app = Starlette(routes=[*gateway.routes, engine_route(engines, run_key)])
+    renderers = {engine.policy: renderer or PolicyRenderer(engine.tokenizer)}
+    gateway = create_gateway(store, engines, renderers, settings)
+    app = create_app(
+        store,
+        engines,
+        run_key=run_key,
+        routes=[engine_route(engines, run_key), *gateway.routes],
+        memory=gateway,
+        read_asked=read_kept_answers(store, renderers),
+        tokenizers={name: renderer.tokenizer for name, renderer in renderers.items()},
+    )
     try:
-        async with serving(app, ws="websockets-sansio", ws_per_message_deflate=False, timeout_keep_alive=300) as url:
+        async with serving(around(app), ws="websockets-sansio", ws_per_message_deflate=False, timeout_keep_alive=300) as url:
             yield LiveGateway(store=store, engines=engines, gateway=gateway, engine=engine, run_key=run_key, url=url)
     finally:
         await store.close()

@@ -1,8 +1,7 @@
-"""A small real server for tests of agents, adapters and the runtime: the control API in memory, and a model that a function plays.
+"""The real server for tests of agents, adapters and the runtime, in a thread: gateway, control API and store, and a policy that a function
+of the messages plays. What arrived is kept, as it arrived.
 
-It speaks messages, not tokens: what is under test is who called, not what was sampled (`live_gateway` has the real thing).
-
-    with ScriptedServer(answer=lambda body: {"role": "assistant", "content": "42"}) as server:
+    with ScriptedServer(lambda body: {"content": "42"}) as server:
         server.add_rollout("r1", {"question": "6*7?"})
         ...
         server.calls[0].rollout_id, server.calls[0].agent, server.spans("r1")
@@ -15,36 +14,39 @@ import json
 import random
 import re
 import threading
-import time
-import uuid
-from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Final, Self, TypeVar
 
-import uvicorn
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lightningrl import wire
-from lightningrl.keys import worker_key
-from lightningrl.server.access import Access
-from lightningrl.server.worker_routes import worker_routes
-from lightningrl.server.workers import Workers
-from lightningrl.store.protocol import Lease, RunningAttempt, Store
-from lightningrl.testing.loopback import LoopbackServer
-from lightningrl.testing.scripted_responses import respond, responses_messages, stream_response_events
-from lightningrl.types import RolloutMode, Task
+from lightningrl.gateway.dialects.responses import parse_responses_request
+from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.store.protocol import AttemptRecord
+from lightningrl.testing.live_gateway import LiveGateway, live_gateway
+from lightningrl.testing.scripted_engine import ScriptedEngine
+from lightningrl.testing.tokenizers import tiny_tokenizer
+from lightningrl.types import RolloutSpec, SamplingSettings, Task
 
 __all__ = ["RecordedCall", "RecordedSpan", "ScriptedServer"]
 
-RUN_KEY = "run-key"
-Answer = Callable[[dict[str, Any]], dict[str, Any] | tuple[int, str, str]]
-"""Request body → assistant message, or (status, error code, error message)."""
+Answer = Callable[[dict[str, Any]], "dict[str, Any] | tuple[int, str, str] | Response"]
+"""Request body, with its `messages` in every dialect → assistant message. Also what our gateway would never say: (status, error code,
+error message), or a whole response as another provider writes it."""
+T = TypeVar("T")
+
+_PLACE: Final = re.compile(r"(?:/api/v1)?/rollouts/([^/]+)/attempts/(\d+)/(.*)")
+_SAID: ContextVar[str] = ContextVar("said")
+"""What the policy says to the request that is being served."""
+_NO_JSON: Final = '{"no": "json"}'
+"""What the policy writes where a test wants arguments that are no JSON; the answer then has those."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,12 +54,11 @@ class RecordedCall:
     """One request for a completion, as it arrived."""
 
     rollout_id: str | None
-    """None = it came without a rollout, and was refused."""
+    """None = it came without a rollout that runs, and was refused."""
     attempt: int
     body: dict[str, Any]
     headers: dict[str, str]
     status: int
-    arrived_at: float
 
     @property
     def text(self) -> str:
@@ -90,272 +91,214 @@ class RecordedSpan:
     is_error: bool
 
 
-@dataclass
-class Attempt:
-    """What the server knows of one attempt."""
-
-    rollout_id: str
-    attempt: int
-    key: str
-    worker_id: str = ""
-    result: dict[str, Any] | None = None
-    heartbeats: int = 0
-    spans: list[RecordedSpan] = field(default_factory=list[RecordedSpan])
-
-
 class ScriptedServer:
     """Starts in a thread on a free port of 127.0.0.1; stops on exit."""
 
-    def __init__(self, answer: Answer, *, max_delay_s: float = 0.0, max_attempts: int = 1, hold_until: int = 0) -> None:
+    def __init__(self, answer: Answer, *, max_delay_s: float = 0.0, hold_until: int = 0) -> None:
         """`hold_until`: answer no call before so many attempts have been open at one moment."""
         self.answer = answer
-        self.run_key = RUN_KEY
         self.calls: list[RecordedCall] = []
-        self.cancelled: set[str] = set()
-        self.finished_at: dict[str, float] = {}
+        self.rollout_ids: list[str] = []
         self.most_open = 0
         """Most leased attempts without a result at one moment."""
         self.open = 0
         """Leased attempts without a result."""
-        self._workers = Workers()
         self._max_delay_s = max_delay_s
-        self._max_attempts = max_attempts
         self._hold_until = hold_until
-        self._attempts: dict[str, list[Attempt]] = {}
-        self._tasks: dict[str, tuple[Any, float]] = {}
-        self._queue: deque[str] = deque()
+        self._heartbeats: Counter[str] = Counter()
+        self._spans: defaultdict[str, list[RecordedSpan]] = defaultdict(list)
         self._random = random.Random(0)  # noqa: S311  delays, not secrets
-        store = cast("Store", self)
-        rollout = "/rollouts/{rid}/attempts/{n:int}"
-        app = Starlette(
-            routes=[
-                Route("/api/v1/leases", self._lease, methods=["POST"]),
-                *worker_routes(store, Access(store, RUN_KEY), self._workers, longest_wait_s=3600.0),
-                Route(f"/api/v1{rollout}/result", self._result, methods=["POST"]),
-                Route(f"/api/v1{rollout}/v1/traces", self._traces, methods=["POST"]),
-                Route(f"{rollout}/v1/chat/completions", self._chat, methods=["POST"]),
-                Route(f"{rollout}/v1/responses", self._responses, methods=["POST"]),
-                Route("/v1/chat/completions", self._refuse, methods=["POST"]),
-                Route("/v1/responses", self._refuse, methods=["POST"]),
-            ]
-        )
-        self._server = LoopbackServer(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
-        self._thread = threading.Thread(target=self._server.run, name="scripted-server", daemon=True)
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="scripted-server", daemon=True)
+        self._gateway: LiveGateway
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
 
     def __enter__(self) -> Self:
         self._thread.start()
-        while not self._server.started:
-            time.sleep(0.002)
+        self._started.wait()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._server.should_exit = True
-        self._server.force_exit = True
-        self._thread.join()
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        return self._gateway.url
+
+    @property
+    def run_key(self) -> str:
+        return self._gateway.run_key
 
     def add_rollout(self, rollout_id: str, task_input: Any, *, timeout_s: float = 900.0) -> None:
         """Queue a rollout."""
-        self._tasks[rollout_id] = (task_input, timeout_s)
-        self._attempts[rollout_id] = []
-        self._queue.append(rollout_id)
+        task = Task(id=f"task-{rollout_id}", input=task_input)
+        self._ask(self._gateway.store.create_rollouts([RolloutSpec(id=rollout_id, task=task, group_id="g", timeout_s=timeout_s)]))
+        self.rollout_ids.append(rollout_id)
 
-    def open_attempt(self, rollout_id: str, worker_id: str = "") -> tuple[int, str, str]:
-        """Start an attempt, by default without a worker: (number, base path, scoped key)."""
-        attempts = self._attempts.setdefault(rollout_id, [])
-        attempts.append(Attempt(rollout_id, len(attempts), f"key-{uuid.uuid4().hex}", worker_id))
-        return len(attempts) - 1, f"/rollouts/{rollout_id}/attempts/{len(attempts) - 1}/v1", attempts[-1].key
+    def open_attempt(self, rollout_id: str) -> tuple[int, str, str]:
+        """Start an attempt without a worker, where no rollout is queued: (number, base path, scoped key)."""
+        attempt = self._ask(self._gateway.attempt(rollout_id=rollout_id))
+        self.rollout_ids.append(rollout_id)
+        return attempt.attempt, attempt.base_url.removeprefix(self.url), attempt.key
 
-    def result(self, rollout_id: str, attempt: int = -1) -> dict[str, Any] | None:
-        """What the attempt ended with: `outcome`, `output`, `error`, `duration_s`; None while it runs."""
-        attempts = self._attempts[rollout_id]
-        return attempts[attempt].result if attempts else None
+    def attempts(self, rollout_id: str) -> tuple[AttemptRecord, ...]:
+        """Those that have begun."""
+        return self._ask(self._gateway.store.rollout(rollout_id)).attempts
+
+    def result(self, rollout_id: str) -> dict[str, Any] | None:
+        """What the last attempt ended with: `outcome`, `output`, `error`, `duration_s`; None while it runs."""
+        last = next(reversed(self.attempts(rollout_id)), None)
+        if last is None or last.outcome is None:
+            return None
+        return {"outcome": last.outcome.value, "output": last.output, "error": last.error, "duration_s": last.duration_s}
+
+    def cancel(self, rollout_id: str) -> None:
+        self._ask(self._gateway.store.cancel([rollout_id]))
 
     def heartbeats(self, rollout_id: str) -> int:
-        return sum(attempt.heartbeats for attempt in self._attempts[rollout_id])
+        return self._heartbeats[rollout_id]
 
     def spans(self, rollout_id: str) -> list[RecordedSpan]:
-        return [span for attempt in self._attempts[rollout_id] for span in attempt.spans]
+        return self._spans[rollout_id]
 
     async def wait_finished(self, *rollout_ids: str, timeout_s: float = 900.0) -> None:
         """Returns when these rollouts (default: all) have a result."""
-        async with asyncio.timeout(timeout_s):
-            while not all(self.result(rid) is not None for rid in rollout_ids or tuple(self._tasks)):  # noqa: ASYNC110  another thread's state
-                await asyncio.sleep(0.01)
+        wanted = rollout_ids or tuple(self.rollout_ids)
+        finished = await asyncio.to_thread(self._ask, self._gateway.store.wait_finished(wanted, timeout_s))
+        if len(finished) < len(wanted):
+            raise TimeoutError(f"rollouts did not end within {timeout_s:g} s")
 
-    async def _lease(self, request: Request) -> Response:
-        if request.headers.get("authorization", "").removeprefix("Bearer ") != worker_key(RUN_KEY):
-            return JSONResponse({"error": "wrong key"}, 401)
-        body = await request.json()
-        deadline = time.monotonic() + body["wait_s"]
-        while not self._queue:
-            if time.monotonic() > deadline or await request.is_disconnected():
-                return Response(status_code=204)
-            await asyncio.sleep(0.005)
-        rid = self._queue.popleft()
-        number, _, key = self.open_attempt(rid, body["worker_id"])
-        self._workers.note_lease(body["worker_id"])
-        self.open += 1
-        self.most_open = max(self.most_open, self.open)
-        task_input, timeout_s = self._tasks[rid]
-        lease = Lease(
-            rollout_id=rid,
-            attempt=number,
-            task=Task(id=f"task-{rid}", input=task_input),
-            mode=RolloutMode.TRAIN,
-            timeout_s=timeout_s,
-            key=key,
-            expires_at=time.time() + 60.0,
-        )
-        return Response(wire.encode(lease), media_type="application/json")
+    def _ask(self, question: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(question, self._loop).result()
 
-    def _find(self, request: Request) -> Attempt | None:
-        """The attempt of the URL, if the key opens it."""
-        attempts = self._attempts.get(request.path_params["rid"], [])
-        number = request.path_params["n"]
-        if number >= len(attempts):
-            return None
-        key = request.headers.get("authorization", "").removeprefix("Bearer ")
-        return attempts[number] if key in {attempts[number].key, RUN_KEY, worker_key(RUN_KEY)} else None
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        engine = ScriptedEngine(tiny_tokenizer(), reply=lambda _: _SAID.get(), chunk_tokens=64)
+        settings = GatewaySettings(sampling={engine.policy: SamplingSettings(max_tokens=8192)})
+        with TemporaryDirectory() as folder:
+            async with live_gateway(Path(folder), engine=engine, settings=settings, around=self._around) as self._gateway:
+                self._started.set()
+                await self._stop.wait()
 
-    async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
-        """As a store's."""
-        self._attempts[rollout_id][attempt].heartbeats += 1
-        return rollout_id not in self.cancelled
+    def _around(self, app: ASGIApp) -> ASGIApp:
+        """The app, looked at from outside."""
 
-    async def running(self, workers: str) -> tuple[RunningAttempt, ...]:
-        """As a store's."""
-        running = [one for attempts in self._attempts.values() for one in attempts if one.result is None and one.worker_id]
-        return tuple(
-            RunningAttempt(
-                rollout_id=one.rollout_id, attempt=one.attempt, worker_id=one.worker_id, timeout_s=self._tasks[one.rollout_id][1]
-            )
-            for one in running
-            if one.worker_id.startswith(workers)
-        )
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            place = _PLACE.fullmatch(scope.get("path", ""))
+            rollout_id, number, what = place.groups() if place else (None, "0", scope.get("path", "").rpartition("/v1/")[2])
+            if what.removeprefix("v1/") in ("chat/completions", "responses"):
+                await self._call(app, rollout_id, int(number), scope, receive, send)
+            elif rollout_id is not None and what == "v1/traces":
+                body = await _read(receive)
+                self._spans[rollout_id] += _spans_of(body)
+                await app(scope, _again(body, receive), send)
+            else:
+                self._heartbeats[rollout_id or ""] += what == "heartbeat"
+                await app(scope, receive, lambda message: self._count(what, message, send))
 
-    async def _result(self, request: Request) -> Response:
-        attempt = self._find(request)
-        if attempt is None:
-            return JSONResponse({"error": "wrong key"}, 403)
-        if attempt.result is None:
-            attempt.result = await request.json()
-            self.open -= 1
-            self.finished_at[attempt.rollout_id] = time.perf_counter()
-            if attempt.result["outcome"] == "infrastructure_error" and len(self._attempts[attempt.rollout_id]) < self._max_attempts:
-                self._queue.append(attempt.rollout_id)
-        return JSONResponse({"state": "succeeded"})
+        return serve
 
-    async def _traces(self, request: Request) -> Response:
-        attempt = self._find(request)
-        if attempt is None:
-            return JSONResponse({"error": "wrong key"}, 403)
-        message = ExportTraceServiceRequest.FromString(await request.body())
-        attempt.spans += [
-            RecordedSpan(
-                name=span.name,
-                span_id=span.span_id.hex(),
-                parent_id=span.parent_span_id.hex(),
-                trace_id=span.trace_id.hex(),
-                attributes={item.key: item.value.string_value for item in span.attributes},
-                is_error=span.status.code == 2,
-            )
-            for resource in message.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        ]
-        return JSONResponse({})
+    async def _count(self, what: str, message: Message, send: Send) -> None:
+        if message["type"] == "http.response.start" and message["status"] == 200 and what in ("leases", "result"):
+            self.open += 1 if what == "leases" else -1
+            self.most_open = max(self.most_open, self.open)
+        await send(message)
 
-    async def _refuse(self, request: Request) -> Response:
-        self._record(request, None, await request.json(), 403)
-        return error_response(403, "no_rollout", "this call belongs to no rollout")
+    async def _call(self, app: ASGIApp, rollout_id: str | None, attempt: int, scope: Scope, receive: Receive, send: Send) -> None:
+        data = await _read(receive)
+        body = json.loads(data)
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
 
-    async def _chat(self, request: Request) -> Response:
-        body = await request.json()
-        message = await self._play(request, body)
-        if isinstance(message, Response):
-            return message
-        return (
-            StreamingResponse(stream_events(body, message), media_type="text/event-stream")
-            if body.get("stream")
-            else completion(body, message)
-        )
+        async def record(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                known = rollout_id if message["status"] not in (401, 403, 409) else None
+                self.calls.append(RecordedCall(rollout_id=known, attempt=attempt, body=body, headers=headers, status=message["status"]))
+            await send(message)
 
-    async def _responses(self, request: Request) -> Response:
-        """The responses dialect; the answer function and the record see `messages` as well."""
-        body = await request.json()
-        body["messages"] = responses_messages(body)
-        message = await self._play(request, body)
-        if isinstance(message, Response):
-            return message
-        return (
-            StreamingResponse(stream_response_events(body, message), media_type="text/event-stream")
-            if body.get("stream")
-            else respond(body, message)
-        )
-
-    async def _play(self, request: Request, body: dict[str, Any]) -> dict[str, Any] | Response:
-        """The scripted message, or why there is none."""
-        attempt = self._find(request)
-        if attempt is None:
-            self._record(request, None, body, 403)
-            return error_response(403, "wrong_key", "this key does not open this attempt")
+        if rollout_id is None:
+            await app(scope, _again(data, receive), record)
+            return
+        if "messages" not in body:
+            body["messages"] = list(parse_responses_request(data).call.messages)
         while self.most_open < self._hold_until:  # noqa: ASYNC110  open_attempt is called from other threads
             await asyncio.sleep(0.01)
         await asyncio.sleep(self._random.random() * self._max_delay_s)
-        message = self.answer(body)
-        if isinstance(message, tuple):
-            self._record(request, attempt, body, message[0])
-            return error_response(*message)
-        self._record(request, attempt, body, 200)
-        return message
+        said = self.answer(body)
+        if isinstance(said, tuple):
+            said = JSONResponse({"error": {"message": said[2], "type": said[1], "code": said[1], "param": None}}, said[0])
+        if isinstance(said, Response):
+            await said(scope, receive, record)
+            return
+        text, no_json = _written(said)
+        _SAID.set(text)
+        await app(scope, _again(data, receive), _Replaced(record, no_json) if no_json else record)
 
-    def _record(self, request: Request, attempt: Attempt | None, body: dict[str, Any], status: int) -> None:
-        self.calls.append(
-            RecordedCall(
-                rollout_id=None if attempt is None else attempt.rollout_id,
-                attempt=0 if attempt is None else attempt.attempt,
-                body=body,
-                headers=dict(request.headers),
-                status=status,
-                arrived_at=time.perf_counter(),
-            )
+
+class _Replaced:
+    """Sends an answer with arguments that are no JSON."""
+
+    def __init__(self, send: Send, text: str) -> None:
+        self._send, self._text = send, text
+        self._start: Message = {}
+        self._body = b""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        self._body += message.get("body", b"")
+        if not message.get("more_body"):
+            body = self._body.replace(json.dumps(_NO_JSON)[1:-1].encode(), json.dumps(self._text)[1:-1].encode())
+            headers = [(name, value) for name, value in self._start["headers"] if name.lower() != b"content-length"]
+            await self._send({**self._start, "headers": headers})
+            await self._send({**message, "body": body})
+
+
+def _written(message: dict[str, Any]) -> tuple[str, str]:
+    """A message as the policy writes it, and its arguments that are no JSON."""
+    text, no_json = message.get("content") or "", ""
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        try:
+            json.loads(arguments)
+        except ValueError:
+            arguments, no_json = _NO_JSON, arguments
+        text += f'\n<tool_call>\n{{"name": {json.dumps(call["function"]["name"])}, "arguments": {arguments}}}\n</tool_call>'
+    return text.lstrip("\n"), no_json
+
+
+async def _read(receive: Receive) -> bytes:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    return body
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Hands a body that was read to the app; then what comes after it."""
+    parts: list[Message] = [{"type": "http.request", "body": body}]
+
+    async def next_part() -> Message:
+        return parts.pop() if parts else await receive()
+
+    return next_part
+
+
+def _spans_of(body: bytes) -> list[RecordedSpan]:
+    return [
+        RecordedSpan(
+            name=span.name,
+            span_id=span.span_id.hex(),
+            parent_id=span.parent_span_id.hex(),
+            trace_id=span.trace_id.hex(),
+            attributes={item.key: item.value.string_value for item in span.attributes},
+            is_error=span.status.code == 2,
         )
-
-
-def error_response(status: int, code: str, message: str) -> Response:
-    return JSONResponse({"error": {"message": message, "type": code, "code": code, "param": None}}, status)
-
-
-def completion(body: dict[str, Any], message: dict[str, Any]) -> Response:
-    choice = {"index": 0, "message": {"role": "assistant", "content": None, **message}, "finish_reason": finish_reason(message)}
-    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-    return JSONResponse(
-        {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "object": "chat.completion",
-            "created": 0,
-            "model": body["model"],
-            "choices": [choice],
-            "usage": usage,
-        }
-    )
-
-
-async def stream_events(body: dict[str, Any], message: dict[str, Any]) -> AsyncIterator[str]:
-    head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion.chunk", "created": 0, "model": body["model"]}
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    deltas += [{"content": piece} for piece in re.findall(r"\S+\s*", message.get("content") or "")]
-    deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(message.get("tool_calls") or ())]
-    for delta in deltas:
-        yield f"data: {json.dumps({**head, 'choices': [{'index': 0, 'delta': delta, 'finish_reason': None}]})}\n\n"
-        await asyncio.sleep(0)
-    yield f"data: {json.dumps({**head, 'choices': [{'index': 0, 'delta': {}, 'finish_reason': finish_reason(message)}]})}\n\n"
-    yield "data: [DONE]\n\n"
-
-
-def finish_reason(message: dict[str, Any]) -> str:
-    return "tool_calls" if message.get("tool_calls") else "stop"
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]

@@ -1,0 +1,139 @@
+"""Whom to ask about a run.
+
+A run's folder, whether a trainer writes to it now, was killed or has ended: `open_run(folder)` reads the store beside it, read-only and
+without its lock. Who is on another machine and has the run key asks the server: a `ServerClient` is a `RunReader`, too, and the server,
+which has the store and the tokenizers, answers with the same traces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import statistics
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.look.segments import SegmentReader
+from lightningrl.look.trace import Trace, build_trace
+from lightningrl.rendering.tokenizer import load_tokenizer
+from lightningrl.store import SqlStore
+from lightningrl.store.errors import OlderStore
+from lightningrl.store.protocol import RolloutFilter, RolloutRecord, StepRecord, Store
+from lightningrl.types import Outcome, Trajectory
+
+__all__ = ["Group", "RunReader", "StoredRun", "open_run", "read_group"]
+
+
+class RunReader(Protocol):
+    """What can be asked about a run."""
+
+    async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> Sequence[RolloutRecord]: ...  # noqa: B008
+
+    async def trace(self, rollout_id: str) -> Trace:
+        """Raises LightningError naming rollouts near it where there is none."""
+        ...
+
+    async def steps(self) -> Sequence[StepRecord]:
+        """Finished training steps with their metrics."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The rollouts of one task that are compared with each other."""
+
+    rollouts: tuple[RolloutRecord, ...]
+    """In the order in which they were asked for."""
+    mean: float | None
+    """Of their rewards; None = none has one."""
+    std: float | None
+
+
+async def read_group(run: RunReader, group_id: str) -> Group:
+    """Side by side; empty where there is none of that name."""
+    rollouts = tuple(reversed(await run.list_rollouts(RolloutFilter(group_id=group_id, limit=1000))))
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    return Group(
+        rollouts=rollouts,
+        mean=statistics.fmean(rewards) if rewards else None,
+        std=statistics.pstdev(rewards) if rewards else None,
+    )
+
+
+class StoredRun:
+    """A run read from its store."""
+
+    def __init__(self, store: Store, tokenizer_of: Callable[[str], Any | None]) -> None:
+        """`tokenizer_of(policy)`: None where nobody has it."""
+        self._store = store
+        self._reader_of = cache(lambda policy: SegmentReader(tokenizer_of(policy)))
+
+    async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> Sequence[RolloutRecord]:  # noqa: B008
+        return await self._store.list_rollouts(where)
+
+    async def steps(self) -> Sequence[StepRecord]:
+        return await self._store.steps()
+
+    async def trace(self, rollout_id: str) -> Trace:
+        rollout = await self._store.rollout(rollout_id)
+        if not rollout.attempts:
+            return Trace(rollout=rollout, attempt=None)
+        if any(attempt.outcome is not None for attempt in rollout.attempts):
+            (trajectory,), (score,) = await self._store.trajectories([rollout_id]), await self._store.scores([rollout_id])
+        else:
+            trajectory, score = await self._so_far(rollout), None
+        return await asyncio.to_thread(build_trace, rollout, trajectory, score, self._reader_of)
+
+    async def _so_far(self, rollout: RolloutRecord) -> Trajectory:
+        """What the running attempt has called; its tool calls are told when it ends."""
+        place = rollout.spec.id, rollout.attempts[-1].attempt
+        return Trajectory(
+            rollout_id=rollout.spec.id,
+            attempt=rollout.attempts[-1].attempt,
+            task=rollout.spec.task,
+            group_id=rollout.spec.group_id,
+            outcome=Outcome.CANCELLED,
+            transitions=tuple(record.transition for record in await self._store.calls(*place)),
+            other_calls=await self._store.other_calls(*place),
+        )
+
+
+@asynccontextmanager
+async def open_run(folder: Path) -> AsyncIterator[StoredRun]:
+    """Raises RunFolderError where there is no store. A store of an older version is read from a copy that is brought up to date."""
+    path = folder.absolute() / "store.sqlite"  # noqa: ASYNC240  (a moment, and nobody else is on this loop)
+    if not path.is_file():
+        raise RunFolderError(f"no store in {str(folder)!r}; name a run folder with --run")
+    with TemporaryDirectory(prefix="lightningrl-look-") as scratch:
+        try:
+            store = await SqlStore.open(f"sqlite:///{path}", read_only=True)
+        except OlderStore:
+            copy = Path(scratch) / "store.sqlite"
+            with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as old, closing(sqlite3.connect(copy)) as new:
+                old.backup(new)
+            store = await SqlStore.open(f"sqlite:///{copy}")
+        try:
+            yield StoredRun(store, _tokenizers(folder))
+        finally:
+            await store.close()
+
+
+def _tokenizers(folder: Path) -> Callable[[str], Any | None]:
+    """By policy, as the run had them; None where their model has gone."""
+    run = folder / "run.json"
+    models: dict[str, str] = json.loads(run.read_text(encoding="utf-8")).get("models", {}) if run.is_file() else {}
+
+    def tokenizer_of(policy: str) -> Any | None:
+        try:
+            return load_tokenizer(models[policy])
+        except (KeyError, ConfigError):
+            return None
+
+    return tokenizer_of

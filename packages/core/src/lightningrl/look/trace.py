@@ -1,0 +1,138 @@
+"""A rollout as a person reads it: who said what in which tokens, what each call earned, what happened between the calls.
+
+A call shows what it adds to the call whose tokens begin its prompt, so that a conversation of twenty turns is read once:
+
+    call 0   system, user │ assistant
+    call 1        (as call 0) tool result │ assistant        seen = tokens of call 0
+    call 2   system (as call 0), another user │ assistant    seen = tokens of the system message
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from lightningrl.look.segments import Segment, SegmentKind, SegmentReader
+from lightningrl.store.protocol import RolloutRecord, Score
+from lightningrl.types import Array, OtherCall, ToolCall, Trajectory, Transition
+
+__all__ = ["CallTrace", "Trace", "build_trace", "whole_row"]
+
+_EARLIER: Final = 64
+"""Calls that a new history is compared with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CallTrace:
+    """One call of a policy, read."""
+
+    call: Transition
+    """Its `prompt_ids` are those that its parent's row lacks."""
+    prompt_tokens: int
+    """Of the whole prompt; the completion's first token has this position in the row."""
+    segments: tuple[Segment, ...]
+    """Of its row, from the end of the parent's on. `whole_row` has all."""
+    seen: int = 0
+    """The first so many tokens of the row stand in the row of `seen_in`, too."""
+    seen_in: str | None = None
+    """An earlier call: the parent, else the one whose row begins most alike; where history was rendered anew, they part here."""
+    advantages: Array | None = None
+    """One per completion token; None = nobody scored it."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Those that it asked for."""
+    other_calls: tuple[OtherCall, ...] = ()
+    """Those that began after it and before the next call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Trace:
+    """The deciding attempt of a rollout, or the one that runs now."""
+
+    rollout: RolloutRecord
+    """Task, group, outcome, reward, and every attempt with its error."""
+    attempt: int | None
+    """Which one is shown; None = none has begun."""
+    rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """By name; those of single calls are in their `call.rewards`."""
+    calls: tuple[CallTrace, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Those that no call is known to have asked for."""
+    other_calls: tuple[OtherCall, ...] = ()
+    """Those before the first call, and those of which the time is not known."""
+
+
+def build_trace(rollout: RolloutRecord, trajectory: Trajectory, score: Score | None, reader_of: Callable[[str], SegmentReader]) -> Trace:
+    """`reader_of(policy)` reads its tokens."""
+    calls = trajectory.transitions
+    others = _between(calls, trajectory.other_calls)
+    traces: dict[str, CallTrace] = {}
+    kinds: dict[str, SegmentKind] = {}
+    rows: list[tuple[Transition, np.ndarray]] = []
+    for call in calls:
+        row = np.concatenate((call.prompt_ids, call.completion_ids))
+        parent = traces.get(call.parent_id or "")
+        start = 0 if parent is None else parent.prompt_tokens + len(parent.call.completion_ids)
+        segments, kinds[call.id] = reader_of(call.policy).read(
+            call.prompt_ids[start:].tolist(),
+            call.completion_ids.tolist(),
+            start=start,
+            before=row[max(0, start - 8) : start].tolist(),
+            kind=SegmentKind.MARKUP if parent is None else kinds[parent.call.id],
+        )
+        seen, seen_in = (start, parent.call.id) if parent is not None else _most_alike(call, segments, rows)
+        rows.append((call, row))
+        traces[call.id] = CallTrace(
+            call=replace(call, prompt_ids=call.prompt_ids[start:]),
+            prompt_tokens=len(call.prompt_ids),
+            segments=segments,
+            seen=seen,
+            seen_in=seen_in,
+            advantages=None if score is None else score.advantages.get(call.id),
+            tool_calls=tuple(tool for tool in trajectory.tool_calls if tool.transition_id == call.id),
+            other_calls=others.get(call.id, ()),
+        )
+    return Trace(
+        rollout=rollout,
+        attempt=trajectory.attempt,
+        rewards=trajectory.rewards,
+        calls=tuple(traces.values()),
+        tool_calls=tuple(tool for tool in trajectory.tool_calls if tool.transition_id not in traces),
+        other_calls=others.get("", ()),
+    )
+
+
+def whole_row(trace: Trace, call: CallTrace) -> tuple[Segment, ...]:
+    """All segments of a call's row, its parents' included."""
+    calls = {earlier.call.id: earlier for earlier in trace.calls}
+    chain = [call]
+    while (parent := calls.get(chain[-1].call.parent_id or "")) is not None:
+        chain.append(parent)
+    return tuple(segment for link in reversed(chain) for segment in link.segments)
+
+
+def _between(calls: Sequence[Transition], others: Sequence[OtherCall]) -> dict[str, tuple[OtherCall, ...]]:
+    """By the call that began last before them."""
+    found: dict[str, tuple[OtherCall, ...]] = {}
+    for other in others:
+        before = [call.id for call in calls if call.started_at <= other.started_at]
+        place = before[-1] if before else ""
+        found[place] = (*found.get(place, ()), other)
+    return found
+
+
+def _most_alike(call: Transition, segments: Sequence[Segment], rows: Sequence[tuple[Transition, np.ndarray]]) -> tuple[int, str | None]:
+    """How much of a new history stands in an earlier call's row, in whole segments, and in which."""
+    best: tuple[int, str | None] = (0, None)
+    for earlier, row in rows[-_EARLIER:]:
+        if earlier.policy != call.policy:
+            continue
+        shorter = min(len(row), len(call.prompt_ids))
+        differs = np.flatnonzero(row[:shorter] != call.prompt_ids[:shorter])
+        alike = int(differs[0]) if len(differs) else shorter
+        seen = max((segment.end for segment in segments if segment.end <= alike), default=0)
+        if seen > best[0]:
+            best = seen, earlier.id
+    return best
