@@ -266,7 +266,7 @@ def test_workers_die_with_a_killed_pool(server: ScriptedServer, folder: Path) ->
     script = folder / "run.py"
     script.write_text(
         "import asyncio, sys\nfrom lightningrl.runtime.pool import WorkerPool\n"
-        f"async def main():\n    pool = WorkerPool({server.url!r}, {server.run_key!r}, 'agents.py:act', workers=1, base_dir={str(folder)!r})\n"
+        f"async def main():\n    pool = WorkerPool({server.url!r}, {server.run_key!r}, 'agents.py:act', base_dir={str(folder)!r}, workers=1)\n"
         "    async with pool:\n"
         "        print('up', flush=True)\n        await pool.wait()\nasyncio.run(main())\n"
     )

@@ -195,8 +195,11 @@ class ScriptedServer:
                 body = await _read(receive)
                 self._spans[rollout_id] += _spans_of(body)
                 await app(scope, _again(body, receive), send)
+            elif what.endswith("/beat"):
+                body = await _read(receive)
+                self._heartbeats.update(running for running, _ in json.loads(body)["running"])
+                await app(scope, _again(body, receive), send)
             else:
-                self._heartbeats[rollout_id or ""] += what == "heartbeat"
                 await app(scope, receive, lambda message: self._count(what, message, send))
 
         return serve
