@@ -45,6 +45,11 @@ def test_a_run_is_read_from_its_folder(project: Path) -> None:
     assert all(row["rollouts"] == 4 for row in run.metrics)
     assert run.recipe.loop.group_size == 2
     assert run.curve().stat().st_size > 1000
+    rollouts = run.rollouts()
+    assert len(rollouts) == 8
+    trace = run.trace(rollouts[0].spec.id)
+    assert trace.rollout.reward == rollouts[0].reward
+    assert trace.calls[0].segments
     with pytest.raises(lightningrl.LightningError, match=r"no run in 'nowhere'"):
         lightningrl.Run("nowhere")
 

@@ -265,8 +265,8 @@ def test_a_pool_of_no_workers_is_refused() -> None:
 def test_workers_die_with_a_killed_pool(server: ScriptedServer, folder: Path) -> None:
     script = folder / "run.py"
     script.write_text(
-        "import asyncio, sys\nfrom lightningrl.runtime.pool import WorkerPool\n"
-        f"async def main():\n    pool = WorkerPool({server.url!r}, {server.run_key!r}, 'agents.py:act', base_dir={str(folder)!r}, workers=1)\n"
+        "import asyncio\nfrom lightningrl.runtime.pool import WorkerPool\n"
+        f"pool = WorkerPool({server.url!r}, {server.run_key!r}, 'agents.py:act', base_dir={str(folder)!r}, workers=1)\nasync def main():\n"
         "    async with pool:\n"
         "        print('up', flush=True)\n        await pool.wait()\nasyncio.run(main())\n"
     )

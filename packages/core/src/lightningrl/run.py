@@ -3,17 +3,18 @@
 run = lightningrl.train("recipe.toml", settings={"loop.steps": 20})
 run = await lightningrl.train_async(Recipe(agent=answer, …), run="runs/mine")
 
-Run("runs/mine").metrics | .steps | .curve() | .export("weights")
+    Run("runs/mine").metrics | .steps | .rollouts() | .trace(id) | .curve() | .export("weights")
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightningrl.config import Recipe, load_recipe, recipe_file
 from lightningrl.errors import ConfigError, LightningError, RunFolderError, Stopped
@@ -24,11 +25,15 @@ from lightningrl.types import Trajectory
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lightningrl.look.run import StoredRun
+    from lightningrl.look.trace import Trace
     from lightningrl.protocols import StepReport
+    from lightningrl.store.protocol import RolloutFilter, RolloutRecord
     from lightningrl.training.parts import Parts
 
-__all__ = ["OpenRun", "Run", "open_run", "train", "train_async"]
+__all__ = ["OpenRun", "Run", "begin_run", "train", "train_async"]
 
+T = TypeVar("T")
 Source = str | Path | Recipe
 """A recipe, or the file or folder where one lies."""
 
@@ -71,6 +76,28 @@ class Run:
         if not self.metrics or not draw_curve(self.folder / "metrics.jsonl", path, title=self.recipe.name):
             raise RunFolderError(f"run {str(self.folder)!r} has measured nothing yet, so there is no curve")
         return path
+
+    def rollouts(self, where: RolloutFilter | None = None) -> Sequence[RolloutRecord]:
+        """Newest first, with task, outcome, reward and attempts; `where` is a `lightningrl.store.protocol.RolloutFilter`."""
+        from lightningrl.store.protocol import RolloutFilter
+
+        return self._look(lambda run: run.list_rollouts(where or RolloutFilter()))
+
+    def trace(self, rollout_id: str) -> Trace:
+        """A rollout as a person reads it: what was said in which tokens, and what each call earned. Raises LightningError naming rollouts
+        near it where there is none."""
+        return self._look(lambda run: run.trace(rollout_id))
+
+    def _look(self, question: Callable[[StoredRun], Coroutine[Any, Any, T]]) -> T:
+        """In a thread of its own: a notebook's has an event loop already."""
+        from lightningrl.look.run import open_run
+
+        async def ask() -> T:
+            async with open_run(self.folder) as run:
+                return await question(run)
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, ask()).result()
 
     def export(self, target: str | Path, *, policy: str | None = None) -> int:
         """Write a trained policy's newest weights as an ordinary transformers folder (LoRA merged). Returns the step that they are of.
@@ -144,7 +171,7 @@ async def train_async(
     """
     from rich.console import Console
 
-    with open_run(recipe, run=run, resume=resume, overwrite=overwrite, settings=settings or {}) as opened:
+    with begin_run(recipe, run=run, resume=resume, overwrite=overwrite, settings=settings or {}) as opened:
         if on_step is not None:
             opened.plugins.register(_StepWatcher(on_step), distribution="on_step")
         await opened.train(Console(), lambda url, key: None)
@@ -172,7 +199,7 @@ class OpenRun:
 
 
 @contextmanager
-def open_run(
+def begin_run(
     recipe: Source | None,
     *,
     run: str | Path | None,

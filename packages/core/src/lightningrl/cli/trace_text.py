@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final
 
@@ -120,7 +120,7 @@ def _credit(call: CallTrace) -> Text:
         low, high, mean = float(advantages.min()), float(advantages.max()), float(advantages.mean())
         said = f"advantage {mean:+.3f}" + ("" if low == high else f" ({low:+.3f} to {high:+.3f})")
         credit = Text(said, style=_STYLES[int(np.sign(mean))])
-    rewards = [f"{name} {number(value)}" for name, value in made.rewards.items()]
+    rewards = [*_named(made.rewards), *_named(made.reported, "reported ")]
     facts = (*rewards, f"logprob {float(made.logprobs.sum()):.2f}", made.finish_reason.value, f"{made.duration_s:.1f} s")
     return credit.append_text(_join("", *facts))
 
@@ -149,7 +149,15 @@ def _end(trace: Trace) -> Iterator[tuple[str, Text]]:
         yield "output", _plain(_short(shown.output))
         if shown.error:
             yield "error", _plain(_short(shown.error))
-    yield "reward", _join(number(rollout.reward), *(f"{name} {number(value)}" for name, value in trace.rewards.items()))
+    yield "reward", _join(number(rollout.reward), *_named(trace.rewards))
+    if trace.reported:
+        yield "reported", _join(*_named(trace.reported))
+    if trace.unrewarded:
+        yield "failed", _plain(_short(trace.unrewarded))
+
+
+def _named(values: Mapping[str, float | None], said: str = "") -> list[str]:
+    return [f"{said}{name} {number(value)}" for name, value in values.items()]
 
 
 def _plain(text: str) -> Text:

@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.config import Recipe
 from lightningrl.errors import ConfigError, Stopped
-from lightningrl.run import OpenRun, open_run
+from lightningrl.run import OpenRun, begin_run
 from lightningrl.training.parts import Parts
 
 __all__ = ["train_command"]
@@ -25,7 +25,7 @@ def train_command(source: Path | None, *, resume: bool, overwrite: bool, run: Pa
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)])
     if source is None and not resume:
         raise ConfigError("no recipe given; write `lightningrl train RECIPE`, or `lightningrl train --resume` to go on with the newest run")
-    with open_run(source, run=run, resume=resume, overwrite=overwrite, settings=settings, runs=runs) as opened:
+    with begin_run(source, run=run, resume=resume, overwrite=overwrite, settings=settings, runs=runs) as opened:
         _describe(console, opened)
         try:
             asyncio.run(_train(console, opened))

@@ -56,7 +56,11 @@ class Trace:
     attempt: int | None
     """Which one is shown; None = none has begun."""
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    """By name; those of single calls are in their `call.rewards`."""
+    """As the run computed them, by name; those of single calls are in their `call.rewards`."""
+    reported: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """As the agent reported them, by name; those of single calls are in their `call.reported`."""
+    unrewarded: str | None = None
+    """Why it has no reward although it succeeded: a reward or the judge failed."""
     calls: tuple[CallTrace, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     """Those that no call is known to have asked for."""
@@ -98,6 +102,8 @@ def build_trace(rollout: RolloutRecord, trajectory: Trajectory, score: Score | N
         rollout=rollout,
         attempt=trajectory.attempt,
         rewards=trajectory.rewards,
+        reported=trajectory.reported,
+        unrewarded=trajectory.unrewarded,
         calls=tuple(traces.values()),
         tool_calls=tuple(tool for tool in trajectory.tool_calls if tool.transition_id not in traces),
         other_calls=others.get("", ()),
