@@ -197,7 +197,7 @@ class ScriptedServer:
                 await app(scope, _again(body, receive), send)
             elif what.endswith("/beat"):
                 body = await _read(receive)
-                self._heartbeats.update(running for running, _ in json.loads(body)["running"])
+                self._heartbeats.update(running for running, _ in json.loads(body).get("running", ()))
                 await app(scope, _again(body, receive), send)
             else:
                 await app(scope, receive, lambda message: self._count(what, message, send))
