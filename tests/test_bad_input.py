@@ -112,7 +112,7 @@ def here(tmp_path: Path, warm: WarmCommand) -> Here:
         ('adapters=["langgraph"]', "no adapter named 'langgraph'; installed: autogen, langchain, openai-agents"),
         ("loop.stps=3", "unknown key 'loop.stps'; did you mean 'steps'?"),
         ("learner.learning_rte=1", "trainer backend 'torch' has no setting 'learning_rte'; did you mean 'learning_rate'?"),
-        ("learner.schedule=cosin", "schedule is 'cosin'; choose 'constant', 'linear', 'cosine'"),
+        ("learner.schedule=cosin", "schedule is 'cosin'; choose 'constant', 'linear' or 'cosine'"),
         ("backends.toch.threads=1", "no trainer backend named 'toch'"),
         ("credit.options.gamma=1", "'grpo' has no setting 'gamma'"),
         ("credit.use=discounted", "needs 'turn_rewards'; add an [intermediate_rewards.NAME] table"),
