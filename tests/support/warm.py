@@ -66,10 +66,10 @@ class WarmCommand:
     """The command line, quickly: `warm.run("lightningrl", "train", …, cwd=folder)`."""
 
     def start(self, *arguments: str, output: IO[Any], errors: IO[Any], cwd: Path, environment: Mapping[str, str]) -> Started:
-        """`lightningrl …`, in a session of its own; what it says goes to the two files."""
-        assert arguments[0] == "lightningrl"
+        """`lightningrl …`, or a script afresh, in a session of its own; what it says goes to the two files."""
+        command = ["-m", COMMAND, *arguments[1:]] if arguments[0] == "lightningrl" else arguments
         return subprocess.Popen(
-            [sys.executable, "-m", COMMAND, *arguments[1:]],
+            [sys.executable, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
