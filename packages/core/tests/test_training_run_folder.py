@@ -56,7 +56,7 @@ def test_a_second_run_in_the_same_folder_is_refused(source: Path, tmp_path: Path
 def test_what_a_failed_reward_says_may_be_raised_when_the_run_goes_on(source: Path, tmp_path: Path) -> None:
     start(source, tmp_path / "run").close()
     source.write_text(RECIPE + "timeout_s = 90\nretries = 9\nconcurrency = 2\n[outcomes]\nmax_failed_rewards = 0.9\n")
-    folder, recipe, _ = RunFolder.resume(tmp_path / "run", {})
+    folder, recipe = RunFolder.resume(tmp_path / "run", {})
     assert (recipe.outcomes.max_failed_rewards, recipe.rewards["exact"].timeout_s) == (0.9, 90.0)
     folder.close()
     source.write_text(RECIPE + "weight = 2.0\n")

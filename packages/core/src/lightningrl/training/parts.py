@@ -44,8 +44,9 @@ class Parts:
     """By policy: hub name or absolute folder."""
 
     @classmethod
-    def build(cls, recipe: Recipe, plugins: PluginManager) -> Parts:
-        """Raises ConfigError or PluginError, one sentence, for whatever cannot be run."""
+    def build(cls, recipe: Recipe, plugins: PluginManager, *, will_run: bool = True) -> Parts:
+        """Raises ConfigError or PluginError, one sentence, for whatever cannot be run. With `will_run` False the backend is not asked
+        whether this machine can run it."""
         models = {name: resolve_model(name, policy, recipe.folder) for name, policy in recipe.all_policies.items()}
         check_lengths(recipe, models)
         for adapter in recipe.adapters:
@@ -80,7 +81,7 @@ class Parts:
         if recipe.samples.aggregation == "constant" and recipe.samples.constant_length is None:
             raise ConfigError("samples.aggregation 'constant' needs samples.constant_length, the tokens per rollout to divide by")
         return cls(
-            backends=build_backends(recipe, plugins, models),
+            backends=build_backends(recipe, plugins, models, will_run=will_run),
             scorer=scorer,
             models=models,
             tasks=TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder)),
@@ -189,8 +190,8 @@ def _judge(recipe: Recipe) -> Judge | None:
 def build_backends(
     recipe: Recipe, plugins: PluginManager, models: Mapping[str, str], *, will_run: bool = True
 ) -> dict[str, Callable[[], Backend]]:
-    """By policy, a call that builds its trainer backend. With `will_run` False it is not asked whether this machine can run it: weights are
-    only read. Raises ConfigError or PluginError."""
+    """By policy, a call that builds its trainer backend. With `will_run` False it is not asked whether this machine can run it. Raises
+    ConfigError or PluginError."""
     for name in recipe.backends:
         if name not in plugins.trainers and name not in KNOWN_BACKENDS:
             plugins.find("lightningrl_trainers", name)
