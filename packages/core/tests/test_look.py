@@ -255,7 +255,8 @@ async def test_credit_rewards_and_tools_stand_with_the_call_they_belong_to(run: 
     assert first.advantages is not None and second.advantages is not None
     assert set(first.advantages[1:].tolist()) == set(second.advantages.tolist()) == {0.5}
     assert (first.call.rewards, second.call.rewards) == ({"turn": 0.1}, {})
-    assert (trace.rewards, trace.rollout.reward, trace.rollout.trained_step) == ({"polite": 0.25, "right": 1.0}, 1.0, 1)
+    assert (trace.rewards, trace.reported) == ({"right": 1.0}, {"polite": 0.25})
+    assert (trace.rollout.reward, trace.rollout.trained_step) == (1.0, 1)
     assert [(tool.name, tool.status.value) for tool in first.tool_calls] == [("price", "ok"), ("price", "error")]
     assert [tool.name for tool in trace.tool_calls] == ["bell"]
 

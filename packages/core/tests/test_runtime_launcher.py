@@ -63,8 +63,8 @@ async def test_a_pool_has_its_launcher_start_and_stop_the_workers(tmp_path: Path
         async with pool:
             await server.wait_finished("r0")
             assert pool.describe() == "2 workers elsewhere"
+        assert (server.result("r0") or {})["output"] == "alive"
     assert launcher.log == ["start 2", "stop 5"]
-    assert (server.result("r0") or {})["output"] == "alive"
 
 
 @pytest.mark.parametrize(
