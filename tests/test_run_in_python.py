@@ -15,7 +15,19 @@ from warm import WarmCommand
 import lightningrl
 from lightningrl.training.run_folder import RunFolder
 
-QUICK = {"loop.steps": 2, "loop.tasks_per_step": 2, "loop.group_size": 2, "loop.checkpoint_every": 1, "validation.every": 0}
+QUICK = {
+    "rewards.right.use": f"{__file__}:of_every_other",
+    "loop.steps": 2,
+    "loop.tasks_per_step": 2,
+    "loop.group_size": 2,
+    "loop.checkpoint_every": 1,
+    "validation.every": 0,
+}
+
+
+def of_every_other(task: lightningrl.Task, output: str, trajectory: lightningrl.Trajectory) -> float:
+    """Each step teaches, whatever is sampled."""
+    return float(int(trajectory.rollout_id[-1]) % 2)
 
 
 @pytest.fixture(scope="module")
@@ -129,15 +141,12 @@ def test_a_run_that_python_started_says_how_to_go_on(project: Path, tmp_path: Pa
         agent=f"{project}/agent.py:answer",
         tasks=lightningrl.TasksConfig(train=f"{project}/tasks.py:train"),
         policy=lightningrl.PolicyConfig(model=str(project / "starter")),
-        rewards={"same": lightningrl.RewardConfig(use=length)},
+        rewards={"right": lightningrl.RewardConfig(use=of_every_other)},
     )
-    run = lightningrl.train(recipe, run=tmp_path / "run", settings={**QUICK, "loop.steps": 1})
-    assert json.loads((run.folder / "recipe.json").read_text())["rewards"]["same"]["use"].endswith(":length")
+    settings = {key: value for key, value in QUICK.items() if not key.startswith("rewards.")}
+    run = lightningrl.train(recipe, run=tmp_path / "run", settings={**settings, "loop.steps": 1})
+    assert json.loads((run.folder / "recipe.json").read_text())["rewards"]["right"]["use"].endswith(":of_every_other")
     resumed = warm.run("lightningrl", "train", "--resume", "--run", str(run.folder), cwd=tmp_path, environment={"COLUMNS": "300"})
     assert resumed.returncode == 1
     assert "lightningrl.train(recipe, run=" in resumed.stderr + resumed.stdout
     assert lightningrl.train(recipe, run=run.folder, resume=True, settings={"loop.steps": 2}).steps == 2
-
-
-def length(task: lightningrl.Task, output: str, trajectory: lightningrl.Trajectory) -> float:
-    return len(set(output)) / 10
