@@ -49,6 +49,7 @@ def has_learned_nothing(said: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_processes")
 def test_workers_join_a_run_from_elsewhere(tmp_path: Path, warm: WarmCommand) -> None:
     small = ["--steps", "1", "--set", "loop.tasks_per_step=2", "--set", "loop.group_size=2", "--set", "validation.tasks=2"]
     log = tmp_path / "train.log"

@@ -2,8 +2,7 @@
 
 run = lightningrl.train("recipe.toml", settings={"loop.steps": 20})
 run = await lightningrl.train_async(Recipe(agent=answer, …), run="runs/mine")
-
-    Run("runs/mine").metrics | .steps | .rollouts() | .trace(id) | .curve() | .export("weights")
+run = Run("runs/mine")  ─►  .metrics  .steps  .rollouts()  .trace(id)  .curve()  .export("weights")
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ Source = str | Path | Recipe
 
 
 class Run:
-    """A run's folder, while the run trains and afterwards: how it was started, what it measured, its weights. It is read, never changed."""
+    """A run's folder, while the run trains and afterwards: how it was started, what it measured, its weights. Without its lock: of what
+    lies there only the picture of the curve is ever written."""
 
     def __init__(self, folder: str | Path) -> None:
         """Raises RunFolderError where no run lies there."""

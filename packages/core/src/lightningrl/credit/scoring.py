@@ -143,7 +143,7 @@ class Scorer:
             rewarded = await self._reward_one(trajectory, keeper)
             if isinstance(self._credit, Witness):
                 async with places:
-                    rewarded = await self._hear(self._credit, rewarded, keeper)
+                    rewarded = await self._add_evidence(self._credit, rewarded, keeper)
             failures += rewarded.unrewarded is not None
             if failures > self._outcomes.max_failed_rewards * asked:
                 raise RewardError(
@@ -240,7 +240,7 @@ class Scorer:
             digests["credit"] = trajectory.digests["credit"]
         return replace(trajectory, rewards=result.values, reward=result.total, unrewarded=result.failure, digests=digests)
 
-    async def _hear(self, witness: Witness, trajectory: Trajectory, keeper: _Keeper | None) -> Trajectory:
+    async def _add_evidence(self, witness: Witness, trajectory: Trajectory, keeper: _Keeper | None) -> Trajectory:
         """The trajectory with the evidence that credit needs of it; unrewarded where there is none to be had."""
         if trajectory.reward is None or trajectory.mode is not RolloutMode.TRAIN or not trajectory.transitions:
             return trajectory
