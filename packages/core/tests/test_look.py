@@ -21,7 +21,7 @@ from lightningrl import wire
 from lightningrl.cli.app import app
 from lightningrl.control.client import ServerClient
 from lightningrl.errors import LightningError, RunFolderError
-from lightningrl.look.run import open_run, read_group
+from lightningrl.look.reader import open_run, read_group
 from lightningrl.look.segments import SegmentKind
 from lightningrl.look.trace import Trace, whole_row
 from lightningrl.store.protocol import RolloutFilter, Score

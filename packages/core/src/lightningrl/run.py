@@ -24,7 +24,7 @@ from lightningrl.types import Trajectory
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lightningrl.look.run import StoredRun
+    from lightningrl.look.reader import StoredRun
     from lightningrl.look.trace import Trace
     from lightningrl.protocols import StepReport
     from lightningrl.store.protocol import RolloutFilter, RolloutRecord
@@ -90,7 +90,7 @@ class Run:
 
     def _look(self, question: Callable[[StoredRun], Coroutine[Any, Any, T]]) -> T:
         """In a thread of its own: a notebook's has an event loop already."""
-        from lightningrl.look.run import open_run
+        from lightningrl.look.reader import open_run
 
         async def ask() -> T:
             async with open_run(self.folder) as run:

@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from lightningrl.clean import printable
 from lightningrl.cli.trace_text import number, print_trace
 from lightningrl.errors import ConfigError
-from lightningrl.look.run import Group, RunReader, open_run, read_group
+from lightningrl.look.reader import Group, RunReader, open_run, read_group
 from lightningrl.look.trace import Trace
 from lightningrl.store.protocol import RolloutFilter, RolloutRecord
 from lightningrl.training.run_folder import newest_run

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningrl.clean import printable
-from lightningrl.look.run import Group
+from lightningrl.look.reader import Group
 from lightningrl.look.segments import Segment, SegmentKind
 from lightningrl.look.trace import CallTrace, Trace, whole_row
 from lightningrl.types import OtherCall, ToolCall

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute
 
 from lightningrl import wire
 from lightningrl.control import api
-from lightningrl.look.run import StoredRun
+from lightningrl.look.reader import StoredRun
 from lightningrl.server.access import Access
 from lightningrl.server.attempt_routes import while_connected
 from lightningrl.server.forwarding import SpanForwarder

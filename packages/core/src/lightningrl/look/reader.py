@@ -1,4 +1,4 @@
-"""Whom to ask about a run.
+"""Who can be asked about a run, and by whom.
 
 A run's folder, whether a trainer writes to it now, was killed or has ended: `open_run(folder)` reads the store beside it, read-only and
 without its lock. Who is on another machine and has the run key asks the server: a `ServerClient` is a `RunReader`, too, and the server,
