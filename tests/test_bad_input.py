@@ -176,7 +176,7 @@ def rollouts(folder: Path) -> dict[str, str]:
 def test_a_bad_reward_stops_the_run_and_loses_nothing(here: Here, function: str, says: str) -> None:
     said = here.train(f"rewards.score.use=data.py:{function}")
     assert says in said
-    assert "s000000-0000-00" in said
+    assert "g000000-00" in said
     assert set(rollouts(here.folder).values()) == {"succeeded"}
 
 

@@ -119,15 +119,20 @@ def read_trajectories(run: TrainRun, rollout_ids: list[str]) -> tuple[Trajectory
 
 
 def of_step(step: int) -> list[str]:
-    return [f"s{step:06d}-{task:04d}-{member:03d}" for task in range(5) for member in range(2)]
+    return [f"g{5 * step + task:06d}-{member:03d}" for task in range(5) for member in range(2)]
+
+
+def of_steps(task: int, member: int) -> tuple[str, ...]:
+    """That rollout of each step."""
+    return tuple(f"g{5 * step + task:06d}-{member:03d}" for step in range(3))
 
 
 @pytest.mark.timeout(1200)
 def test_a_run_goes_on_without_what_its_judge_cannot_judge_and_asks_nobody_twice_after_kill_9(
     run: TrainRun, judge: Judge, tiny_policy: Path
 ) -> None:
-    judge.hard = ("0003-001",)  # a tenth
-    judge.held = ("s000001-0002", "s000001-0004")
+    judge.hard = of_steps(3, 1)  # a tenth
+    judge.held = ("g000007", "g000009")
     held = [rollout for rollout in of_step(1) if rollout.startswith(judge.held)]
     before = [rollout for rollout in of_step(1) if rollout not in held and not rollout.endswith(judge.hard)]
     begin(run, tiny_policy, steps=3)
@@ -159,14 +164,14 @@ def test_a_run_goes_on_without_what_its_judge_cannot_judge_and_asks_nobody_twice
             assert one.rewards["judge"] == sum(map(ord, one.output)) % 7 / 6
     said = run.said()
     assert "rewards failed 1/10" in said
-    assert "a reward or evidence failed on 1 rollouts; first, on 's000000-0003-001': judge: HTTPStatusError: Server error '503" in said
+    assert "a reward or evidence failed on 1 rollouts; first, on 'g000003-001': judge: HTTPStatusError: Server error '503" in said
 
 
 @pytest.mark.timeout(1200)
 def test_above_the_limit_the_run_stops_with_a_sentence_and_a_mended_judge_is_asked_only_what_is_missing(
     run: TrainRun, judge: Judge, tiny_policy: Path
 ) -> None:
-    judge.hard = ("0003-001", "0001-000", "0004-001")
+    judge.hard = ("g000003-001", "g000001-000", "g000004-001")
     begin(run, tiny_policy, "outcomes.max_failed_rewards=0.2", steps=1)
     assert run.wait() == 1, run.describe()
     run.wait_for_orphans()

@@ -31,7 +31,7 @@ from lightningrl.store.protocol import CallRecord, RolloutFilter, RolloutRecord
 from lightningrl.training.parts import Parts
 from lightningrl.training.policies import load_backend
 from lightningrl.training.run_folder import RunFolder
-from lightningrl.training.tasks import plan_step
+from lightningrl.training.tasks import plan_group
 from lightningrl.types import Outcome, RolloutState
 
 RECIPE = Path(__file__).parent / "crash" / "recipe.toml"
@@ -153,7 +153,8 @@ async def check_store(run: TrainRun, steps: int) -> Found:
         found = await check_journal(run, store, steps)
         ledger = await store.steps()
         assert [record.step for record in ledger] == list(range(1, steps + 1))
-        planned = [sorted(spec.id for spec in plan_step(parts.tasks.train, recipe, step)) for step in range(steps)]
+        names = [spec.id for position in range(steps * 3) for spec in plan_group(parts.tasks.train, recipe, position, step=0)]
+        planned = [names[6 * step : 6 * step + 6] for step in range(steps)]
         assert [sorted(record.rollout_ids) for record in ledger] == planned
         trained = [name for record in ledger for name in record.rollout_ids]
         assert len(trained) == len(set(trained)) == steps * 6

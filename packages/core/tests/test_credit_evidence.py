@@ -243,7 +243,8 @@ async def test_a_request_that_the_judge_cannot_read_is_not_tried_again_and_too_m
     store = await make_store(folder, 2)
     server.refuses = {name: [400] for name in names(2)}
     with pytest.raises(RewardError, match=r"failed on 2 of 2 rollouts, more than outcomes.max_failed_rewards = 0.5.*HTTP 400: busy"):
-        await make_scorer(folder, server).reward(await store.trajectories(names(2)), store.set_scores)
+        scorer = make_scorer(folder, server)
+        scorer.check_failures(await scorer.reward(await store.trajectories(names(2)), store.set_scores))
     assert server.asked == {"r0": 1, "r1": 1}
     await store.close()
 
@@ -253,7 +254,7 @@ async def test_a_rollout_has_a_budget(folder: Path, server: JudgeServer, budget:
     store = await make_store(folder, 2)
     scorer = make_scorer(folder, server, use="Endless", **{budget: 3 if budget == "max_calls" else 30})
     with pytest.raises(RewardError, match=rf"credit: JudgeError: a rollout may {says}; raise judge.{budget}"):
-        await scorer.reward(await store.trajectories(names(2)), store.set_scores)
+        scorer.check_failures(await scorer.reward(await store.trajectories(names(2)), store.set_scores))
     assert server.asked["again"] <= 6
     assert server.asked["again"] >= 3
     await store.close()

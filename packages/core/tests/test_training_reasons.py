@@ -41,7 +41,7 @@ from lightningrl.training.policies import Policies, RunningPolicy
 from lightningrl.training.progress import LineProgress
 from lightningrl.training.reasons import explain_silence, explain_timeouts
 from lightningrl.training.run_folder import LoopState, RunFolder
-from lightningrl.training.tasks import plan_step, plan_validation
+from lightningrl.training.tasks import plan_group, plan_validation
 from lightningrl.types import EngineInfo, Outcome, RolloutMode, Sample, Task, Trajectory, TrajectoryGroup
 
 DATA = """
@@ -96,7 +96,7 @@ async def late(store: SqlStore, lease: Lease) -> None:
 class Backend:
     """Counts steps on rows with an advantage."""
 
-    ahead = 0
+    serves_while_learning = False
 
     def __init__(self) -> None:
         self.version = 0
@@ -226,7 +226,7 @@ async def test_a_run_whose_agent_calls_no_model_names_the_setting_and_fails(scen
 
 async def test_a_run_of_equal_rewards_says_which_reward_and_fails(scene: Scene) -> None:
     scene.agent = always_wrong
-    with pytest.raises(LightningError, match=r"in 2 steps: all 4 rewards are 0; `lightningrl rollouts show s000001-0000-000` shows one"):
+    with pytest.raises(LightningError, match=r"in 2 steps: all 4 rewards are 0; `lightningrl rollouts show g000002-000` shows one"):
         await scene.train()
     with pytest.raises(LightningError, match="nothing was learned in 2 steps"):
         await scene.train()  # to resume a run that is over makes it no success
@@ -391,7 +391,7 @@ async def test_an_agent_that_still_fails_stops_the_resumed_run_too(scene: Scene)
 
 async def test_what_succeeded_or_is_trained_although_it_failed_is_replayed_as_it_was(scene: Scene) -> None:
     async def partly(store: SqlStore, lease: Lease) -> None:
-        await (broken if lease.rollout_id.endswith("0000-000") else mixed)(store, lease)
+        await (broken if lease.rollout_id.endswith("g000000-000") else mixed)(store, lease)
 
     scene.agent = partly
     await scene.train(loop={"steps": 1, "checkpoint_every": 9, "keep_checkpoints": 9})
@@ -486,7 +486,8 @@ async def test_a_stop_waits_for_the_checkpoint_that_is_being_written(scene: Scen
 
 async def test_rewards_are_timed_apart_from_collecting(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("lightningrl.training.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in ("loop", "collector"):
+        monkeypatch.setattr(f"lightningrl.training.{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     async def slow(store: SqlStore, lease: Lease) -> None:
         now[0] += 2.0
@@ -497,13 +498,13 @@ async def test_rewards_are_timed_apart_from_collecting(scene: Scene, monkeypatch
         return output
 
     scene.agent = slow
-    await scene.train(loop={"steps": 1}, rewards={"right": {"use": judge}})
+    await scene.train(loop={"steps": 1, "tasks_per_step": 1, "group_size": 4}, rewards={"right": {"use": judge}})
     (metrics,) = scene.logged
     assert (metrics["seconds_collect"], metrics["seconds_reward"]) == (4 * 2.0, 4 * 5.0)
     assert metrics["tokens_per_second"] == 4 * 2 / (4 * 2.0)
 
 
-def test_a_step_draws_the_tasks_it_always_drew_with_one_shuffle_per_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_are_drawn_as_they_always_were_with_one_shuffle_per_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Scene(tmp_path, None, None).recipe(loop={"tasks_per_step": 5, "group_size": 1, "seed": 3})  # type: ignore[arg-type]
     tasks = [Task(id=f"t{number}", input=number) for number in range(8)]
     expected: list[str] = []
@@ -513,6 +514,5 @@ def test_a_step_draws_the_tasks_it_always_drew_with_one_shuffle_per_epoch(tmp_pa
     made: list[object] = []
     new_generator = np.random.default_rng
     monkeypatch.setattr(np.random, "default_rng", lambda seed: made.append(seed) or new_generator(seed))  # type: ignore[func-returns-value]
-    drawn = [[spec.task.id for spec in plan_step(tasks, recipe, step)] for step in range(4)]
-    assert [name for step in drawn for name in step] == expected
-    assert made == [(3, 0), (3, 0), (3, 1), (3, 1), (3, 1), (3, 2)], "steps 1 and 3 reach into another epoch"
+    assert [spec.task.id for position in range(20) for spec in plan_group(tasks, recipe, position, step=0)] == expected
+    assert made == [(3, 0), (3, 1), (3, 2)]

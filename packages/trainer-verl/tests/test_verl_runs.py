@@ -173,9 +173,9 @@ def test_one_of_two_replicas_dies_in_mid_step_and_nothing_is_lost(start: Callabl
     assert "died" in run.tail()
 
 
-SEPARATE = {"mode": "separate_async", "rollout_nodes": 1, "rollout_gpus_per_node": 1, "ahead": 2}
+SEPARATE = {"mode": "separate_async", "rollout_nodes": 1, "rollout_gpus_per_node": 1}
 SEPARATE_EVERY_OTHER = {**SEPARATE, "sync_every": 2}
-COLOCATED = {"mode": "colocate_async", "ahead": 2}
+COLOCATED = {"mode": "colocate_async"}
 
 
 @pytest.mark.parametrize("layout", [SEPARATE, SEPARATE_EVERY_OTHER, COLOCATED], ids=["separate", "separate-every-other", "colocated"])
@@ -183,7 +183,7 @@ def test_rollouts_run_ahead_of_learning_and_the_staleness_is_measured(
     start: Callable[..., Run], policy: str, layout: dict[str, Any]
 ) -> None:
     arguments = settings(**{f"backends__verl__{name}": value for name, value in layout.items()}, learner__importance_cap=2.0)
-    arguments += settings(loop__tasks_per_step=8)
+    arguments += settings(loop__tasks_per_step=8, loop__max_staleness=2)
     steps = start(str(TWO_CALLS), "--policy", policy, "--steps", "6", *arguments).finish()
     assert [record["step"] for record in steps] == [1, 2, 3, 4, 5, 6]
     every = layout.get("sync_every", 1)

@@ -298,13 +298,25 @@ class LoopConfig(_Frozen):
     group_size: int = Field(default=8, ge=1)
     """Rollouts per task, G."""
     dynamic_sampling: int = Field(default=0, ge=0)
-    """DAPO's: so many times at most, a step samples as many other tasks as it has groups that teach nothing, and those are left out.
-    0 = they stay what they are, rows without a gradient."""
+    """DAPO's: a step takes groups until as many teach as it has tasks, of at most so many times as many further ones; those that teach
+    nothing are left out. 0 = they stay what they are, rows without a gradient."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Versions that the weights may be ahead of those that a rollout was sampled by. 0 = on-policy: nothing is out while a step is
+    learned; n = rollouts of n more steps are."""
+    asynchronous: bool = False
+    """A step takes the groups that are finished first. One that has become older than `max_staleness` is left out and counted
+    (`groups_stale`). False = groups are taken in the order of their tasks."""
     seed: int = 0
     checkpoint_every: int = Field(default=10, ge=1)
     keep_checkpoints: int = Field(default=2, ge=1)
     minutes: float | None = Field(default=None, gt=0)
     """Stop after so many minutes of training, validation and checkpoint included; None = only `steps` counts."""
+
+    @pydantic.model_validator(mode="after")
+    def _may_be_stale(self) -> Self:
+        if self.asynchronous and not self.max_staleness:
+            raise ValueError("asynchronous collection samples while weights change; set loop.max_staleness to 1 or more")
+        return self
 
 
 class Recipe(_Frozen):

@@ -144,9 +144,8 @@ class Backend(Protocol):
     """Owns engine and optimiser; knows nothing of tasks, rewards or credit."""
 
     @property
-    def ahead(self) -> int:
-        """Steps whose rollouts may be collected while an earlier one is learned. 0: on-policy, the caller holds requests while `learn`
-        runs. Above: the engine serves while it learns, each call by one version."""
+    def serves_while_learning(self) -> bool:
+        """Whether the engine answers calls while `learn` runs, each by one version. False: the caller holds them until it is over."""
         ...
 
     @property
@@ -155,8 +154,8 @@ class Backend(Protocol):
         ...
 
     def learn(self, samples: Iterable[Sample]) -> LearnReport:
-        """Take one optimisation step (all minibatches and epochs of it). Blocking; run it in a thread. With `ahead` 0 the engine's
-        requests are held by the caller while it runs; the engine serves the new version afterwards.
+        """Take one optimisation step (all minibatches and epochs of it). Blocking; run it in a thread. The engine serves the new
+        version afterwards.
 
         Rows without any advantage are among `samples`: leave them out (`lightningrl.credit.samples.teaching_rows`) where the loss has
         no other term, and where none is left make no step: the version stays."""

@@ -56,9 +56,9 @@ class TorchBackend:
         )
 
     @property
-    def ahead(self) -> int:
-        """Engine and learner share one copy of the weights, so learning is on-policy."""
-        return 0
+    def serves_while_learning(self) -> bool:
+        """Engine and learner share one copy of the weights, so calls wait while it learns; agents and their tools go on."""
+        return False
 
     @property
     def engine(self) -> TorchEngine:

@@ -77,8 +77,8 @@ class VerlBackend:
         """Where checkpoints lie: on a cluster, storage that all nodes see."""
 
     @property
-    def ahead(self) -> int:
-        return self.settings.ahead if self.settings.is_async else 0
+    def serves_while_learning(self) -> bool:
+        return self.settings.is_async
 
     @property
     def engine(self) -> VerlEngine:

@@ -41,6 +41,11 @@ def check_recipe(recipe: Recipe) -> None:
             f"learner.kl_coef = {settings.kl_coef:g} with samples.aggregation = {recipe.samples.aggregation!r}: verl weighs the KL by "
             "token; set samples.aggregation = 'token_mean', or kl_coef = 0"
         )
+    if settings.is_async and not recipe.loop.max_staleness:
+        raise ConfigError(
+            f"backends.verl.mode is {settings.mode!r}, and with loop.max_staleness = 0 nothing is sampled while it learns; set "
+            "loop.max_staleness to 1 or more, or mode to 'sync'"
+        )
     _check_critic(recipe, settings)
     check_machine(settings)
     if settings.is_averaged and recipe.samples.aggregation != "token_mean":

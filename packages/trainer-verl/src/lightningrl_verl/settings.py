@@ -51,9 +51,7 @@ class Settings(LearnerSettings):
 
     mode: Literal["sync", "colocate_async", "separate_async"] = "sync"
     """`sync`: rollouts and learning take turns on the same GPUs. `colocate_async`: the same GPUs, rollouts go on across updates.
-    `separate_async`: replicas have GPUs of their own and sample while the learner learns."""
-    ahead: Whole = 1
-    """Asynchronous modes: steps whose rollouts may be collected while an earlier one is learned, so how stale they may become."""
+    `separate_async`: replicas have GPUs of their own and sample while the learner learns. How far: `loop.max_staleness`."""
     sync_every: Count = 1
     """`separate_async`: learning steps between two transfers of the weights to the replicas."""
     nodes: Count = 1

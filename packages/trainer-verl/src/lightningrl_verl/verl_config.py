@@ -155,8 +155,6 @@ def _base(settings: Settings, context_length: int) -> dict[str, Any]:
             f"{rollout}.checkpoint_engine.backend": "nccl",
             "trainer.v1.separate_async.parameter_sync_step": settings.sync_every,
         }
-    if settings.is_async:
-        values[f"trainer.v1.{settings.mode}.num_warmup_batches"] = settings.ahead
     return values
 
 

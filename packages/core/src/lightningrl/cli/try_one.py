@@ -29,7 +29,7 @@ POLL_S = 10.0
 
 
 def try_command(source: Path, *, task: str | None, full: bool, settings: Mapping[str, Any]) -> None:
-    recipe = load_recipe(source, {"runtime.workers": 1, "runtime.concurrency": 1, "outcomes.max_failed_rewards": 1.0, **settings})
+    recipe = load_recipe(source, {"runtime.workers": 1, "runtime.concurrency": 1, **settings})
     parts = build_checked(recipe, load_plugins())
     chosen = _task(parts, task)
     console = Console()

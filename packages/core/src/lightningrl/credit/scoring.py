@@ -125,45 +125,40 @@ class Scorer:
         self._plugins = plugins
         self._digests = dict(digests or {})
         self._judge = judge
+        self._witnesses = asyncio.Semaphore(WITNESSES_AT_ONCE)
 
     async def reward(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
         """The trajectories with their rewards; one whose outcome is dropped, or whose reward failed, has `reward=None`. Each value is
-        kept by `keep` as it is made; those that were kept before, by the same reward, are taken as they are.
-
-        Raises RewardError as soon as more failed than the recipe allows.
-        """
+        kept by `keep` as it is made; those that were kept before, by the same reward, are taken as they are."""
         trajectories = [self._reward_calls(self._classify_tools(trajectory)) for trajectory in trajectories]
-        asked = sum(self._outcomes.is_trained(trajectory.outcome) for trajectory in trajectories)
-        keeper = None if keep is None else _Keeper(keep)
-        places = asyncio.Semaphore(WITNESSES_AT_ONCE)
-        failures = 0
 
         async def reward_one(trajectory: Trajectory) -> Trajectory:
-            nonlocal failures
-            rewarded = await self._reward_one(trajectory, keeper)
+            rewarded = await self._reward_one(trajectory, keep)
             if isinstance(self._credit, Witness):
-                async with places:
-                    rewarded = await self._add_evidence(self._credit, rewarded, keeper)
-            failures += rewarded.unrewarded is not None
-            if failures > self._outcomes.max_failed_rewards * asked:
-                raise RewardError(
-                    f"a reward or evidence failed on {failures} of {asked} rollouts, more than outcomes.max_failed_rewards = "
-                    f"{self._outcomes.max_failed_rewards:g} of them; last, on {trajectory.rollout_id!r}: {rewarded.unrewarded}; mend it, "
-                    "or raise the limit; what was rewarded is kept and not asked again"
-                )
+                async with self._witnesses:
+                    rewarded = await self._add_evidence(self._credit, rewarded, keep)
             return rewarded
 
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(reward_one(trajectory)) for trajectory in trajectories]
         except* LightningError as errors:
-            if keeper is not None:
-                await keeper.flush()
             raise errors.exceptions[0] from None
         rewarded = [task.result() for task in tasks]
         for trajectory in rewarded:
             self._plugins.notify("lightningrl_rollout_finished", trajectory=trajectory)
         return rewarded
+
+    def check_failures(self, rewarded: Sequence[Trajectory], *, to_come: int = 0) -> None:
+        """Raise RewardError where more rewards failed than the recipe allows, also if none of the rollouts fails that are `to_come`."""
+        asked = to_come + sum(self._outcomes.is_trained(trajectory.outcome) for trajectory in rewarded)
+        failed = [trajectory for trajectory in rewarded if trajectory.unrewarded is not None]
+        if len(failed) > self._outcomes.max_failed_rewards * asked:
+            raise RewardError(
+                f"a reward or evidence failed on {len(failed)} of {asked} rollouts, more than outcomes.max_failed_rewards = "
+                f"{self._outcomes.max_failed_rewards:g} of them; last, on {failed[-1].rollout_id!r}: {failed[-1].unrewarded}; mend it, "
+                "or raise the limit; what was rewarded is kept and not asked again"
+            )
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[CreditedGroup]:
         """Group and assign credit, once for each group. Pure numpy: run it in a thread."""
@@ -218,29 +213,28 @@ class Scorer:
             constant_length=self._samples.constant_length,
         )
 
-    async def _reward_one(self, trajectory: Trajectory, keeper: _Keeper | None) -> Trajectory:
+    async def _reward_one(self, trajectory: Trajectory, keep: KeepScores | None) -> Trajectory:
         if not self._outcomes.is_trained(trajectory.outcome):
             return replace(trajectory, reward=None, unrewarded=None)
 
-        async def keep(name: str, value: float | None) -> None:
-            if keeper is not None:
+        async def keep_value(name: str, value: float | None) -> None:
+            if keep is not None:
                 digests = self._digests_of(f"rewards.{name}")
-                part = Score(rollout_id=trajectory.rollout_id, attempt=trajectory.attempt, rewards={name: value}, digests=digests)
-                await keeper.keep(part)
+                await keep([Score(rollout_id=trajectory.rollout_id, attempt=trajectory.attempt, rewards={name: value}, digests=digests)])
 
         known = {
             name: trajectory.rewards[name]
             for name in self._rewards.names
             if name in trajectory.rewards and trajectory.digests.get(f"rewards.{name}", "") == self._digests.get(f"rewards.{name}")
         }
-        result = await self._rewards.score(trajectory, known=known, keep=keep)
+        result = await self._rewards.score(trajectory, known=known, keep=keep_value)
         keys = (*(f"rewards.{name}" for name in result.values), *(f"intermediate_rewards.{name}" for name in self._intermediate))
         digests = self._digests_of(*keys)
         if "credit" in trajectory.digests:  # of its evidence
             digests["credit"] = trajectory.digests["credit"]
         return replace(trajectory, rewards=result.values, reward=result.total, unrewarded=result.failure, digests=digests)
 
-    async def _add_evidence(self, witness: Witness, trajectory: Trajectory, keeper: _Keeper | None) -> Trajectory:
+    async def _add_evidence(self, witness: Witness, trajectory: Trajectory, keep: KeepScores | None) -> Trajectory:
         """The trajectory with the evidence that credit needs of it; unrewarded where there is none to be had."""
         if trajectory.reward is None or trajectory.mode is not RolloutMode.TRAIN or not trajectory.transitions:
             return trajectory
@@ -256,7 +250,7 @@ class Scorer:
             raise
         except Exception as error:  # noqa: BLE001  the boundary to an assigner that waits for others
             evidence, failure = None, describe_failure("credit", f"{type(error).__name__}: {error}")
-        if keeper is not None:
+        if keep is not None:
             kept = Score(
                 rollout_id=trajectory.rollout_id,
                 attempt=trajectory.attempt,
@@ -264,7 +258,7 @@ class Scorer:
                 digests=digests if evidence is not None else {},
                 asked=tuple(questions.asked),
             )
-            await keeper.keep(kept)
+            await keep([kept])
         return replace(
             trajectory,
             reward=None if evidence is None else trajectory.reward,
@@ -311,26 +305,6 @@ class Scorer:
         is_role = trained is not None and (trained.agents is None or (call.agent is not None and is_role_among(call.agent, trained.agents)))
         trainable = call.trainable and is_role
         return call if trainable == call.trainable else replace(call, trainable=trainable)
-
-
-class _Keeper:
-    """Keeps what is made at once: while one request is under way, all that is made meanwhile waits for the next."""
-
-    def __init__(self, keep: KeepScores) -> None:
-        self._keep = keep
-        self._waiting: list[Score] = []
-        self._sending = asyncio.Lock()
-
-    async def keep(self, score: Score) -> None:
-        """Returns when it is durable."""
-        self._waiting.append(score)
-        await self.flush()
-
-    async def flush(self) -> None:
-        async with self._sending:
-            if batch := list(self._waiting):  # stays there where the request is cancelled
-                await self._keep(batch)
-                del self._waiting[: len(batch)]
 
 
 def _without_rounding(advantages: Advantages) -> Advantages:

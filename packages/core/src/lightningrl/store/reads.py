@@ -290,7 +290,7 @@ class Reader:
             rollouts.c.state: where.state,
             rollouts.c.outcome: where.outcome,
             rollouts.c.mode: where.mode,
-            rollouts.c.step: where.step,
+            func.coalesce(trained.c.step - 1, rollouts.c.step): where.step,
             rollouts.c.group_id: where.group_id,
             tasks.c.task_id: where.task_id,
         }

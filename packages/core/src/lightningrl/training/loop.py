@@ -1,10 +1,14 @@
-"""The training loop: collect → reward → credit → learn → new weights; on-policy, or collecting ahead where the backend can.
+"""The training loop: collect → reward → credit → learn → new weights.
 
     Server ◄─ rollouts ─ Trainer ─ samples ─► Policies.learn ─ version ─► engine links ─► Server
-       └── trajectories ──►┘  └─ every step: ledger (mark_trained), metrics, now and then validation and a checkpoint
+       └─ groups, rewarded ─►┘  └─ every step: ledger (mark_trained), metrics, now and then validation and a checkpoint
 
-Exactly once: a checkpoint holds the weights after step k. On resume the ledger is rolled back to k; rollouts of later steps are still in
-the store under the same ids, so they are replayed, not sampled again, and each counts once in the weights' history.
+Tasks are a stream. What may be out is a capacity: on-policy, what the step still wants; else the tasks of `max_staleness` more steps,
+too. A step takes groups in the order of their tasks, or as they finish.
+
+Exactly once: a checkpoint holds the weights after step k, and which positions of the stream they are done with. On resume the ledger is
+rolled back to k; rollouts of later steps are still in the store under the same ids, so they are replayed, not sampled again, and each
+counts once in the weights' history.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -22,32 +27,23 @@ from lightningrl.credit.scoring import CreditedGroup, Scored, Scorer, describe_r
 from lightningrl.errors import LightningError, RewardError, RunFolderError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import StepReport
-from lightningrl.store.protocol import Score
+from lightningrl.training.collector import Collector, RewardedGroup, Rollouts
 from lightningrl.training.policies import Policies
 from lightningrl.training.reasons import explain_failed_rewards, explain_failures, explain_silence, explain_timeouts
 from lightningrl.training.run_folder import LoopState, RunFolder
-from lightningrl.training.tasks import TaskSets, plan_more, plan_step, plan_validation
+from lightningrl.training.tasks import TaskSets, plan_group, plan_validation
 from lightningrl.types import Outcome, RolloutSpec, Trajectory
 
 __all__ = ["ControlPlane", "Progress", "Trainer"]
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 10.0
-FETCH = 64
-"""Trajectories per request."""
 
-
-class ControlPlane(Protocol):
+class ControlPlane(Rollouts, Protocol):
     """What the loop asks of the server; `lightningrl.control.client.ServerClient` is one."""
 
-    async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int: ...
-    async def wait(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> Sequence[str]: ...
-    async def trajectories(self, rollout_ids: Sequence[str]) -> Sequence[Trajectory]: ...
-    async def set_scores(self, scores: Sequence[Score]) -> None: ...
     async def mark_trained(self, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None: ...
     async def rollback_steps(self, after: int) -> int: ...
-    async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int: ...
 
 
 class Progress(Protocol):
@@ -59,24 +55,27 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Collected:
-    """Rollouts that have ended, been rewarded and, but for validation, been credited."""
+class _Phase:
+    """What is collected, for whoever looks on."""
 
-    trajectories: list[Trajectory]
-    seconds: float
-    """Until the last one had ended, rewards left out."""
-    seconds_reward: float
-    groups: list[CreditedGroup] = field(default_factory=list[CreditedGroup])
-    seconds_credit: float = 0.0
+    name: str
+    where: str
+    """`step 3`, in sentences."""
+    group_size: int
 
-    def __add__(self, other: Collected) -> Collected:
-        return Collected(
-            trajectories=self.trajectories + other.trajectories,
-            seconds=self.seconds + other.seconds,
-            seconds_reward=self.seconds_reward + other.seconds_reward,
-            groups=self.groups + other.groups,
-            seconds_credit=self.seconds_credit + other.seconds_credit,
-        )
+
+@dataclass(kw_only=True, slots=True)
+class _Taken:
+    """What a step learns from."""
+
+    groups: list[RewardedGroup] = field(default_factory=list[RewardedGroup])
+    credited: list[CreditedGroup] = field(default_factory=list[CreditedGroup])
+    stale: int = 0
+    """Groups left out for their age."""
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -97,10 +96,10 @@ class Trainer:
     start_workers: Callable[[], Awaitable[None]]
     """Called where rollouts are wanted that the store does not have yet."""
     _started: float = 0.0
-    _collecting: dict[int, asyncio.Task[Collected]] = field(default_factory=dict[int, asyncio.Task[Collected]])
-    """Rewarded rollouts by step: the current one's, and those that are collected while it is learned."""
-    _crediting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """A credit assigner is asked by one thread at a time."""
+    _next: int = 0
+    """Position of the first task that has not been ordered."""
+    _done: set[int] = field(default_factory=set[int])
+    """Positions from `state.position` on that are done with."""
     _warned: str | None = None
     """Why the last step without a signal had none."""
     _warned_of_rewards: bool = False
@@ -111,22 +110,21 @@ class Trainer:
         Raises LightningError where a step has no rollout to learn from, and at the end where no step taught anything.
         """
         self._started = time.monotonic() - self.state.seconds
+        if self.state.position is None:
+            self.state = replace(self.state, position=self.state.step * self.recipe.loop.tasks_per_step)
+        self._next, self._done = self._position, set(self.state.done_beyond)
         await self.control.rollback_steps(self.state.step)
         if not self.folder.checkpoints():
             await self._validate()
             await self._checkpoint()
-        try:
+        async with aclosing(self._make_collector(in_order=not self.recipe.loop.asynchronous)) as collector:
             while not self._is_done():
-                await self._step()
+                await self._step(collector)
                 every = self.recipe.validation.every
                 if every and (self._is_done() or self.state.step % every == 0):
                     await self._validate()
                 if self._is_done() or self.state.step % self.recipe.loop.checkpoint_every == 0:
                     await self._checkpoint()
-        finally:
-            for task in self._collecting.values():
-                task.cancel()
-            await asyncio.gather(*self._collecting.values(), return_exceptions=True)
         if self.state.step and self.state.steps_with_signal == 0:
             why = self._warned or "no group of rollouts had a signal"
             raise LightningError(f"nothing was learned in {self.state.step} steps: {why} (run {str(self.folder.path)!r})")
@@ -139,42 +137,43 @@ class Trainer:
     def _seconds(self) -> float:
         return time.monotonic() - self._started
 
-    async def _step(self) -> None:
-        step = self.state.step
+    async def _step(self, collector: Collector) -> None:
         began = time.monotonic()
-        self._collect_until(step)
-        collected = await self._collecting[step]
-        trajectories = collected.trajectories
-        waited = time.monotonic() - began
-        scored = await asyncio.to_thread(self.scorer.build, collected.groups)
-        seconds_credit = collected.seconds_credit + time.monotonic() - began - waited
+        taken = await self._take_step(collector)
+        if self._is_old_failure(taken.groups):
+            await self._run_again(collector, taken.groups)
+            taken = await self._take_step(collector)
+        trajectories = taken.trajectories
+        self._refuse_all_failed(trajectories)
+        scored = await asyncio.to_thread(self.scorer.build, taken.credited)
         for group, advantages in zip(scored.groups, scored.advantages, strict=True):
             self.plugins.notify("lightningrl_group_credited", group=group, advantages=advantages)
-        self._refuse_all_failed(trajectories)
-        self._collect_until(step + self.policies.ahead)
-        if step == 0 and (missing := self.scorer.missing_roles(trajectories)):
+        ready = time.monotonic()
+        if self.state.step == 0 and (missing := self.scorer.missing_roles(trajectories)):
             logger.warning("step 1: %s", missing)
         if timeouts := self._explain_timeouts(trajectories):
-            logger.warning("step %d: %s", step + 1, timeouts)
-        self._warn_of_failed_rewards(f"step {step + 1}", trajectories)
+            logger.warning("step %d: %s", self.state.step + 1, timeouts)
+        self._warn_of_failed_rewards(f"step {self.state.step + 1}", trajectories)
         reports = await self.policies.learn(scored.samples)
         if scored.has_signal:
             self._warned = None
         else:
             self._warn_of_silence(scored, has_learned=any(report.tokens for report in reports.values()))
+        ended, rewarded = (max(times) for times in zip(*((group.ended_at, group.rewarded_at) for group in taken.groups), strict=True))
+        sampled = ended - min(group.ordered_at for group in taken.groups)
         metrics = {
             **scored.metrics,
+            **({"groups_stale": float(taken.stale)} if self.recipe.loop.asynchronous else {}),
             "seconds": time.monotonic() - began,
-            "seconds_collect": max(0.0, waited - collected.seconds_reward - collected.seconds_credit),
-            "seconds_reward": collected.seconds_reward,
-            "seconds_credit": seconds_credit,
+            "seconds_collect": max(0.0, ended - began),
+            "seconds_reward": max(0.0, rewarded - max(began, ended)),
+            "seconds_credit": ready - max(began, rewarded),
             "seconds_learn": sum(report.seconds for report in reports.values()),
-            "tokens_per_second": scored.metrics["completion_tokens"] / max(1e-9, collected.seconds),
+            "tokens_per_second": scored.metrics["completion_tokens"] / max(1e-9, sampled),
             **self.policies.describe(reports),
             "hooks_failed": float(self.plugins.take_failures()),
             "minutes": self._seconds() / 60,
         }
-        del self._collecting[step]
         await self._finish_step([trajectory.rollout_id for trajectory in trajectories], scored, metrics)
 
     async def _finish_step(self, ids: Sequence[str], scored: Scored, metrics: Mapping[str, float]) -> None:
@@ -182,24 +181,22 @@ class Trainer:
         step = self.state.step
         await self.control.set_scores(scored.scores)
         await self.control.mark_trained(step + 1, ids, metrics)
-        signals = self.state.steps_with_signal
+        signals, position = self.state.steps_with_signal, self._position
+        while position in self._done:
+            self._done.remove(position)
+            position += 1
         self.state = LoopState(
             step=step + 1,
             seconds=self._seconds(),
             rollouts=self.state.rollouts + len(ids),
             steps_with_signal=None if signals is None else signals + scored.has_signal,
+            position=position,
+            done_beyond=tuple(sorted(self._done)),
         )
         self.log(self.state.step, {**metrics, **{f"outcome/{name}": float(count) for name, count in scored.outcomes.items()}})
         self.progress.step(self.state.step, self.recipe.loop.steps, metrics, scored.outcomes)
         report = StepReport(step=self.state.step, metrics=metrics, outcomes=scored.outcomes)
         self.plugins.notify("lightningrl_step_finished", report=report)
-
-    async def _credited(self, collected: Collected) -> Collected:
-        """In a thread: this one's loop carries the engine link, too."""
-        began = time.monotonic()
-        async with self._crediting:
-            groups = await asyncio.to_thread(self.scorer.credit, collected.trajectories)
-        return replace(collected, groups=groups, seconds_credit=time.monotonic() - began)
 
     def _warn_of_silence(self, scored: Scored, *, has_learned: bool) -> None:
         """Once for each reason."""
@@ -223,87 +220,107 @@ class Trainer:
     async def _validate(self) -> None:
         if not self.tasks.validation or not self.recipe.validation.every:
             return
+        phase = _Phase(name="validation", where=f"validation after step {self.state.step}", group_size=1)
         specs = plan_validation(self.tasks.validation, self.recipe, self.state.step)
-        trajectories = (await self._collect_rewarded("validation", specs)).trajectories
+        async with aclosing(self._make_collector(in_order=True)) as collector:
+            await collector.order({position: [spec] for position, spec in enumerate(specs)})
+            groups = await self._take_all(collector, phase, len(specs))
+            if self._is_old_failure(groups):
+                await self._run_again(collector, groups)
+                groups = await self._take_all(collector, phase, len(specs))
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         metrics = describe_rollouts(trajectories)
         outcomes = Counter(trajectory.outcome.value for trajectory in trajectories)
         await self.control.set_scores([score_of(trajectory) for trajectory in trajectories])
         if "reward" not in metrics:
             why = self._explain_no_rewards(trajectories)
-            logger.warning("validation after step %d has no score: %s", self.state.step, why)
+            logger.warning("%s has no score: %s", phase.where, why)
         elif timeouts := self._explain_timeouts(trajectories):
-            logger.warning("validation after step %d: %s", self.state.step, timeouts)
-        self._warn_of_failed_rewards(f"validation after step {self.state.step}", trajectories)
+            logger.warning("%s: %s", phase.where, timeouts)
+        self._warn_of_failed_rewards(phase.where, trajectories)
         names = {f"validation/{name}": value for name, value in metrics.items()}
         self.log(self.state.step, {**names, "minutes": self._seconds() / 60})
         self.progress.validated(self.state.step, metrics, outcomes)
 
-    def _collect_until(self, last: int) -> None:
-        """Have the rollouts of all steps from the current to `last` collected."""
-        for step in range(self.state.step, min(last, self.recipe.loop.steps - 1) + 1):
-            if step not in self._collecting:
-                self._collecting[step] = asyncio.create_task(self._rewarded(step), name=f"collect-{step}")
+    # ------------------------------------------------------------------ collecting
 
-    async def _rewarded(self, step: int) -> Collected:
-        """The step's rollouts with their rewards; with dynamic sampling, also those of other tasks in place of groups without signal."""
-        collected = await self._credited(await self._collect_rewarded("rollouts", plan_step(self.tasks.train, self.recipe, step), step))
-        for number in range(1, self.recipe.loop.dynamic_sampling + 1):
-            missing = self.recipe.loop.tasks_per_step - sum(one.has_signal for one in collected.groups)
-            if not missing or all(trajectory.reward is None for trajectory in collected.trajectories):
-                break
-            more = plan_more(self.tasks.train, self.recipe, step, number, missing)
-            collected += await self._credited(await self._collect_rewarded("rollouts", more, step, is_whole=False))
-        return collected
+    def _make_collector(self, *, in_order: bool) -> Collector:
+        return Collector(self.control, self.scorer, self.start_workers, in_order=in_order)
 
-    async def _collect_rewarded(
-        self, phase: str, specs: Sequence[RolloutSpec], step: int | None = None, *, is_whole: bool = True
-    ) -> Collected:
-        began = time.monotonic()
-        found = await self._collect(phase, specs, step, is_whole=is_whole)
-        ended = time.monotonic()
+    @property
+    def _position(self) -> int:
+        assert self.state.position is not None
+        return self.state.position
+
+    async def _take_step(self, collector: Collector) -> _Taken:
+        """The step's groups in the order of their tasks, credited: as many as it has tasks; with dynamic sampling, as many that teach."""
+        loop, taken = self.recipe.loop, _Taken()
+        phase = _Phase(name="rollouts", where=f"step {self.state.step + 1}", group_size=loop.group_size)
+        while missing := self._missing(taken):
+            await self._fill(collector, missing)
+            group = await self._take(collector, phase, taken.groups, missing)
+            self._done.add(group.position)
+            if loop.asynchronous and self.policies.staleness(group.trajectories) > loop.max_staleness:
+                taken.stale += 1
+                continue
+            taken.groups.append(group)
+            taken.credited += await asyncio.to_thread(self.scorer.credit, group.trajectories)
+        await self._fill(collector, 0)
+        order = sorted(range(len(taken.groups)), key=lambda index: taken.groups[index].position)
+        return replace(taken, groups=[taken.groups[index] for index in order], credited=[taken.credited[index] for index in order])
+
+    def _missing(self, taken: _Taken) -> int:
+        """Groups that the step still wants. That all fail is no reason to want more."""
+        loop, count = self.recipe.loop, len(taken.groups)
+        is_choosing = loop.dynamic_sampling and any(trajectory.reward is not None for trajectory in taken.trajectories)
+        good = sum(one.has_signal for one in taken.credited) if is_choosing else count
+        return min(loop.tasks_per_step - good, loop.tasks_per_step * (1 + loop.dynamic_sampling) - count)
+
+    async def _fill(self, collector: Collector, missing: int) -> None:
+        """Order groups up to the capacity: what the step still wants, and the steps that may be collected ahead of it."""
+        loop = self.recipe.loop
+        ahead = min(loop.max_staleness, loop.steps - 1 - self.state.step)
+        groups: dict[int, list[RolloutSpec]] = {}
+        while collector.out + len(groups) < missing + ahead * loop.tasks_per_step:
+            if self._next not in self._done:
+                groups[self._next] = plan_group(self.tasks.train, self.recipe, self._next, step=self.state.step)
+            self._next += 1
+        await collector.order(groups)
+
+    async def _take_all(self, collector: Collector, phase: _Phase, count: int) -> list[RewardedGroup]:
+        groups: list[RewardedGroup] = []
+        while len(groups) < count:
+            groups.append(await self._take(collector, phase, groups, count - len(groups)))
+        return groups
+
+    async def _take(self, collector: Collector, phase: _Phase, taken: Sequence[RewardedGroup], missing: int) -> RewardedGroup:
+        """The next group, beside those taken before. Raises RewardError as soon as more rewards failed than may."""
+        had, to_come = phase.group_size * len(taken), phase.group_size * missing
+
+        def show() -> None:
+            self.progress.phase(phase.name, had + collector.ended(missing), had + to_come)
+
+        show()
         try:
-            rewarded = await self.scorer.reward(found, self.control.set_scores)
+            group = await collector.take(missing, show)
+            if any(trajectory.unrewarded is not None for trajectory in group.trajectories):
+                rewarded = [trajectory for one in (*taken, group) for trajectory in one.trajectories]
+                self.scorer.check_failures(rewarded, to_come=to_come - phase.group_size)
         except RewardError as error:
-            where = f"validation after step {self.state.step}" if step is None else f"step {step + 1}"
-            raise RewardError(f"{where}: {error}; {self._resume_remedy()}") from None
-        return Collected(trajectories=rewarded, seconds=ended - began, seconds_reward=time.monotonic() - ended)
+            raise RewardError(f"{phase.where}: {error}; {self._resume_remedy()}") from None
+        return group
 
-    async def _collect(self, phase: str, specs: Sequence[RolloutSpec], step: int | None, *, is_whole: bool) -> list[Trajectory]:
-        """Order the rollouts and fetch them as they finish, in the order of `specs`.
+    def _is_old_failure(self, groups: Sequence[RewardedGroup]) -> bool:
+        """Whether all failed under an earlier process: it ended for that, and the cause has been mended since."""
+        is_trained = self.recipe.outcomes.is_trained
+        return all(group.is_replay and not any(is_trained(one.outcome) for one in group.trajectories) for group in groups)
 
-        Where all of a step (`is_whole`) failed under an earlier process, it ended for that, and the cause has been mended
-        since: they are run again.
-        """
-        ids = [spec.id for spec in specs]
-        is_new = bool(await self.control.create_rollouts(specs))
-        is_replay = not is_new and len(await self.control.wait(ids, 0.0)) == len(ids)
-        found = await self._fetch(phase, ids, step)
-        if is_whole and is_replay and not any(self.recipe.outcomes.is_trained(trajectory.outcome) for trajectory in found):
-            logger.warning("%s; that was before this start, so they are run again", explain_failures(found))
-            await self.control.retry(ids, self.recipe.runtime.timeout_s)
-            found = await self._fetch(phase, ids, step)
-        return found
+    async def _run_again(self, collector: Collector, groups: Sequence[RewardedGroup]) -> None:
+        failed = [trajectory for group in groups for trajectory in group.trajectories]
+        logger.warning("%s; that was before this start, so they are run again", explain_failures(failed))
+        await collector.run_again(groups, self.recipe.runtime.timeout_s)
 
-    async def _fetch(self, phase: str, ids: Sequence[str], step: int | None) -> list[Trajectory]:
-        """What is collected ahead shows no progress."""
-        waiting = set(ids)
-        found: dict[str, Trajectory] = {}
-        self._show(phase, 0, len(ids), step)
-        if len(await self.control.wait(sorted(waiting), 0.0)) < len(waiting):
-            await self.start_workers()
-        while waiting:
-            wanted = min(len(waiting), FETCH)
-            finished = list(await self.control.wait(sorted(waiting), POLL_S, wanted))
-            for start in range(0, len(finished), FETCH):
-                for trajectory in await self.control.trajectories(finished[start : start + FETCH]):
-                    found[trajectory.rollout_id] = trajectory
-            waiting.difference_update(finished)
-            self._show(phase, len(found), len(ids), step)
-        return [found[rollout_id] for rollout_id in ids]
-
-    def _show(self, phase: str, done: int, total: int, step: int | None) -> None:
-        if step is None or step == self.state.step:
-            self.progress.phase(phase, done, total)
+    # ------------------------------------------------------------------ what a step leaves
 
     async def _checkpoint(self) -> None:
         """In a thread: the engine link goes on, but no learning. A stop waits until it is written; backends are closed then."""

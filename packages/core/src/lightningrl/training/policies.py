@@ -13,7 +13,7 @@ from typing import Protocol
 
 from lightningrl.errors import RunFolderError
 from lightningrl.protocols import Backend, LearnReport
-from lightningrl.types import Sample
+from lightningrl.types import Sample, Trajectory
 
 __all__ = ["Policies", "PolicyLink", "RunningPolicy", "load_backend"]
 
@@ -47,11 +47,6 @@ class Policies:
         self._trained = tuple(policy for policy in self._policies if policy.is_trained)
 
     @property
-    def ahead(self) -> int:
-        """Steps whose rollouts may be collected while an earlier one is learned: what the strictest backend allows."""
-        return min((policy.backend.ahead for policy in self._trained), default=0)
-
-    @property
     def versions(self) -> dict[str, int]:
         """What each policy serves."""
         return {policy.name: policy.backend.engine.info.version for policy in self._policies}
@@ -61,6 +56,12 @@ class Policies:
         """Tokens per second that a call of the slowest policy is sampled with; None = none was yet."""
         speeds = [policy.link.call_speed for policy in self._policies]
         return min((speed for speed in speeds if speed is not None), default=None)
+
+    def staleness(self, trajectories: Iterable[Trajectory]) -> int:
+        """Versions between the weights that these were sampled by and those of now, the most of any trained call."""
+        versions = {policy.name: policy.backend.engine.info.version for policy in self._trained}
+        calls = (call for trajectory in trajectories for call in trajectory.transitions if call.trainable and call.policy in versions)
+        return max((abs(versions[call.policy] - call.policy_version) for call in calls), default=0)
 
     async def learn(self, samples: Sequence[Sample]) -> dict[str, LearnReport]:
         """One optimisation step of every trained policy that has rows, one policy after the other."""
@@ -73,7 +74,7 @@ class Policies:
 
     async def _learn(self, policy: RunningPolicy, rows: list[Sample]) -> LearnReport:
         backend, link = policy.backend, policy.link
-        if backend.ahead:
+        if backend.serves_while_learning:
             report = await asyncio.to_thread(backend.learn, rows)
             await link.release(report.policy_version)
             return report

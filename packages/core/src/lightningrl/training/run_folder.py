@@ -51,6 +51,10 @@ class LoopState:
     """Rollouts whose gradient the weights contain."""
     steps_with_signal: int | None = 0
     """Steps in which some group taught anything; None = not counted by the version that made the checkpoint."""
+    position: int | None = 0
+    """Of the stream of tasks: all before it are done with. None = so many steps of tasks (checkpoints of earlier versions)."""
+    done_beyond: tuple[int, ...] = ()
+    """Positions after it that are done with, too: asynchronous collection takes groups as they finish."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,7 +249,8 @@ def checkpoints(path: Path) -> list[Checkpoint]:
     found = []
     for loop in sorted((path / "checkpoints").glob("step-*/loop.json")):
         with contextlib.suppress(FileNotFoundError):
-            state = LoopState(**{"steps_with_signal": None, **json.loads(loop.read_text(encoding="utf-8"))})
+            known = {"steps_with_signal": None, "position": None, **json.loads(loop.read_text(encoding="utf-8"))}
+            state = LoopState(**{**known, "done_beyond": tuple(known.get("done_beyond", ()))})
             found.append(Checkpoint(folder=loop.parent / "policies", state=state))
     return found
 

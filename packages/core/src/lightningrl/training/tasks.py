@@ -1,10 +1,11 @@
-"""Tasks of a run: loaded once, drawn per step from the seed alone, so that a resumed run draws what it would have drawn."""
+"""Tasks of a run: loaded once, a stream in an order that the seed alone decides, so that a resumed run goes on where it was."""
 
 from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from lightningrl.config import Recipe, check_options
 from lightningrl.errors import ConfigError
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 
-__all__ = ["TaskSets", "plan_more", "plan_step", "plan_validation"]
+__all__ = ["TaskSets", "plan_group", "plan_validation"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,32 +38,18 @@ class TaskSets:
         return cls(train=train, validation=validation)
 
 
-def plan_step(tasks: Sequence[Task], recipe: Recipe, step: int) -> list[RolloutSpec]:
-    """The rollouts of a training step: `tasks_per_step` tasks × `group_size`, a fresh shuffle per epoch."""
-    loop = recipe.loop
-    specs: list[RolloutSpec] = []
-    orders: dict[int, NDArray[np.int64]] = {}
-    for position in range(step * loop.tasks_per_step, (step + 1) * loop.tasks_per_step):
-        epoch, offset = divmod(position, len(tasks))
-        if epoch not in orders:
-            orders[epoch] = np.random.default_rng((loop.seed, epoch)).permutation(len(tasks))
-        order = orders[epoch]
-        specs += _group(f"s{step:06d}-{position - step * loop.tasks_per_step:04d}", tasks[int(order[offset])], step, recipe)
-    return specs
-
-
-def plan_more(tasks: Sequence[Task], recipe: Recipe, step: int, number: int, groups: int) -> list[RolloutSpec]:
-    """The rollouts of the `number`-th round of dynamic sampling in a step: `groups` tasks, drawn from all of them."""
-    drawn = np.random.default_rng((recipe.loop.seed, step, number)).integers(len(tasks), size=groups)
-    return [
-        spec
-        for index, task in enumerate(drawn)
-        for spec in _group(f"s{step:06d}-{number * recipe.loop.tasks_per_step + index:04d}", tasks[int(task)], step, recipe)
-    ]
-
-
-def _group(group: str, task: Task, step: int, recipe: Recipe) -> list[RolloutSpec]:
+def plan_group(tasks: Sequence[Task], recipe: Recipe, position: int, *, step: int) -> list[RolloutSpec]:
+    """The rollouts of the task at `position` of the endless stream of training tasks: all of them, shuffled afresh in each epoch.
+    `step`: that asks for them; which step trains them, the ledger says."""
+    epoch, offset = divmod(position, len(tasks))
+    task = tasks[_order(recipe.loop.seed, epoch, len(tasks))[offset]]
+    group = f"g{position:06d}"
     return [_spec(f"{group}-{member:03d}", task, group, RolloutMode.TRAIN, step, recipe) for member in range(recipe.loop.group_size)]
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch)).permutation(count)
 
 
 def plan_validation(tasks: Sequence[Task], recipe: Recipe, step: int) -> list[RolloutSpec]:
