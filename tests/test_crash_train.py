@@ -98,6 +98,33 @@ def test_kills_at_random_moments_lose_nothing_and_train_nothing_twice(
         check_same(run, calm)
 
 
+@pytest.mark.timeout(4 * 3600)
+def test_asynchronous_steps_lose_nothing_and_train_nothing_twice_and_nothing_that_is_too_old(run: TrainRun, tiny_policy: Path) -> None:
+    """At full size 20 moments."""
+    chance = random.Random(SEED)
+    loop = ["--set", "loop.asynchronous=true", "--set", "loop.max_staleness=2"]
+    victims: list[str] = ["server", "worker"] * sized(0, 4) + ["trainer"] * sized(1, 7) + ["all"] * sized(1, 5)
+    chance.shuffle(victims)
+    begin(run, tiny_policy, *loop, steps=100_000)
+    for victim in victims:
+        wait_for_answers(run, chance.randint(12, 40))
+        time.sleep(chance.uniform(0.0, 0.3))
+        if victim == "trainer":
+            kill_trainer_and_resume(run)
+        elif victim == "all":
+            kill_all_and_resume(run, chance)
+        else:
+            kill_one(run, victim, chance)  # type: ignore[arg-type]
+    wait_for_answers(run, 12)
+    steps = last_step(run) + 4
+    kill_trainer_and_resume(run, "--steps", str(steps))
+    finish(run)
+    check_run(run, steps=steps, max_staleness=2)
+    lines = read_metrics(run.folder)
+    assert any(line.get("learn/staleness_mean") for line in lines), "steps were collected while others were learned"
+    print(f"{len(victims) + 1} kills, {steps} steps, {sum(line.get('groups_stale', 0) for line in lines):g} groups left out")
+
+
 # ------------------------------------------------------------------ what is not a kill
 
 

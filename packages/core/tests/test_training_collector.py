@@ -61,6 +61,8 @@ class Server:
         self.is_gone = False
 
     async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int:
+        if any(self.specs.get(spec.id, spec) != spec for spec in specs):
+            raise ServerError("rollout id is already used with another step")
         new = {spec.id: spec for spec in specs if spec.id not in self.specs}
         self.specs |= new
         self.born |= dict.fromkeys(new, self.version)
@@ -171,7 +173,7 @@ class Scene:
         self.started += 1
 
     def specs(self, *positions: int) -> dict[int, list[RolloutSpec]]:
-        return {position: plan_group([Task(id="t", input=1)], self.recipe(), position, step=0) for position in positions}
+        return {position: plan_group([Task(id="t", input=1)], self.recipe(), position) for position in positions}
 
     async def train(self, **loop: Any) -> LoopState:
         recipe, plugins, path = self.recipe(**loop), load_plugins(), self.folder / "run"

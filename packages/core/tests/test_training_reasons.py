@@ -514,5 +514,5 @@ def test_tasks_are_drawn_as_they_always_were_with_one_shuffle_per_epoch(tmp_path
     made: list[object] = []
     new_generator = np.random.default_rng
     monkeypatch.setattr(np.random, "default_rng", lambda seed: made.append(seed) or new_generator(seed))  # type: ignore[func-returns-value]
-    assert [spec.task.id for position in range(20) for spec in plan_group(tasks, recipe, position, step=0)] == expected
+    assert [spec.task.id for position in range(20) for spec in plan_group(tasks, recipe, position)] == expected
     assert made == [(3, 0), (3, 1), (3, 2)]

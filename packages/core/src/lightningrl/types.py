@@ -287,7 +287,7 @@ class RolloutSpec:
     group_id: str
     mode: RolloutMode = RolloutMode.TRAIN
     step: int = 0
-    """The training step that asked for it; for validation, the step after which it ran."""
+    """The training step that would take it in order, counted from 0; for validation, the step after which it ran."""
     sampling: SamplingSettings | None = None
     """Overrides of the training sampling settings (validation: greedy); None = the server's defaults."""
     max_attempts: int = 1

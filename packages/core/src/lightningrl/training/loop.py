@@ -283,7 +283,7 @@ class Trainer:
         groups: dict[int, list[RolloutSpec]] = {}
         while collector.out + len(groups) < missing + ahead * loop.tasks_per_step:
             if self._next not in self._done:
-                groups[self._next] = plan_group(self.tasks.train, self.recipe, self._next, step=self.state.step)
+                groups[self._next] = plan_group(self.tasks.train, self.recipe, self._next)
             self._next += 1
         await collector.order(groups)
 

@@ -38,12 +38,12 @@ class TaskSets:
         return cls(train=train, validation=validation)
 
 
-def plan_group(tasks: Sequence[Task], recipe: Recipe, position: int, *, step: int) -> list[RolloutSpec]:
+def plan_group(tasks: Sequence[Task], recipe: Recipe, position: int) -> list[RolloutSpec]:
     """The rollouts of the task at `position` of the endless stream of training tasks: all of them, shuffled afresh in each epoch.
-    `step`: that asks for them; which step trains them, the ledger says."""
+    Their `step` is that which takes them if all are taken in order; which step trained them, the ledger says."""
     epoch, offset = divmod(position, len(tasks))
     task = tasks[_order(recipe.loop.seed, epoch, len(tasks))[offset]]
-    group = f"g{position:06d}"
+    group, step = f"g{position:06d}", position // recipe.loop.tasks_per_step
     return [_spec(f"{group}-{member:03d}", task, group, RolloutMode.TRAIN, step, recipe) for member in range(recipe.loop.group_size)]
 
 
