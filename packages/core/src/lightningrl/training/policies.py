@@ -59,8 +59,8 @@ class Policies:
 
     def staleness(self, trajectories: Iterable[Trajectory]) -> int:
         """Versions between the weights that these were sampled by and those of now, the most of any trained call."""
-        versions = {policy.name: policy.backend.engine.info.version for policy in self._trained}
-        calls = (call for trajectory in trajectories for call in trajectory.transitions if call.trainable and call.policy in versions)
+        versions = self.versions
+        calls = (call for trajectory in trajectories for call in trajectory.transitions if call.trainable)
         return max((abs(versions[call.policy] - call.policy_version) for call in calls), default=0)
 
     async def learn(self, samples: Sequence[Sample]) -> dict[str, LearnReport]:
