@@ -44,8 +44,8 @@ fix: .venv/.installed  ## Mend what ruff can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: .venv/.installed  ## Measure the numbers of the benchmark table in docs/results.md
-	@$(BIN)/python benchmarks/run_all.py
+bench: .venv/.installed  ## Measure the numbers of the benchmark table in docs/results.md; AGAINST=COMMIT: then and now, in turns
+	@$(BIN)/python benchmarks/$(if $(AGAINST),against.py $(AGAINST),run_all.py)
 
 table: .venv/.installed  ## Reproduce the learning tables of docs/results.md (3 seeds, control, variants); one of them: make table EXAMPLE=rag
 	@$(BIN)/python benchmarks/learning_table.py $(EXAMPLE)

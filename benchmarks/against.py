@@ -1,4 +1,4 @@
-"""Every benchmark of `make bench`, at an earlier commit and now, in turns on this machine. A ratio above 1 is slower (or fewer) than it was.
+"""Every benchmark of `make bench`, at an earlier commit and now, in turns on this machine. Above 1 = slower (or fewer) than it was.
 
     python benchmarks/against.py COMMIT --rounds 3 --only gateway_cpu rollout_overhead
 
