@@ -75,6 +75,8 @@ def run(tmp_path: Path) -> Path:
         store = await SqlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}")
         await store.create_rollouts([make_spec("s000000-0000-000", step=0), make_spec("s000001-0000-000", step=1)])
         await store.create_rollouts([make_spec("v000001-0000", step=1, mode=RolloutMode.VALIDATION)])
+        await store.create_rollouts([make_spec("overtaken", step=0)])
+        await store.mark_trained(2, ["overtaken"], {})
         await store.close()
 
     asyncio.run(fill())
@@ -88,7 +90,7 @@ def ids(run: Path, *words: str) -> list[str]:
 
 def test_steps_are_counted_from_1_as_on_screen_and_validation_belongs_to_the_step_before_it(run: Path) -> None:
     assert ids(run, "--step", "1") == ["v000001-0000", "s000000-0000-000"]
-    assert ids(run, "--step", "2") == ["s000001-0000-000"]
+    assert ids(run, "--step", "2") == ["overtaken", "s000001-0000-000"], "a step has what it trained, and what it would train"
     assert ids(run, "--step", "1", "--mode", "train") == ["s000000-0000-000"]
 
 
