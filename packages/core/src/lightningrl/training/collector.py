@@ -79,7 +79,7 @@ class Collector:
         self._ready: dict[int, RewardedGroup] = {}
         """In the order in which they were finished."""
         self._last: int | None = None
-        """In order: the last position that somebody waits for; None = nobody waits."""
+        """The last position that somebody waits for, where more is out; None = all are as good."""
         self._changed, self._arrived = asyncio.Event(), asyncio.Event()
         self._failure: BaseException | None = None
         self._scores = _Batches(rollouts.set_scores)
@@ -123,7 +123,7 @@ class Collector:
     async def take(self, wanted: int = 1, show: Callable[[], None] = lambda: None) -> RewardedGroup:
         """The next of so many `wanted` groups; `show` is called whenever rollouts have ended meanwhile. Raises what a reward or the
         server raised for good."""
-        self._wait_for(tuple(self._out)[:wanted][-1:])
+        self._wait_for(tuple(self._out)[wanted - 1] if self._in_order and wanted < len(self._out) else None)
         while True:
             if self._failure is not None:
                 if not isinstance(self._failure, ServerError):
@@ -133,7 +133,7 @@ class Collector:
             if position in self._ready:
                 del self._out[position]
                 if wanted == 1:
-                    self._wait_for(())
+                    self._wait_for(None)
                 return self._ready.pop(position)
             self._arrived.clear()
             await self._arrived.wait()
@@ -158,11 +158,10 @@ class Collector:
             self._failure = self._failure or task.exception()
             self._arrived.set()
 
-    def _wait_for(self, last: Sequence[int]) -> None:
-        """With groups that only later steps take, those that are wanted now are watched alone: one long poll ends when they have."""
-        position = last[0] if last and self._in_order else None
-        if position != self._last:
-            self._last = position
+    def _wait_for(self, last: int | None) -> None:
+        """While those up to `last` are wanted, they are watched alone: one long poll ends when they have."""
+        if last != self._last:
+            self._last = last
             self._changed.set()
 
     async def _watch(self) -> None:
