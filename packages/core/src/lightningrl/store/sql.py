@@ -33,7 +33,7 @@ from lightningrl.store.reads import Reader, decode_task
 from lightningrl.store.trajectories import read_trajectories
 from lightningrl.store.transaction import Ended, Event, Leased, Queued, Transaction, over
 from lightningrl.store.writer import Writer
-from lightningrl.types import RolloutSpec, RolloutState
+from lightningrl.types import RolloutState
 
 __all__ = ["LeaseClock", "SqlStore"]
 
@@ -215,8 +215,7 @@ class SqlStore:
 
     # ------------------------------------------------------------------ rollouts and attempts
 
-    async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int:
-        return await self._write(lambda tx: writes.create_rollouts(tx, specs)) if specs else 0
+    create_rollouts = _writing(writes.create_rollouts)
 
     async def lease(self, worker_id: str, lease_s: float, wait_s: float = 0.0, *, exclusive: bool = False) -> Lease | None:
         until = self._loop.time() + wait_s
@@ -258,15 +257,11 @@ class SqlStore:
 
         return await self._write(op, orphaned)
 
-    async def release(self, rollout_id: str, attempt: int) -> None:
-        await self._write(lambda tx: writes.release(tx, rollout_id, attempt))
-        self._ended += 1
-        self._keys.pop((rollout_id, attempt), None)
-
     async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
         now = self._clock.now()
         return await self._write(lambda tx: writes.heartbeat(tx, rollout_id, attempt, lease_s, now))
 
+    release = _writing(writes.release)
     running = _reading(Reader.running)
     finish_attempt = _writing(writes.finish_attempt)
     interrupt = _writing(writes.interrupt)
