@@ -95,6 +95,7 @@ async def train_run(
         ) as served:
             announce(reachable_url(served.server.url), worker_key(settings.run_key))
             await _warn_of_lost_steps(served.client, folder, made=max(made, state.step), learned=state.step)
+            parts.scorer.load(state.credit)
             trainer = Trainer(
                 recipe=recipe,
                 tasks=parts.tasks,
