@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from lightningrl.errors import StoreError
 from lightningrl.store import writes
-from lightningrl.store.database import Database, explain, open_database
+from lightningrl.store.database import open_database
+from lightningrl.store.dialects import Database, explain
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.protocol import (
     AttemptInfo,
@@ -119,7 +118,7 @@ class SqlStore:
 
     @classmethod
     async def open(cls, url: str, *, read_only: bool = False, pragmas: Mapping[str, int] | None = None) -> Self:
-        """Open the store at `sqlite:///path`, made where there is none. `read_only` beside a running server.
+        """Open the store at a URL of `lightningrl.store.dialects`, made where there is none. `read_only` beside a running server.
 
         Raises StoreError: in use by another process, corrupt, written by a newer version (or by an older one and `read_only`), no room.
         """
@@ -157,8 +156,8 @@ class SqlStore:
             try:
                 with self._database.reading.connect() as db, db.begin():
                     return query(db)
-            except (SQLAlchemyError, sqlite3.Error) as error:
-                raise explain(error, self._database.name) from error
+            except self._database.errors as error:
+                raise explain(error, self._database) from error
 
         if self._closing:
             raise StoreError(f"the store {self._database.name!r} is closed; open it again")
