@@ -224,7 +224,7 @@ async def test_each_part_of_a_conversation_says_whose_it_is_and_stands_once(run:
 async def test_the_segments_of_a_row_are_the_tokens_that_were_recorded(run: Run, rollout_id: str) -> None:
     async with open_run(run.folder) as reader:
         trace = await reader.trace(rollout_id)
-        (trajectory,) = await reader._store.trajectories([rollout_id])
+        (trajectory,) = await reader._look.trajectories([rollout_id])
     decode = _tokenizer(run).decode
     for call, made in zip(trace.calls, trajectory.transitions, strict=True):
         row = whole_row(trace, call)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from postgresql import PostgreSQL, serving_postgresql
 
 from lightningrl.errors import StoreError
 from lightningrl.rewards import NamedReward, Reported, RewardSet
@@ -48,9 +49,26 @@ def make_store_of_version_1(folder: Path) -> str:
     return url
 
 
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[PostgreSQL]:
+    with serving_postgresql() as server:
+        yield server
+
+
+@pytest.fixture(params=["SQLite", "PostgreSQL"])
+def moved(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """From a store's URL to that of the same store in a database of some kind."""
+    if request.param == "SQLite":
+        return str
+    server: PostgreSQL = request.getfixturevalue("postgresql")
+    return server.copy
+
+
 @pytest.mark.parametrize("make", [make_store_of_version_1, make_store_of_version_2])
-async def test_a_store_of_an_older_version_is_brought_up_to_date_and_loses_nothing(tmp_path: Path, make: Callable[[Path], str]) -> None:
-    url = make(tmp_path)
+async def test_a_store_of_an_older_version_is_brought_up_to_date_and_loses_nothing(
+    tmp_path: Path, make: Callable[[Path], str], moved: Callable[[str], str]
+) -> None:
+    url = moved(make(tmp_path))
     for _ in range(2):
         store = await SqlStore.open(url)
         (trajectory,) = await store.trajectories(["a"])
@@ -98,8 +116,10 @@ async def test_a_store_of_an_older_version_is_brought_up_to_date_and_loses_nothi
         await store.close()
 
 
-async def test_what_version_3_computed_is_kept_as_such_and_has_no_digest_so_that_it_can_be_computed_again(tmp_path: Path) -> None:
-    store = await SqlStore.open(make_store(tmp_path, VERSION_3))
+async def test_what_version_3_computed_is_kept_as_such_and_has_no_digest_so_that_it_can_be_computed_again(
+    tmp_path: Path, moved: Callable[[str], str]
+) -> None:
+    store = await SqlStore.open(moved(make_store(tmp_path, VERSION_3)))
     scored, unscored = await store.trajectories(["a", "b"])
     assert (scored.rewards, scored.reward, scored.digests, scored.unrewarded) == ({"style": 0.5, "match": 1.0}, 1.0, {}, None)
     assert [call.rewards for call in scored.transitions] == [{"tools": -0.1}, {"turn": 1.0, "tools": None}]

@@ -24,6 +24,8 @@ __all__ = [
     "Backend",
     "Capabilities",
     "CreditAssigner",
+    "CreditMemory",
+    "CreditMonitor",
     "Engine",
     "IntermediateReward",
     "LearnReport",
@@ -77,8 +79,30 @@ class Witness(Protocol):
         ...
 
 
+@runtime_checkable
+class CreditMonitor(Protocol):
+    """The part of a credit assigner that looks at whole steps."""
+
+    def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> Mapping[str, float]:
+        """Metrics of a step, from all its groups and what `assign` made of them; they are reported as `credit/NAME`. Called once for each
+        step: here a `CreditMemory` takes in what the next step is compared with."""
+        ...
+
+
+@runtime_checkable
+class CreditMemory(Protocol):
+    """The part of a credit assigner that lasts: kept with each checkpoint, handed back when the run goes on from it."""
+
+    def state(self) -> Any:
+        """Any JSON."""
+        ...
+
+    def load(self, state: Any, /) -> None: ...
+
+
 class CreditAssigner(Protocol):
-    """Spreads an episode's return over its calls. Pure numpy; the group stays as it was. One that asks first is a `Witness` too."""
+    """Spreads an episode's return over its calls. Pure numpy; the group stays as it was. One that asks first is a `Witness`, too, one that
+    reports metrics a `CreditMonitor`, one that remembers a `CreditMemory`."""
 
     @property
     def requires(self) -> frozenset[str]:

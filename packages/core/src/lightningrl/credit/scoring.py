@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from lightningrl.credit.judge import Judge, Questions
 from lightningrl.credit.samples import build_samples, teaching_rows
 from lightningrl.errors import LightningError, PluginError, RewardError
 from lightningrl.plugins import PluginManager
-from lightningrl.protocols import CreditAssigner, IntermediateReward, Witness
+from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, IntermediateReward, Witness
 from lightningrl.rewards import RewardSet
 from lightningrl.rewards.reward_set import describe_failure
 from lightningrl.roles import is_role_among
@@ -170,9 +171,10 @@ class Scorer:
         return credited
 
     def build(self, credited: Sequence[CreditedGroup]) -> Scored:
-        """The rows of a step's groups. Pure numpy, too."""
+        """The rows of a step's groups. Pure numpy, too. Once for each step."""
         groups, signals = tuple(one.group for one in credited), [one.has_signal for one in credited]
         advantages = tuple(one.advantages for one in credited)
+        monitored = self._credit.finish_step(groups, advantages) if isinstance(self._credit, CreditMonitor) else {}
         silent = _unscored if self._dynamic_sampling else _without_rounding
         advantages = tuple(values if signal else silent(values) for values, signal in zip(advantages, signals, strict=True))
         if self._whitened:
@@ -183,9 +185,19 @@ class Scorer:
             groups=groups,
             advantages=advantages,
             samples=tuple(samples),
-            metrics=_describe(signals, samples) | describe_rollouts(members),
+            metrics=_describe(signals, samples)
+            | describe_rollouts(members)
+            | {f"credit/{name}": float(value) for name, value in monitored.items()},
             outcomes=Counter(trajectory.outcome.value for trajectory in members),
         )
+
+    def state(self) -> Any:
+        """What credit remembers, for a checkpoint; None where it remembers nothing."""
+        return self._credit.state() if isinstance(self._credit, CreditMemory) else None
+
+    def load(self, state: Any) -> None:
+        if state is not None and isinstance(self._credit, CreditMemory):
+            self._credit.load(state)
 
     def missing_roles(self, trajectories: Sequence[Trajectory]) -> str | None:
         """A sentence on the roles that the recipe trains or pays and that none of these calls has: misspelt, or not reached yet."""

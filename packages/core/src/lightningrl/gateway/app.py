@@ -38,7 +38,7 @@ from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.threads import Threads
 from lightningrl.gateway.upstream import Forwarder
 from lightningrl.rendering.renderer import PolicyRenderer
-from lightningrl.store.protocol import Store
+from lightningrl.store.protocol import CallLog
 
 __all__ = ["Gateway", "create_gateway"]
 
@@ -96,11 +96,11 @@ class Gateway:
 
 
 def create_gateway(
-    store: Store, engines: EngineRegistry, renderers: Mapping[str, PolicyRenderer], settings: GatewaySettings | None = None
+    log: CallLog, engines: EngineRegistry, renderers: Mapping[str, PolicyRenderer], settings: GatewaySettings | None = None
 ) -> Gateway:
     """The gateway of a run: `app.router.routes.extend(create_gateway(...).routes)`. `renderers` by policy name."""
     settings = settings or GatewaySettings()
     threads = Threads()
-    caller = Caller(store, engines, renderers, settings, threads)
-    refusals = RefusalLog(store, max_attempts=settings.max_attempts_in_memory)
-    return Gateway(caller, Forwarder(store, caller, settings), refusals, settings, threads)
+    caller = Caller(log, engines, renderers, settings, threads)
+    refusals = RefusalLog(log, max_attempts=settings.max_attempts_in_memory)
+    return Gateway(caller, Forwarder(log, caller, settings), refusals, settings, threads)

@@ -31,7 +31,7 @@ from lightningrl.rendering.completion import CompletionText, TextDelta
 from lightningrl.rendering.renderer import PROMPT_TAIL, PolicyRenderer
 from lightningrl.rendering.tokenizer import context_overflow
 from lightningrl.store.errors import AttemptOver, StoreFull
-from lightningrl.store.protocol import AttemptInfo, CallRecord, Store
+from lightningrl.store.protocol import AttemptInfo, CallLog, CallRecord
 from lightningrl.types import EngineInfo, SamplingSettings, Transition
 
 __all__ = ["Caller", "answer_again"]
@@ -68,9 +68,9 @@ class Caller:
     """Makes calls for attempts. One per server, inside its event loop."""
 
     def __init__(
-        self, store: Store, engines: EngineRegistry, renderers: Mapping[str, PolicyRenderer], settings: GatewaySettings, threads: Threads
+        self, log: CallLog, engines: EngineRegistry, renderers: Mapping[str, PolicyRenderer], settings: GatewaySettings, threads: Threads
     ) -> None:
-        self._store = store
+        self._log = log
         self._prompts = PromptBuilder(threads)
         self._engines = engines
         self._renderers = dict(renderers)
@@ -95,10 +95,10 @@ class Caller:
     async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo:
         """The attempt a scoped key stands for; raises Refusal."""
         if attempt < 2**63:
-            info = await self._store.authorise(rollout_id, attempt, key)
+            info = await self._log.authorise(rollout_id, attempt, key)
             if info is not None:
                 return info
-            reason = await self._store.refusal(rollout_id, attempt, key)
+            reason = await self._log.refusal(rollout_id, attempt, key)
             if isinstance(reason, AttemptOver):
                 raise Refusal(str(reason), status=410, code="attempt_over")
         raise Refusal(  # one answer, whether there is such a rollout or not: who has no key need not know
@@ -254,7 +254,7 @@ class Caller:
             return attempt
         attempt = _Attempt()
         if info.has_calls:  # answered by an earlier server, or before its memory was dropped
-            calls = await self._store.calls(*place)
+            calls = await self._log.calls(*place)
             found = self._attempts.get(place)
             if found is not None:
                 return found
@@ -314,7 +314,7 @@ class Caller:
     async def _keep(self, call: _Call, prompt: Prompt, sampled: Sequence[SampledChoice], key: str) -> tuple[CallRecord, ...]:
         """Record the choices, then remember them; returns those kept before where this is a replay."""
         duration = time.perf_counter() - call.clock
-        kept_before = await self._store.append_calls([self._record(call, prompt, one, key, duration) for one in sampled])
+        kept_before = await self._log.append_calls([self._record(call, prompt, one, key, duration) for one in sampled])
         stored = tuple(kept for kept in kept_before if kept is not None)
         if stored:
             return stored

@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from lightningrl.errors import StoreError
 from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
 from lightningrl.gateway.request import CallContext
-from lightningrl.store.protocol import AttemptInfo, Store
+from lightningrl.store.protocol import AttemptInfo, CallLog
 from lightningrl.types import OtherCall, OtherCallKind
 
 __all__ = ["RefusalLog"]
@@ -23,8 +23,8 @@ _MOST_KEPT = 100
 class RefusalLog:
     """Records refusals. One per gateway."""
 
-    def __init__(self, store: Store, *, max_attempts: int) -> None:
-        self._store = store
+    def __init__(self, log: CallLog, *, max_attempts: int) -> None:
+        self._log = log
         self._max_attempts = max_attempts
         self._counts: OrderedDict[tuple[str, int], Counter[str]] = OrderedDict()
 
@@ -49,13 +49,13 @@ class RefusalLog:
             started_at=time.time(),
         )
         try:
-            await self._store.append_other_calls(*place, [call])
+            await self._log.append_other_calls(*place, [call])
         except StoreError as error:  # the attempt has ended meanwhile: its outcome is decided
             logger.info("rollout %s, attempt %s: a refused call is not recorded: %s", *place, error)
 
     async def has_overflow(self, rollout_id: str, attempt: int) -> bool:
         """Whether a call of the attempt was refused because its prompt was beyond the context."""
-        calls = await self._store.other_calls(rollout_id, attempt)
+        calls = await self._log.other_calls(rollout_id, attempt)
         return any(call.code == CONTEXT_CODE and not call.path.endswith("count_tokens") for call in calls)  # which only asked how long
 
     def forget(self, rollout_id: str, attempt: int) -> None:

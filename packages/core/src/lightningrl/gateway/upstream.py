@@ -23,7 +23,7 @@ from lightningrl.gateway.calls import Caller
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallContext
 from lightningrl.gateway.settings import GatewaySettings, Upstream
-from lightningrl.store.protocol import AttemptInfo, Store
+from lightningrl.store.protocol import AttemptInfo, CallLog
 from lightningrl.types import OtherCall, OtherCallKind
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ _TIMEOUT_S = 600.0
 class Forwarder:
     """Hands calls on. One per gateway."""
 
-    def __init__(self, store: Store, caller: Caller, settings: GatewaySettings) -> None:
-        self._store = store
+    def __init__(self, log: CallLog, caller: Caller, settings: GatewaySettings) -> None:
+        self._log = log
         self._caller = caller
         self._default = settings.upstream
         self._models = dict(settings.upstream_models)
@@ -118,7 +118,7 @@ class Forwarder:
 
     async def _record(self, info: AttemptInfo, record: _Exchange) -> None:
         try:
-            await self._store.append_other_calls(info.rollout_id, info.attempt, [record.call()])
+            await self._log.append_other_calls(info.rollout_id, info.attempt, [record.call()])
         except StoreError as error:  # the attempt has ended meanwhile: nothing is trained on it, the answer may still be read
             logger.warning("rollout %s: a call to the upstream could not be recorded: %s", info.rollout_id, error)
 

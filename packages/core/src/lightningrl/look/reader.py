@@ -25,7 +25,7 @@ from lightningrl.look.trace import Trace, build_trace
 from lightningrl.rendering.tokenizer import load_tokenizer
 from lightningrl.store import SqlStore
 from lightningrl.store.errors import OlderStore
-from lightningrl.store.protocol import RolloutFilter, RolloutRecord, StepRecord, Store
+from lightningrl.store.protocol import Look, RolloutFilter, RolloutRecord, StepRecord
 from lightningrl.types import Outcome, Trajectory
 
 __all__ = ["Group", "RunReader", "StoredRun", "open_run", "read_group"]
@@ -70,23 +70,23 @@ async def read_group(run: RunReader, group_id: str) -> Group:
 class StoredRun:
     """A run read from its store."""
 
-    def __init__(self, store: Store, tokenizer_of: Callable[[str], Any | None]) -> None:
+    def __init__(self, look: Look, tokenizer_of: Callable[[str], Any | None]) -> None:
         """`tokenizer_of(policy)`: None where nobody has it."""
-        self._store = store
+        self._look = look
         self._reader_of = cache(lambda policy: SegmentReader(tokenizer_of(policy)))
 
     async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> Sequence[RolloutRecord]:  # noqa: B008
-        return await self._store.list_rollouts(where)
+        return await self._look.list_rollouts(where)
 
     async def steps(self) -> Sequence[StepRecord]:
-        return await self._store.steps()
+        return await self._look.steps()
 
     async def trace(self, rollout_id: str) -> Trace:
-        rollout = await self._store.rollout(rollout_id)
+        rollout = await self._look.rollout(rollout_id)
         if not rollout.attempts:
             return Trace(rollout=rollout, attempt=None)
         if any(attempt.outcome is not None for attempt in rollout.attempts):
-            (trajectory,), (score,) = await self._store.trajectories([rollout_id]), await self._store.scores([rollout_id])
+            (trajectory,), (score,) = await self._look.trajectories([rollout_id]), await self._look.scores([rollout_id])
         else:
             trajectory, score = await self._so_far(rollout), None
         return await asyncio.to_thread(build_trace, rollout, trajectory, score, self._reader_of)
@@ -100,8 +100,8 @@ class StoredRun:
             task=rollout.spec.task,
             group_id=rollout.spec.group_id,
             outcome=Outcome.CANCELLED,
-            transitions=tuple(record.transition for record in await self._store.calls(*place)),
-            other_calls=await self._store.other_calls(*place),
+            transitions=tuple(record.transition for record in await self._look.calls(*place)),
+            other_calls=await self._look.other_calls(*place),
         )
 
 

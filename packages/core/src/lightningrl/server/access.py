@@ -15,7 +15,7 @@ from starlette.requests import Request
 from lightningrl.errors import ServerError
 from lightningrl.keys import worker_key
 from lightningrl.store.errors import AttemptOver, UnknownRecord
-from lightningrl.store.protocol import Store
+from lightningrl.store.protocol import CallLog
 
 __all__ = ["Access", "Forbidden"]
 
@@ -30,8 +30,8 @@ class Forbidden(ServerError):
 class Access:
     """Checks the `Authorization: Bearer …` of a request, or its `x-api-key`, before its body is read."""
 
-    def __init__(self, store: Store, run_key: str) -> None:
-        self._store = store
+    def __init__(self, calls: CallLog, run_key: str) -> None:
+        self._calls = calls
         self._run_key = run_key.encode()
         self._worker_key = worker_key(run_key).encode()
 
@@ -60,9 +60,9 @@ class Access:
         wrong = Forbidden(f"wrong key for attempt {number[:20]} of rollout {rollout_id!r}; use the key of its lease")
         if not is_number:
             raise wrong
-        if await self._store.authorise(rollout_id, int(number), key) is not None:
+        if await self._calls.authorise(rollout_id, int(number), key) is not None:
             return
-        refusal = await self._store.refusal(rollout_id, int(number), key)
+        refusal = await self._calls.refusal(rollout_id, int(number), key)
         raise refusal if isinstance(refusal, AttemptOver) else wrong
 
     async def ended_attempt(self, request: Request) -> None:

@@ -22,7 +22,7 @@ from lightningrl.server.access import Access
 from lightningrl.server.attempt_routes import attempt_of
 from lightningrl.server.routes import route
 from lightningrl.store.errors import UnknownRecord
-from lightningrl.store.protocol import Store, ToolCallRecord
+from lightningrl.store.protocol import CallLog, ToolCallRecord
 from lightningrl.types import ToolCall, ToolStatus
 
 __all__ = ["agent_routes"]
@@ -31,25 +31,25 @@ ANSWER_IDS: Final = ("chatcmpl-", "resp_", "msg_")
 """What the dialects put before a transition's id."""
 
 
-def agent_routes(store: Store, access: Access) -> list[BaseRoute]:
+def agent_routes(log: CallLog, access: Access) -> list[BaseRoute]:
     """To be mounted before the gateway's routes, which refuse every path of theirs that they do not know."""
 
     async def rewards(request: Request, body: api.ReportedRewards) -> None:
         place = attempt_of(request)
-        (transition_id,) = await find_transitions(store, *place, [body.call])
-        await store.add_rewards(*place, body.rewards, transition_id)
+        (transition_id,) = await find_transitions(log, *place, [body.call])
+        await log.add_rewards(*place, body.rewards, transition_id)
 
     async def tool_calls(request: Request, body: api.ReportedToolCalls) -> None:
         place = attempt_of(request)
-        asked = await find_transitions(store, *place, [told.call for told in body.tool_calls])
-        await store.append_tool_calls(*place, await asyncio.to_thread(_records, body.tool_calls, asked))
+        asked = await find_transitions(log, *place, [told.call for told in body.tool_calls])
+        await log.append_tool_calls(*place, await asyncio.to_thread(_records, body.tool_calls, asked))
 
     return [route(api.REPORT_REWARDS, access, rewards), route(api.REPORT_TOOL_CALLS, access, tool_calls)]
 
 
-async def find_transitions(store: Store, rollout_id: str, attempt: int, answer_ids: Sequence[str | None]) -> list[str | None]:
+async def find_transitions(log: CallLog, rollout_id: str, attempt: int, answer_ids: Sequence[str | None]) -> list[str | None]:
     """The transitions that the ids of answers stand for. Raises UnknownRecord."""
-    known = await store.call_ids(rollout_id, attempt) if any(answer_ids) else frozenset()
+    known = await log.call_ids(rollout_id, attempt) if any(answer_ids) else frozenset()
     found: list[str | None] = []
     for answer_id in answer_ids:
         if answer_id is None:

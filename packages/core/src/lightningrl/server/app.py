@@ -58,10 +58,12 @@ def create_app(
             *agent_routes(store, access),  # before the gateway, which refuses the paths it does not know
             *routes,
             *attempt_routes(
-                store, access, workers, memory, forwarder, read_asked, max_body_bytes=max_body_bytes, longest_wait_s=longest_wait_s
+                store, store, access, workers, memory, forwarder, read_asked, max_body_bytes=max_body_bytes, longest_wait_s=longest_wait_s
             ),
             *worker_routes(store, access, workers, longest_wait_s=longest_wait_s),
-            *run_routes(store, access, engines, forwarder, vitals, tokenizers=tokenizers or {}, longest_wait_s=longest_wait_s),
+            *run_routes(
+                store, store, store, access, engines, forwarder, vitals, tokenizers=tokenizers or {}, longest_wait_s=longest_wait_s
+            ),
             Route("/health", _health),
             Route("/openapi.json", _description),
         ],

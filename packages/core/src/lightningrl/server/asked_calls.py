@@ -14,7 +14,7 @@ from itertools import chain
 
 from lightningrl.rendering.completion import CompletionText
 from lightningrl.rendering.renderer import PROMPT_TAIL, PolicyRenderer
-from lightningrl.store.protocol import Store, ToolCallRecord
+from lightningrl.store.protocol import CallLog, ToolCallRecord
 from lightningrl.telemetry.tool_spans import comparable
 from lightningrl.types import Transition
 
@@ -37,13 +37,13 @@ ReadAsked = Callable[[str, int], Awaitable[Sequence[AnsweredCall]]]
 """From a rollout and an attempt to what its answers asked for so far, in order, less what is recorded already."""
 
 
-def read_kept_answers(store: Store, renderers: Mapping[str, PolicyRenderer]) -> ReadAsked:
+def read_kept_answers(log: CallLog, renderers: Mapping[str, PolicyRenderer]) -> ReadAsked:
     """From the completions in the store, parsed as they were for the agent. `renderers` by policy name."""
 
     async def read(rollout_id: str, attempt: int) -> Sequence[AnsweredCall]:
-        told = await store.tool_call_ids(rollout_id, attempt)
+        told = await log.tool_call_ids(rollout_id, attempt)
         asked: list[AnsweredCall] = []
-        for call in await store.calls(rollout_id, attempt):
+        for call in await log.calls(rollout_id, attempt):
             renderer = renderers.get(call.transition.policy)
             if renderer is None or told.issuperset(call.transition.tool_call_ids):
                 continue

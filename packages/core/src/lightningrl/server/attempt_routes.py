@@ -18,7 +18,7 @@ from lightningrl.server.forwarding import SpanForwarder
 from lightningrl.server.routes import route
 from lightningrl.server.workers import Workers
 from lightningrl.store.errors import AttemptOver
-from lightningrl.store.protocol import Lease, Store
+from lightningrl.store.protocol import CallLog, Lease, Queue
 from lightningrl.telemetry.otlp import encode_answer, parse_export, read_media_type
 from lightningrl.types import OtherCall, OtherCallKind, Outcome
 
@@ -35,7 +35,8 @@ class AttemptMemory(Protocol):
 
 
 def attempt_routes(
-    store: Store,
+    queue: Queue,
+    log: CallLog,
     access: Access,
     workers: Workers,
     memory: AttemptMemory | None,
@@ -47,9 +48,9 @@ def attempt_routes(
 ) -> list[BaseRoute]:
     async def lease(request: Request, body: api.LeaseRequest) -> Lease | None:
         wait_s = min(body.wait_s, longest_wait_s)
-        found = await while_connected(request, store.lease(body.worker_id, body.lease_s, wait_s, exclusive=body.exclusive))
+        found = await while_connected(request, queue.lease(body.worker_id, body.lease_s, wait_s, exclusive=body.exclusive))
         if found is not None and await request.is_disconnected():
-            await store.release(found.rollout_id, found.attempt)
+            await queue.release(found.rollout_id, found.attempt)
             return None
         if found is not None:
             workers.note_lease(body.worker_id)
@@ -60,17 +61,17 @@ def attempt_routes(
         if outcome is Outcome.AGENT_ERROR and memory is not None and await memory.is_overflowed(*place):
             outcome = Outcome.CONTEXT_OVERFLOW
         if body.unseen_hosts:
-            await _keep_unseen(store, place, body.unseen_hosts)
-        state = await store.finish_attempt(*place, outcome, body.output, body.error, body.duration_s)
+            await _keep_unseen(log, place, body.unseen_hosts)
+        state = await queue.finish_attempt(*place, outcome, body.output, body.error, body.duration_s)
         if memory is not None:
             memory.forget(*place)
         return api.ResultKept(state=state)
 
     async def rewards(request: Request, body: api.Rewards) -> None:
-        await store.add_rewards(*attempt_of(request), body.rewards, body.transition_id)
+        await log.add_rewards(*attempt_of(request), body.rewards, body.transition_id)
 
     async def traces(request: Request, _: bytes) -> Response:
-        return await take_spans(store, forwarder, read_asked, *attempt_of(request), request, max_body_bytes)
+        return await take_spans(log, forwarder, read_asked, *attempt_of(request), request, max_body_bytes)
 
     return [
         route(api.LEASE, access, lease),
@@ -85,14 +86,14 @@ def attempt_of(request: Request) -> tuple[str, int]:
     return request.path_params["rid"], int(request.path_params["n"])
 
 
-async def _keep_unseen(store: Store, place: tuple[str, int], hosts: Sequence[str]) -> None:
+async def _keep_unseen(log: CallLog, place: tuple[str, int], hosts: Sequence[str]) -> None:
     """Hosts of models that the agent called past the gateway. A result that is repeated finds its attempt over."""
     with contextlib.suppress(AttemptOver):
-        await store.append_other_calls(*place, [OtherCall(kind=OtherCallKind.ELSEWHERE, path=host) for host in hosts])
+        await log.append_other_calls(*place, [OtherCall(kind=OtherCallKind.ELSEWHERE, path=host) for host in hosts])
 
 
 async def take_spans(
-    store: Store,
+    log: CallLog,
     forwarder: SpanForwarder | None,
     read_asked: ReadAsked | None,
     rollout_id: str,
@@ -109,9 +110,9 @@ async def take_spans(
         asked = await read_asked(rollout_id, attempt)
         tool_calls = await asyncio.to_thread(join_to_answers, tool_calls, export.loose, asked)
     if tool_calls:
-        await store.append_tool_calls(rollout_id, attempt, tool_calls)
+        await log.append_tool_calls(rollout_id, attempt, tool_calls)
     if export.spans:
-        await store.append_spans(rollout_id, attempt, export.spans)
+        await log.append_spans(rollout_id, attempt, export.spans)
     if forwarder is not None:
         forwarder.offer(export.request, rollout_id, attempt)
     return Response(encode_answer(media_type, export.rejected), media_type=media_type)

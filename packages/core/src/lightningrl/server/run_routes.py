@@ -20,7 +20,7 @@ from lightningrl.server.attempt_routes import while_connected
 from lightningrl.server.forwarding import SpanForwarder
 from lightningrl.server.routes import BodyError, route
 from lightningrl.server.vitals import Vitals, memory_bytes
-from lightningrl.store.protocol import RolloutFilter, RolloutRecord, StepRecord, Store
+from lightningrl.store.protocol import Ledger, Look, Queue, RolloutFilter, RolloutRecord, StepRecord
 from lightningrl.types import PolicyStatus, RolloutSpec
 
 __all__ = ["Engines", "run_routes"]
@@ -35,7 +35,9 @@ class Engines(Protocol):
 
 
 def run_routes(  # noqa: C901  (one short function per endpoint)
-    store: Store,
+    queue: Queue,
+    ledger: Ledger,
+    look: Look,
     access: Access,
     engines: Engines,
     forwarder: SpanForwarder | None = None,
@@ -44,56 +46,56 @@ def run_routes(  # noqa: C901  (one short function per endpoint)
     tokenizers: Mapping[str, Any],
     longest_wait_s: float,
 ) -> list[BaseRoute]:
-    run = StoredRun(store, tokenizers.get)
+    run = StoredRun(look, tokenizers.get)
 
     async def create(_: Request, body: api.Create) -> api.Created:
         for spec in body.rollouts:
             _check(spec)
-        return api.Created(created=await store.create_rollouts(body.rollouts))
+        return api.Created(created=await queue.create_rollouts(body.rollouts))
 
     async def listed(_: Request, where: RolloutFilter) -> Sequence[RolloutRecord]:
-        return await store.list_rollouts(where)
+        return await look.list_rollouts(where)
 
     async def one(request: Request, _: None) -> RolloutRecord:
-        return await store.rollout(request.path_params["rid"])
+        return await look.rollout(request.path_params["rid"])
 
     async def trace(request: Request, _: None) -> Response:
         found = await run.trace(request.path_params["rid"])
         return Response(await asyncio.to_thread(wire.encode, found), media_type="application/json")
 
     async def wait(request: Request, body: api.Wait) -> api.Finished:
-        waiting = store.wait_finished(body.rollout_ids, min(body.wait_s, longest_wait_s), body.min_finished)
+        waiting = queue.wait_finished(body.rollout_ids, min(body.wait_s, longest_wait_s), body.min_finished)
         return api.Finished(finished=await while_connected(request, waiting) or ())
 
     async def trajectories(_: Request, body: api.RolloutIds) -> Response:
-        found = await store.trajectories(body.rollout_ids)
+        found = await look.trajectories(body.rollout_ids)
         return Response(await asyncio.to_thread(wire.encode_trajectories, found), media_type="application/json")
 
     async def scores(_: Request, body: api.Scores) -> None:
-        await store.set_scores(body.scores)
+        await ledger.set_scores(body.scores)
 
     async def mark(_: Request, body: api.Step) -> None:
         known = {name: value for name, value in body.metrics.items() if value is not None}
-        await store.mark_trained(body.step, body.rollout_ids, known)
+        await ledger.mark_trained(body.step, body.rollout_ids, known)
 
     async def steps(_: Request, __: None) -> Sequence[StepRecord]:
-        return await store.steps()
+        return await look.steps()
 
     async def rollback(_: Request, body: api.Rollback) -> api.Count:
-        return api.Count(count=await store.rollback_steps(body.after))
+        return api.Count(count=await ledger.rollback_steps(body.after))
 
     async def cancel(_: Request, body: api.Cancel) -> api.Count:
-        return api.Count(count=await store.cancel(body.rollout_ids))
+        return api.Count(count=await queue.cancel(body.rollout_ids))
 
     async def retry(_: Request, body: api.Retry) -> api.Count:
-        return api.Count(count=await store.retry(body.rollout_ids, body.timeout_s))
+        return api.Count(count=await queue.retry(body.rollout_ids, body.timeout_s))
 
     async def interrupt(_: Request, body: api.Interrupt) -> api.Count:
-        return api.Count(count=await store.interrupt(body.reason))
+        return api.Count(count=await queue.interrupt(body.reason))
 
     async def status(_: Request, __: None) -> api.Status:
         return api.Status(
-            counts=await store.counts(),
+            counts=await look.counts(),
             policies=engines.status(),
             spans_forwarded=None if forwarder is None else forwarder.forwarded,
             spans_not_forwarded=None if forwarder is None else forwarder.failed,

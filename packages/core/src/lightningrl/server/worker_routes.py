@@ -10,19 +10,19 @@ from lightningrl.server.access import Access
 from lightningrl.server.attempt_routes import while_connected
 from lightningrl.server.routes import route
 from lightningrl.server.workers import Workers
-from lightningrl.store.protocol import Store
+from lightningrl.store.protocol import Queue
 
 __all__ = ["worker_routes"]
 
 
-def worker_routes(store: Store, access: Access, workers: Workers, *, longest_wait_s: float) -> list[BaseRoute]:
+def worker_routes(queue: Queue, access: Access, workers: Workers, *, longest_wait_s: float) -> list[BaseRoute]:
     async def beat(request: Request, body: api.WorkerBeat) -> api.Orders:
         body.wait_s = min(body.wait_s, longest_wait_s)
-        return await while_connected(request, workers.beat(request.path_params["wid"], body, store.heartbeat)) or api.Orders()
+        return await while_connected(request, workers.beat(request.path_params["wid"], body, queue.heartbeat)) or api.Orders()
 
     async def listed(request: Request, where: api.WorkerFilter) -> api.Workers:
         where.wait_s = min(where.wait_s, longest_wait_s)
-        return await while_connected(request, workers.look(where, store.running)) or api.Workers()
+        return await while_connected(request, workers.look(where, queue.running)) or api.Workers()
 
     async def stop(_: Request, body: api.WorkerPrefix) -> api.Count:
         return api.Count(count=workers.stop(body.prefix))

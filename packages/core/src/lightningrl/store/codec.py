@@ -46,7 +46,7 @@ _sampling = msgspec.json.Decoder(SamplingSettings)
 
 
 def as_number(value: int) -> int:
-    """For a comparison: a number beyond 64 bits, which SQLite cannot be asked for, becomes -1, which no attempt or step has."""
+    """For a comparison: a number beyond 64 bits, which a database cannot be asked for, becomes -1, which no attempt or step has."""
     return value if -(2**63) <= value < 2**63 else -1
 
 

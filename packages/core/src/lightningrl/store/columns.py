@@ -130,4 +130,6 @@ class Finite(TypeDecorator[float]):
 
 def Choice(kind: type[StrEnum]) -> Enum:  # noqa: N802  (stands where a type does)
     """A member of a StrEnum, by its value."""
-    return Enum(kind, native_enum=False, create_constraint=False, values_callable=lambda members: [member.value for member in members])
+    return Enum(
+        kind, native_enum=False, create_constraint=False, length=32, values_callable=lambda members: [member.value for member in members]
+    )

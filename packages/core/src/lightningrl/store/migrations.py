@@ -7,72 +7,89 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Column, Connection, Float, ForeignKey, Integer, LargeBinary, MetaData, String, Table, Text, insert, text
 
 from lightningrl.store.codec import decode_text, encode_text
+from lightningrl.store.dialects import CLUSTERED
 
 __all__ = ["MIGRATIONS"]
 
 
 def _seed_of_its_own(db: Connection) -> None:
-    db.exec_driver_sql("ALTER TABLE calls ADD COLUMN seed TEXT")
+    db.execute(text("ALTER TABLE calls ADD COLUMN seed TEXT"))
 
 
 def _other_calls(db: Connection) -> None:
     """Columns are called as the fields they hold; refused and forwarded calls, which were kept as tool calls, have a table."""
     for old, new in (("version", "policy_version"), ("finish", "finish_reason"), ("span", "span_id")):
-        db.exec_driver_sql(f"ALTER TABLE calls RENAME COLUMN {old} TO {new}")
-    db.exec_driver_sql(
-        "CREATE TABLE other_calls (pk INTEGER NOT NULL PRIMARY KEY, attempt_pk INTEGER NOT NULL REFERENCES attempts (pk), "
-        "kind VARCHAR(9) NOT NULL, path TEXT NOT NULL, model TEXT NOT NULL, agent INTEGER, status INTEGER, code TEXT, message BLOB, "
-        "request BLOB, answer BLOB, started_at FLOAT NOT NULL, duration_s FLOAT NOT NULL)"
+        db.execute(text(f"ALTER TABLE calls RENAME COLUMN {old} TO {new}"))
+    texts, blobs = ("path", "model", "code"), ("message", "request", "answer")
+    other_calls = _of_attempts(
+        "other_calls",
+        Column("pk", Integer, primary_key=True),
+        Column("attempt_pk", ForeignKey("attempts.pk"), nullable=False, index=True),
+        Column("kind", String(9), nullable=False),
+        *(Column(name, Text, nullable=name == "code") for name in texts),
+        *(Column(name, Integer) for name in ("agent", "status")),
+        *(Column(name, LargeBinary) for name in blobs),
+        *(Column(name, Float, nullable=False) for name in ("started_at", "duration_s")),
     )
-    db.exec_driver_sql("CREATE INDEX ix_other_calls_attempt_pk ON other_calls (attempt_pk)")
-    kept = db.exec_driver_sql(
-        "SELECT t.pk, t.attempt_pk, w.text, t.arguments, t.result, t.agent, t.error_type, t.started_at, t.duration_s "
-        "FROM tool_calls t JOIN words w ON w.pk = t.name WHERE w.text LIKE 'refused:%' OR w.text LIKE 'upstream:%'"
+    other_calls.create(db)
+    kept = db.execute(
+        text(
+            "SELECT t.pk, t.attempt_pk, w.text, t.arguments, t.result, t.agent, t.error_type, t.started_at, t.duration_s "
+            "FROM tool_calls t JOIN words w ON w.pk = t.name WHERE w.text LIKE 'refused:%' OR w.text LIKE 'upstream:%'"
+        )
     ).all()
     for pk, attempt_pk, name, arguments, result, agent, code, started_at, duration_s in kept:
         kind, _, model = name.partition(":")
         asked, answered = json.loads(decode_text(arguments)), json.loads(decode_text(result))
         is_refused = kind == "refused"
-        db.exec_driver_sql(
-            "INSERT INTO other_calls "
-            "(attempt_pk, kind, path, model, agent, status, code, message, request, answer, started_at, duration_s) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                attempt_pk,
-                "refused" if is_refused else "forwarded",
-                str(asked.get("path", "")).removeprefix("/"),
-                "" if is_refused else model,
-                agent,
-                answered.get("status"),
-                code,
-                encode_text(answered.get("message")),
-                None if is_refused else encode_text(json.dumps(asked.get("request"))),
-                None if is_refused else encode_text(json.dumps(answered.get("answer"))),
-                started_at,
-                duration_s,
-            ),
-        )
-        db.exec_driver_sql("DELETE FROM tool_calls WHERE pk = ?", (pk,))
+        row = {
+            "attempt_pk": attempt_pk,
+            "kind": "refused" if is_refused else "forwarded",
+            "path": str(asked.get("path", "")).removeprefix("/"),
+            "model": "" if is_refused else model,
+            "agent": agent,
+            "status": answered.get("status"),
+            "code": code,
+            "message": encode_text(answered.get("message")),
+            "request": None if is_refused else encode_text(json.dumps(asked.get("request"))),
+            "answer": None if is_refused else encode_text(json.dumps(answered.get("answer"))),
+            "started_at": started_at,
+            "duration_s": duration_s,
+        }
+        db.execute(insert(other_calls).values(row))
+        db.execute(text("DELETE FROM tool_calls WHERE pk = :pk"), {"pk": pk})
 
 
 def _computed_values(db: Connection) -> None:
     """What a run computed has a table of its own. Until now it lay among what agents reported, and nobody can tell which is which: of an
     attempt that was scored it is kept as both, and without a digest, so that re-scoring computes it again."""
-    for name, columns in (
-        ("computed", "idx INTEGER NOT NULL, name INTEGER NOT NULL, value FLOAT, PRIMARY KEY (attempt_pk, idx, name)"),
-        ("digests", "part INTEGER NOT NULL, digest INTEGER NOT NULL, PRIMARY KEY (attempt_pk, part)"),
-    ):
-        db.exec_driver_sql(f"CREATE TABLE {name} (attempt_pk INTEGER NOT NULL REFERENCES attempts (pk), {columns}) WITHOUT ROWID")
-    db.exec_driver_sql(
-        "INSERT INTO computed (attempt_pk, idx, name, value) "
-        "SELECT attempt_pk, idx, name, value FROM rewards WHERE attempt_pk IN (SELECT attempt_pk FROM scores)"
+
+    def attempt() -> Column[int]:
+        return Column("attempt_pk", ForeignKey("attempts.pk"), primary_key=True, autoincrement=False)
+
+    index, name, part = (Column(key, Integer, primary_key=True, autoincrement=False) for key in ("idx", "name", "part"))
+    _of_attempts("computed", attempt(), index, name, Column("value", Float), **CLUSTERED).create(db)
+    _of_attempts("digests", attempt(), part, Column("digest", Integer, nullable=False), **CLUSTERED).create(db)
+    _of_attempts("evidence", attempt(), Column("data", LargeBinary, nullable=False)).create(db)
+    db.execute(
+        text(
+            "INSERT INTO computed (attempt_pk, idx, name, value) "
+            "SELECT attempt_pk, idx, name, value FROM rewards WHERE attempt_pk IN (SELECT attempt_pk FROM scores)"
+        )
     )
-    db.exec_driver_sql("ALTER TABLE scores ADD COLUMN unrewarded TEXT")
-    db.exec_driver_sql("CREATE TABLE evidence (attempt_pk INTEGER NOT NULL PRIMARY KEY REFERENCES attempts (pk), data BLOB NOT NULL)")
+    db.execute(text("ALTER TABLE scores ADD COLUMN unrewarded TEXT"))
+
+
+def _of_attempts(name: str, *columns: Column[Any], **options: Any) -> Table:
+    """A new table whose rows are attempts'."""
+    then = MetaData()
+    Table("attempts", then, Column("pk", Integer, primary_key=True))
+    return Table(name, then, *columns, **options)
 
 
 MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {1: _seed_of_its_own, 2: _other_calls, 3: _computed_values}

@@ -4,6 +4,7 @@
                          ▲                                                             │  ─► set_scores ─► mark_trained
                          └──────── requeued while attempts are left (retryable) ◄──────┘
 
+`Store` is all of it; whoever uses one asks for the part that they need: `Queue`, `CallLog`, `Ledger` or `Look`.
 Every method that writes is *durable when it returns*: what it acknowledged survives `kill -9`. What it refuses (a
 `StoreError`) leaves no trace. All methods may be called concurrently from one event loop.
 """
@@ -34,10 +35,15 @@ from lightningrl.types import (
 
 __all__ = [
     "RETRYABLE",
+    "AttemptCalls",
     "AttemptInfo",
     "AttemptRecord",
+    "CallLog",
     "CallRecord",
     "Lease",
+    "Ledger",
+    "Look",
+    "Queue",
     "RolloutFilter",
     "RolloutRecord",
     "RunningAttempt",
@@ -228,9 +234,8 @@ class StoreCounts:
     """Calls and results that were refused because their attempt was over, since this process started."""
 
 
-@runtime_checkable
-class Store(Protocol):
-    """Durable before acknowledged. Errors: `UnknownRecord`, `Conflict`, `AttemptOver`, `StoreFull` (all `StoreError`)."""
+class Queue(Protocol):
+    """Who works on what: for the trainer, who orders, and for workers."""
 
     async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int:
         """Queue them in this order; returns how many are new. An id kept before with an equal spec is skipped; with another
@@ -279,16 +284,45 @@ class Store(Protocol):
         stays on record. Returns how many."""
         ...
 
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        """End those not finished yet as `cancelled`; returns how many. Their heartbeats answer False."""
+        ...
+
+    async def wait_finished(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> tuple[str, ...]:
+        """Those that succeeded or failed, as soon as there are `min_finished` (None = all) or `wait_s` is over."""
+        ...
+
+
+class AttemptCalls(Protocol):
+    """An attempt's model calls, while it runs and later."""
+
+    async def calls(self, rollout_id: str, attempt: int) -> tuple[CallRecord, ...]:
+        """The attempt's calls in order, prompts whole. Empty where there are none."""
+        ...
+
+    async def other_calls(self, rollout_id: str, attempt: int) -> tuple[OtherCall, ...]:
+        """The attempt's, in order."""
+        ...
+
+
+class CallLog(AttemptCalls, Protocol):
+    """What a running attempt may do, did and reports: for the gateway and for agents."""
+
+    async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo | None:
+        """The running attempt the scoped key stands for; None = wrong key, unknown or ended attempt. In memory; call it per request."""
+        ...
+
+    async def refusal(self, rollout_id: str, attempt: int, key: str) -> StoreError:
+        """Why `authorise` said None, for the answer: `UnknownRecord` (rollout or attempt), `AttemptOver` (counted as late), or a plain
+        `StoreError` (wrong key)."""
+        ...
+
     async def append_call(self, record: CallRecord) -> CallRecord | None:
         """Keep one call. None = kept now; where its `call_key` was kept before, nothing is added and that first call returns."""
         ...
 
     async def append_calls(self, records: Sequence[CallRecord]) -> tuple[CallRecord | None, ...]:
         """Keep all choices of one call (`n>1`), or none. All of one attempt; a parent may stand earlier in `records`."""
-        ...
-
-    async def calls(self, rollout_id: str, attempt: int) -> tuple[CallRecord, ...]:
-        """The attempt's calls in order, prompts whole. Empty where there are none."""
         ...
 
     async def call_ids(self, rollout_id: str, attempt: int) -> frozenset[str]:
@@ -307,10 +341,6 @@ class Store(Protocol):
         """Model calls that are no transitions."""
         ...
 
-    async def other_calls(self, rollout_id: str, attempt: int) -> tuple[OtherCall, ...]:
-        """The attempt's, in order."""
-        ...
-
     async def append_spans(self, rollout_id: str, attempt: int, spans: Sequence[SpanRecord]) -> None: ...
 
     async def add_rewards(
@@ -319,21 +349,12 @@ class Store(Protocol):
         """What was reported, by name, of the attempt or of one transition; the last one of a name stands. Also after the attempt's end."""
         ...
 
+
+class Ledger(Protocol):
+    """What the trainer made of finished attempts, and which step trained them."""
+
     async def set_scores(self, scores: Sequence[Score]) -> None:
         """What the trainer computed; repeats replace."""
-        ...
-
-    async def scores(self, rollout_ids: Sequence[str]) -> tuple[Score, ...]:
-        """Of the deciding attempts, where there are any."""
-        ...
-
-    async def trajectories(self, rollout_ids: Sequence[str]) -> tuple[Trajectory, ...]:
-        """Of the deciding attempt (the one that succeeded, else the last that ended), in the order asked. `UnknownRecord` for an unknown
-        id; a rollout without an ended attempt raises `Conflict`."""
-        ...
-
-    async def wait_finished(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> tuple[str, ...]:
-        """Those that succeeded or failed, as soon as there are `min_finished` (None = all) or `wait_s` is over."""
         ...
 
     async def mark_trained(self, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None:
@@ -345,7 +366,9 @@ class Store(Protocol):
         """Forget steps later than `after` (the trainer resumes from an older checkpoint); returns how many."""
         ...
 
-    async def steps(self) -> tuple[StepRecord, ...]: ...
+
+class Look(AttemptCalls, Protocol):
+    """What is and was. Changes nothing."""
 
     async def rollout(self, rollout_id: str) -> RolloutRecord:
         """`UnknownRecord` where there is none."""
@@ -353,20 +376,23 @@ class Store(Protocol):
 
     async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> tuple[RolloutRecord, ...]: ...
 
+    async def trajectories(self, rollout_ids: Sequence[str]) -> tuple[Trajectory, ...]:
+        """Of the deciding attempt (the one that succeeded, else the last that ended), in the order asked. `UnknownRecord` for an unknown
+        id; a rollout without an ended attempt raises `Conflict`."""
+        ...
+
+    async def scores(self, rollout_ids: Sequence[str]) -> tuple[Score, ...]:
+        """Of the deciding attempts, where there are any."""
+        ...
+
+    async def steps(self) -> tuple[StepRecord, ...]: ...
+
     async def counts(self) -> StoreCounts: ...
 
-    async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        """End those not finished yet as `cancelled`; returns how many. Their heartbeats answer False."""
-        ...
 
-    async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo | None:
-        """The running attempt the scoped key stands for; None = wrong key, unknown or ended attempt. In memory; call it per request."""
-        ...
-
-    async def refusal(self, rollout_id: str, attempt: int, key: str) -> StoreError:
-        """Why `authorise` said None, for the answer: `UnknownRecord` (rollout or attempt), `AttemptOver` (counted as late), or a plain
-        `StoreError` (wrong key)."""
-        ...
+@runtime_checkable
+class Store(Queue, CallLog, Ledger, Look, Protocol):
+    """Durable before acknowledged. Errors: `UnknownRecord`, `Conflict`, `AttemptOver`, `StoreFull` (all `StoreError`)."""
 
     async def close(self) -> None:
         """Finish what was accepted and close. Waiters return as if their time were over."""

@@ -332,13 +332,13 @@ class Reader:
         outcomes = db.execute(
             select(rollouts.c.outcome, func.count()).where(rollouts.c.outcome.is_not(None)).group_by(rollouts.c.outcome)
         ).all()
-        total, breaks = db.execute(select(func.count(), func.sum(calls.c.is_break)).select_from(calls)).one()
+        total, breaks = db.execute(select(func.count(), func.count().filter(calls.c.is_break)).select_from(calls)).one()
         return StoreCounts(
             states=dict(states),
             outcomes=dict(outcomes),
             attempts=db.execute(select(func.count()).select_from(attempts)).scalar_one(),
             calls=total,
-            breaks=breaks or 0,
+            breaks=breaks,
             late=late,
         )
 

@@ -23,10 +23,10 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    text,
 )
 
 from lightningrl.store.columns import Choice, CleanText, Finite, Floats, Json, LongJson, LongText, SpanId, Wire
+from lightningrl.store.dialects import CLUSTERED, partial_index
 from lightningrl.types import Evidence, FinishReason, OtherCallKind, Outcome, RolloutMode, RolloutState, SamplingSettings, ToolStatus
 
 __all__ = [
@@ -88,7 +88,7 @@ rollouts = Table(
     Column("deciding", Integer),
     Column("created_at", Float, nullable=False),
 )
-Index("rollouts_queue", rollouts.c.pk, sqlite_where=text("state = 'queued'"))
+partial_index("rollouts_queue", rollouts.c.pk, "state = 'queued'")
 Index("rollouts_step", rollouts.c.step)
 
 attempts = Table(
@@ -108,7 +108,7 @@ attempts = Table(
     Column("duration_s", Finite, nullable=False, server_default="0"),
     UniqueConstraint("rollout_pk", "number"),
 )
-Index("attempts_running", attempts.c.expires_at, sqlite_where=text("outcome IS NULL"))
+partial_index("attempts_running", attempts.c.expires_at, "outcome IS NULL")
 
 calls = Table(
     "calls",
@@ -159,7 +159,7 @@ tool_calls = Table(
     Column("started_at", Finite, nullable=False),
     UniqueConstraint("attempt_pk", "span"),
 )
-Index("tool_calls_attempt", tool_calls.c.attempt_pk, sqlite_where=text("span IS NULL"))
+partial_index("tool_calls_attempt", tool_calls.c.attempt_pk, "span IS NULL")
 
 other_calls = Table(
     "other_calls",
@@ -186,7 +186,7 @@ spans = Table(
     Column("span", SpanId, primary_key=True),
     Column("parent", SpanId),
     Column("agent", Integer),
-    sqlite_with_rowid=False,
+    **CLUSTERED,
 )
 
 rewards, computed = (
@@ -197,7 +197,7 @@ rewards, computed = (
         Column("idx", Integer, primary_key=True),
         Column("name", Integer, primary_key=True),
         Column("value", Float),
-        sqlite_with_rowid=False,
+        **CLUSTERED,
     )
     for name in ("rewards", "computed")
 )
@@ -208,7 +208,7 @@ digests = Table(
     Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
     Column("part", Integer, primary_key=True),
     Column("digest", Integer, nullable=False),
-    sqlite_with_rowid=False,
+    **CLUSTERED,
 )
 
 evidence = Table(
@@ -232,7 +232,7 @@ advantages = Table(
     Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
     Column("idx", Integer, primary_key=True),
     Column("data", LargeBinary),
-    sqlite_with_rowid=False,
+    **CLUSTERED,
 )
 
 steps = Table(

@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from lightningrl.errors import StoreError
 from lightningrl.store import writes
-from lightningrl.store.database import Database, explain, open_database
+from lightningrl.store.database import open_database
+from lightningrl.store.dialects import Database, explain
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.protocol import (
     AttemptInfo,
@@ -33,7 +32,7 @@ from lightningrl.store.reads import Reader, decode_task
 from lightningrl.store.trajectories import read_trajectories
 from lightningrl.store.transaction import Ended, Event, Leased, Queued, Transaction, over
 from lightningrl.store.writer import Writer
-from lightningrl.types import RolloutSpec, RolloutState
+from lightningrl.types import RolloutState
 
 __all__ = ["LeaseClock", "SqlStore"]
 
@@ -119,7 +118,7 @@ class SqlStore:
 
     @classmethod
     async def open(cls, url: str, *, read_only: bool = False, pragmas: Mapping[str, int] | None = None) -> Self:
-        """Open the store at `sqlite:///path`, made where there is none. `read_only` beside a running server.
+        """Open the store at a URL of `lightningrl.store.dialects`, made where there is none. `read_only` beside a running server.
 
         Raises StoreError: in use by another process, corrupt, written by a newer version (or by an older one and `read_only`), no room.
         """
@@ -157,8 +156,8 @@ class SqlStore:
             try:
                 with self._database.reading.connect() as db, db.begin():
                     return query(db)
-            except (SQLAlchemyError, sqlite3.Error) as error:
-                raise explain(error, self._database.name) from error
+            except self._database.errors as error:
+                raise explain(error, self._database) from error
 
         if self._closing:
             raise StoreError(f"the store {self._database.name!r} is closed; open it again")
@@ -215,8 +214,7 @@ class SqlStore:
 
     # ------------------------------------------------------------------ rollouts and attempts
 
-    async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int:
-        return await self._write(lambda tx: writes.create_rollouts(tx, specs)) if specs else 0
+    create_rollouts = _writing(writes.create_rollouts)
 
     async def lease(self, worker_id: str, lease_s: float, wait_s: float = 0.0, *, exclusive: bool = False) -> Lease | None:
         until = self._loop.time() + wait_s
@@ -258,15 +256,11 @@ class SqlStore:
 
         return await self._write(op, orphaned)
 
-    async def release(self, rollout_id: str, attempt: int) -> None:
-        await self._write(lambda tx: writes.release(tx, rollout_id, attempt))
-        self._ended += 1
-        self._keys.pop((rollout_id, attempt), None)
-
     async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
         now = self._clock.now()
         return await self._write(lambda tx: writes.heartbeat(tx, rollout_id, attempt, lease_s, now))
 
+    release = _writing(writes.release)
     running = _reading(Reader.running)
     finish_attempt = _writing(writes.finish_attempt)
     interrupt = _writing(writes.interrupt)

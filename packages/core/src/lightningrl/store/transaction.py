@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, Table, bindparam, insert, select, update
-from sqlalchemy.dialects.sqlite import insert as upsert
 
 from lightningrl.clean import clean_text
 from lightningrl.store.codec import as_number, count_tokens
-from lightningrl.store.database import Database
+from lightningrl.store.dialects import Database
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.reads import Reader
 from lightningrl.store.schema import attempts, calls, rollouts, words
@@ -130,7 +129,7 @@ class Transaction:
         """Insert rows; where the primary key is taken, the new values stand."""
         if not rows:
             return
-        statement = upsert(table)
+        statement = self._database.insert(table)
         keys = [column.name for column in table.primary_key]
         others = {name: statement.excluded[name] for name in rows[0] if name not in keys}
         self.db.execute(statement.on_conflict_do_update(index_elements=keys, set_=others), rows)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from lightningrl.errors import StoreError
-from lightningrl.store.database import Database, explain
+from lightningrl.store.dialects import Database, explain
 from lightningrl.store.transaction import Event, Transaction
 
 __all__ = ["Writer"]
@@ -129,7 +129,7 @@ class Writer:
         return done, events
 
     def _explained(self, error: Exception) -> Exception:
-        explained = explain(error, self._database.name)
+        explained = explain(error, self._database)
         if not isinstance(explained, StoreError):
             logger.error("store %s: an operation failed", self._database.name, exc_info=error)
         return explained

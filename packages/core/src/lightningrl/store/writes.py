@@ -31,7 +31,7 @@ from lightningrl.store.schema import (
     trained,
 )
 from lightningrl.store.tokens import AS_THEY_ARE
-from lightningrl.store.transaction import ATTEMPT_COLUMNS, Leased, LiveAttempt, Queued, Transaction, over
+from lightningrl.store.transaction import ATTEMPT_COLUMNS, Ended, Leased, LiveAttempt, Queued, Transaction, over
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutSpec, RolloutState, ToolCall
 
 __all__ = [
@@ -136,6 +136,7 @@ def release(tx: Transaction, rollout_id: str, attempt: int) -> None:
     tx.db.execute(delete(attempts).where(attempts.c.pk == row.pk))
     tx.db.execute(update(rollouts).where(rollouts.c.pk == row.rollout_pk).values(state=RolloutState.QUEUED, started=attempt - 1))
     tx.forget(rollout_id, attempt)
+    tx.add_event(Ended(rollout_id, attempt, RolloutState.QUEUED))
     tx.add_event(Queued())
 
 

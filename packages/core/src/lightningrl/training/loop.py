@@ -192,6 +192,7 @@ class Trainer:
             steps_with_signal=None if signals is None else signals + scored.has_signal,
             position=position,
             done_beyond=tuple(sorted(self._done)),
+            credit=self.scorer.state(),
         )
         self.log(self.state.step, {**metrics, **{f"outcome/{name}": float(count) for name, count in scored.outcomes.items()}})
         self.progress.step(self.state.step, self.recipe.loop.steps, metrics, scored.outcomes)

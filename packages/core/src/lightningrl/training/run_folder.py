@@ -55,6 +55,8 @@ class LoopState:
     """Of the stream of tasks: all before it are done with. None = so many steps of tasks (checkpoints of earlier versions)."""
     done_beyond: tuple[int, ...] = ()
     """Positions after it that are done with, too: asynchronous collection takes groups as they finish."""
+    credit: Any = None
+    """What the credit assigner remembers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,11 +29,13 @@ from lightningrl.runtime.launcher import WorkerLauncher, build_launcher
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
+from lightningrl.store.protocol import RolloutFilter
 from lightningrl.training.loop import Progress, Trainer
 from lightningrl.training.parts import Parts
 from lightningrl.training.policies import Policies, RunningPolicy, load_backend
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.workers import start_pool
+from lightningrl.types import RolloutMode, RolloutState
 
 __all__ = ["Served", "serve_policy", "server_settings", "train_run"]
 
@@ -95,6 +97,9 @@ async def train_run(
         ) as served:
             announce(reachable_url(served.server.url), worker_key(settings.run_key))
             await _warn_of_lost_steps(served.client, folder, made=max(made, state.step), learned=state.step)
+            if state.position is None:
+                await _cancel_unfinished(served.client)
+            parts.scorer.load(state.credit)
             trainer = Trainer(
                 recipe=recipe,
                 tasks=parts.tasks,
@@ -113,6 +118,12 @@ async def train_run(
         for one in loggers:
             one.close()
         await curve.draw_last()
+
+
+async def _cancel_unfinished(client: ServerClient) -> None:
+    """What an earlier version left queued: it gave rollouts other ids, and nobody waits for these."""
+    while left := await client.list_rollouts(RolloutFilter(state=RolloutState.QUEUED, mode=RolloutMode.TRAIN)):
+        await client.cancel([rollout.spec.id for rollout in left])
 
 
 async def _warn_of_lost_steps(client: ServerClient, folder: RunFolder, *, made: int, learned: int) -> None:
