@@ -283,7 +283,7 @@ class Caller:
 
     def _record(self, call: _Call, prompt: Prompt, one: SampledChoice, key: str, duration: float) -> CallRecord:
         policy, index = call.policy, one.choice.index
-        answer = extend_digest(prompt.digest, one.choice.as_message())
+        answer = extend_digest(prompt.digest, one.choice.as_message(with_ids=call.request.has_call_ids))
         trainable = self._settings.trainable
         transition = Transition(
             id=one.id,
@@ -319,7 +319,7 @@ class Caller:
         if stored:
             return stored
         for one in sampled:
-            said = one.choice.as_message()
+            said = one.choice.as_message(with_ids=call.request.has_call_ids)
             answer = extend_digest(prompt.digest, said)
             past = PastCall(one.id, prompt.array, as_ids(one.choice.token_ids), prompt.tools)
             call.attempt.history.add(past, prompt.digest, answer)
