@@ -118,6 +118,19 @@ async def test_refusals_are_in_its_own_form_also_at_paths_that_nobody_serves(gat
     ]
 
 
+def test_what_a_worker_says_to_its_server_is_no_call_of_a_model(dialects: tuple[Dialect, ...]) -> None:
+    scope = RolloutScope()
+    redirection = Redirection(server_url="http://server", scope=scope, dialects=dialects)
+    with scope.entered(ActiveRollout(rollout_id="r", attempt=1, base_path="/rollouts/r/attempts/1/v1", key="k")):
+        assert redirection.redirect("http://server/api/v1/rollouts/messages/attempts/1/result", b"{}") is None
+        assert redirection.redirect("http://server/api/v1/rollouts/responses", b"") is None
+        for path in ("/messages", "/v1/messages", "/rollouts/old/attempts/7/messages"):
+            moved = redirection.redirect(f"http://server{path}", b"{}")
+            assert moved is not None and moved.url == "http://server/rollouts/r/attempts/1/v1/messages"
+        moved = redirection.redirect("http://server/rollouts/old/attempts/7/api/chat", b"{}")
+        assert moved is not None and moved.url == "http://server/rollouts/r/attempts/1/api/chat"
+
+
 def test_an_endpoint_that_names_its_model_is_none_of_openais(dialects: tuple[Dialect, ...]) -> None:
     gemini = Dialect(name="gemini", format="gemini:Format", endpoints=("models/{model}:generateContent",), bases=("/v1beta",))
     known = (*dialects, gemini)

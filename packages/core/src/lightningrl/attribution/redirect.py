@@ -37,7 +37,7 @@ UNATTRIBUTED_KEY: Final = "unattributed"
 """What a call without a rollout carries in place of a key."""
 
 CALL_ID: Final = "x-lightningrl-call-id"
-OUR_ATTEMPT: Final = re.compile(r"/rollouts/[^/]+/attempts/\d+(?=/)")
+OUR_ATTEMPT: Final = re.compile(r"^/rollouts/[^/]+/attempts/\d+(?=/)")
 ANY_MODEL: Final = re.compile(
     r"/(?:chat/completions|completions|responses|v1/messages|api/chat|api/generate|[^/]+:(?:stream)?[gG]enerateContent|invoke|converse)$"
 )
@@ -211,10 +211,16 @@ class Redirection:
     def _tail(self, host: str, port: int, path: str) -> str | None:
         """The path below an attempt (`/v1/chat/completions`), if the URL is a model call of ours."""
         if self._own.host == host and (self._own.port or port) == port:
-            below = OUR_ATTEMPT.sub("", path.removeprefix(self._path), count=1)
+            below = OUR_ATTEMPT.sub("", path.removeprefix(self._path))
             if below.startswith("/v1/"):
                 return below
-        elif not any(destination.matches(host, port, path) for destination in self._destinations):
+            found = find_endpoint(self.dialects, below)
+            if found is None:
+                return None
+            dialect, whole = found
+            tail = whole.removeprefix(dialect.bases[0])  # the control API has rollouts that are called `messages`
+            return whole if below in {base + tail for base in dialect.bases} else None
+        if not any(destination.matches(host, port, path) for destination in self._destinations):
             return None
         endpoint = find_endpoint(self.dialects, path)
         return None if endpoint is None else endpoint[1]

@@ -46,7 +46,7 @@ async def authorise(caller: Caller, key_headers: Sequence[str], scope: Scope, he
     if scheme.lower() != "bearer" or not key:
         key = next((headers[name.encode()].decode("latin-1") for name in key_headers if name.encode() in headers), "")
     if not key:
-        ways = " or ".join(f"'{name}: …'" for name in ("Authorization: Bearer", *key_headers)).replace("Bearer:", "Bearer")
+        ways = " or ".join(["'Authorization: Bearer …'", *(f"'{name}: …'" for name in key_headers)])
         raise Refusal(
             f"the call shows no key; send the attempt's key as {ways}",
             status=401,
