@@ -90,7 +90,7 @@ class _Endpoint(Generic[R]):
         call = ReceivedCall(info=info, path=path, headers=headers, send=send, context=call_context(headers, b""))
         try:
             body = await read_body(headers, receive, self._services.settings.max_body_bytes)
-            model = place.get("model") or model_of(body)
+            model = place.get("model") or (model_of(body) if self._forwarder.is_configured else "")
             call = ReceivedCall(
                 info=info, path=path, model=model, headers=headers, body=body, context=call_context(headers, body), send=send
             )
@@ -193,8 +193,8 @@ class Forwarded(_Endpoint[R]):
 
     async def _serve(self, call: ReceivedCall) -> None:
         raise Refusal(
-            f"no policy answers /{call.path}, and no upstream is configured for the model {call.model!r}; to have your provider answer "
-            "it, set base_url and api_key_env under [upstream] in the recipe",
+            f"no policy answers /{call.path}, and no upstream is configured for the model {model_of(call.body)!r}; to have your provider "
+            "answer it, set base_url and api_key_env under [upstream] in the recipe",
             status=404,
             code="no_upstream",
             param="model",

@@ -29,7 +29,7 @@ class ReceivedCall:
     path: str
     """The endpoint below its base, `chat/completions`."""
     model: str = ""
-    """The name that it asks for; empty where it names none, which its dialect then refuses."""
+    """The name that it asks for, read where there is an upstream; empty where it names none, which its dialect then refuses."""
     headers: Mapping[bytes, bytes]
     body: bytes = b""
     context: CallContext
