@@ -92,6 +92,7 @@ def test_a_plugins_page_shows_a_whole_project_with_its_entry_point(page: Path) -
         ("docs/plugins/backend.md", "made lightningrl-bigram"),
         ("docs/plugins/credit.md", "succeeded"),
         ("docs/plugins/intermediate-reward.md", "[-0.1, None]"),
+        ("docs/plugins/dialect.md", "4 passed"),
         ("docs/plugins/launcher.md", "True"),
         ("docs/plugins/reward.md", "brief"),
         ("docs/plugins/watchers.md", "1 0.5"),

@@ -83,6 +83,11 @@ class HookSpecs:
         """Yield places where agent workers run; each factory returns a `WorkerLauncher`."""
         return ()
 
+    @hookspec
+    def lightningrl_dialects(self) -> Iterable[Plugin]:
+        """Yield APIs that agents speak; each factory returns a `lightningrl.dialects.Dialect`."""
+        return ()
+
     @hookspec(firstresult=True)
     def lightningrl_classify_tool_result(self, tool_call: ToolCall) -> ToolStatus | None:
         """Say whether a tool's result is a failure; the first answer that is not None wins."""
@@ -107,6 +112,7 @@ YIELDING = {
     "lightningrl_intermediate_rewards": "intermediate reward",
     "lightningrl_credit_assigners": "credit assigner",
     "lightningrl_worker_launchers": "worker launcher",
+    "lightningrl_dialects": "dialect",
 }
 EXTRAS = {
     ("trainer backend", "torch"): "torch",
@@ -206,6 +212,10 @@ class PluginManager:
     @property
     def worker_launchers(self) -> Mapping[str, Plugin]:
         return self.records("lightningrl_worker_launchers")
+
+    @property
+    def dialects(self) -> Mapping[str, Plugin]:
+        return self.records("lightningrl_dialects")
 
     def find(self, hook: str, name: str) -> Plugin:
         """The plugin called `name`. Raises PluginError naming what is installed."""

@@ -125,6 +125,8 @@ class SlotCache(Cache):
 
     def _reserve(self, rows: int, width: int) -> None:
         """Have `rows` rows, `width` columns up to `end`, and one free column behind them."""
+        # `width` columns end at `end`; each token takes one more at the right, and what stands in `start:end` is moved only when
+        # `end` meets the last column. width 6 of 32 columns: end = 6 + 26 // 4 = 12, start = 6, and 19 tokens need no move.
         row_capacity, columns = self.capacity
         if self.rows == 0:
             self.start = self.end = width

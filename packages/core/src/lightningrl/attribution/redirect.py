@@ -29,23 +29,20 @@ from lightningrl.attribution.call_ids import ClaimedCall
 from lightningrl.attribution.origin import CallOrigin, OriginResolver, resolve_origin
 from lightningrl.attribution.role import current_role
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope
+from lightningrl.dialects import DIALECTS, Dialect, find_endpoint, key_headers
 
-__all__ = ["PROVIDER_HOSTS", "UNATTRIBUTED_KEY", "Redirection", "installed_redirection"]
+__all__ = ["UNATTRIBUTED_KEY", "Redirection", "installed_redirection"]
 
-PROVIDER_HOSTS: Final = ("api.openai.com", "api.anthropic.com")
 UNATTRIBUTED_KEY: Final = "unattributed"
 """What a call without a rollout carries in place of a key."""
 
 CALL_ID: Final = "x-lightningrl-call-id"
-OUR_PATH: Final = re.compile(r"(?:/rollouts/[^/]+/attempts/\d+)?/v1(?=/)")
-ENDPOINT: Final = re.compile(r"/(?:chat/completions|completions|responses|messages|embeddings|models)(?:/[^?]*)?$")
+OUR_ATTEMPT: Final = re.compile(r"^/rollouts/[^/]+/attempts/\d+(?=/)")
 ANY_MODEL: Final = re.compile(
     r"/(?:chat/completions|completions|responses|v1/messages|api/chat|api/generate|[^/]+:(?:stream)?[gG]enerateContent|invoke|converse)$"
 )
-"""What asks a model, at whatever provider: OpenAI's and Anthropic's ways, Ollama, Gemini, Bedrock."""
+"""What asks a model at whatever provider, also in APIs that are no dialect here: Ollama, Gemini, Bedrock."""
 OUR_HEADERS: Final = (CALL_ID, "x-lightningrl-agent", "traceparent")
-KEY_HEADERS: Final = ("x-api-key", "api-key")
-
 
 MOST_WARNINGS: Final = 20
 """About calls outside of any rollout; further ones are counted."""
@@ -96,9 +93,9 @@ class RedirectedCall:
         if status >= 400 and self.rollout is not None and self.claimed is not None:
             self.rollout.calls.give_back(self.claimed)
 
-    def rewrite(self, headers: MutableMapping[str, str], *, closes: bool) -> None:
+    def rewrite(self, headers: MutableMapping[str, str], key_headers: Sequence[str], *, closes: bool) -> None:
         """Replace whatever identity the request carried by this call's."""
-        for name in (*OUR_HEADERS, *KEY_HEADERS):
+        for name in (*OUR_HEADERS, *key_headers):
             headers.pop(name, None)
         headers.update(self.headers)
         headers["Host"] = self.host
@@ -110,7 +107,13 @@ class Redirection:
     """Patches of this process's HTTP clients. `install` once, `uninstall` to restore them."""
 
     def __init__(
-        self, *, server_url: str, scope: RolloutScope, base_urls: Sequence[str] = (), resolvers: Sequence[OriginResolver] = ()
+        self,
+        *,
+        server_url: str,
+        scope: RolloutScope,
+        base_urls: Sequence[str] = (),
+        resolvers: Sequence[OriginResolver] = (),
+        dialects: Sequence[Dialect] = DIALECTS,
     ) -> None:
         server = urlsplit(server_url.rstrip("/"))
         if server.scheme not in {"http", "https"} or not server.hostname:
@@ -124,7 +127,10 @@ class Redirection:
         self._netloc = server.netloc
         self._path = server.path
         self._own = Destination(server.hostname, server.port, server.path)
-        self._destinations = tuple(Destination.parse(url) for url in (*PROVIDER_HOSTS, *base_urls))
+        self.dialects = tuple(dialects)
+        hosts = dict.fromkeys(host for dialect in dialects for host in dialect.hosts)
+        self._destinations = tuple(Destination.parse(url) for url in (*hosts, *base_urls))
+        self._key_headers = (*key_headers(dialects), "api-key")  # the latter is Azure's
         self.unattributed = 0
         """Model calls outside of any rollout, which were refused."""
         self.pid = os.getpid()
@@ -165,7 +171,7 @@ class Redirection:
         if rollout is None:
             self._note_unattributed(parts.path)
         key = UNATTRIBUTED_KEY if rollout is None else rollout.key
-        base = "/v1" if rollout is None else rollout.base_path
+        attempt = "" if rollout is None else rollout.base_path.removesuffix("/v1")
         headers = {"Authorization": f"Bearer {key}"}
         claimed: ClaimedCall | None = None
         if rollout is not None and body is not None and body != b"":
@@ -173,7 +179,7 @@ class Redirection:
             headers[CALL_ID] = claimed.id
         if rollout is not None:
             headers.update(self._origin().headers())
-        target = urlunsplit(urlsplit(self.server_url + base + tail)._replace(query=parts.query))
+        target = urlunsplit(urlsplit(self.server_url + attempt + tail)._replace(query=parts.query))
         return RedirectedCall(target, self._netloc, headers, rollout, claimed)
 
     def _note_unseen(self, rollout: ActiveRollout | None, host: str, path: str) -> None:
@@ -203,14 +209,21 @@ class Redirection:
         return origin if role is None else replace(origin, agent=role)
 
     def _tail(self, host: str, port: int, path: str) -> str | None:
-        """The endpoint and what follows it (`/chat/completions`), if the URL is a model call of ours."""
+        """The path below an attempt (`/v1/chat/completions`), if the URL is a model call of ours."""
         if self._own.host == host and (self._own.port or port) == port:
-            ours = OUR_PATH.match(path.removeprefix(self._path))
-            return None if ours is None else path.removeprefix(self._path)[ours.end() :]
+            below = OUR_ATTEMPT.sub("", path.removeprefix(self._path))
+            if below.startswith("/v1/"):
+                return below
+            found = find_endpoint(self.dialects, below)
+            if found is None:
+                return None
+            dialect, whole = found
+            tail = whole.removeprefix(dialect.bases[0])  # the control API has rollouts that are called `messages`
+            return whole if below in {base + tail for base in dialect.bases} else None
         if not any(destination.matches(host, port, path) for destination in self._destinations):
             return None
-        endpoint = ENDPOINT.search(path)
-        return None if endpoint is None else endpoint.group()
+        endpoint = find_endpoint(self.dialects, path)
+        return None if endpoint is None else endpoint[1]
 
     def _closes(self) -> bool:
         return asyncio.get_running_loop() is not self.home_loop
@@ -247,7 +260,7 @@ class Redirection:
         call = self.redirect(str(request.url), httpx_body(request), is_retry=is_sdk_retry(request.headers))
         if call is not None:
             request.url = type(request.url)(call.url)
-            call.rewrite(request.headers, closes=closes)
+            call.rewrite(request.headers, self._key_headers, closes=closes)
         return call
 
     # --- requests ---
@@ -259,7 +272,7 @@ class Redirection:
         if call is None:
             return wrapped(*args, **kwargs)
         request.url = call.url
-        call.rewrite(request.headers, closes=False)
+        call.rewrite(request.headers, self._key_headers, closes=False)
         kwargs["proxies"] = {}  # they were chosen for the host that the agent named
         try:
             response = wrapped(*args, **kwargs)
@@ -279,11 +292,11 @@ class Redirection:
         if call is None:
             return await wrapped(*args, **kwargs)
         headers: dict[str, str] = dict(kwargs.get("headers") or ())
-        for name in [name for name in headers if name.lower() in {"authorization", "host", "connection", *OUR_HEADERS, *KEY_HEADERS}]:
+        for name in [name for name in headers if name.lower() in {"authorization", "host", "connection", *OUR_HEADERS, *self._key_headers}]:
             del headers[name]
-        call.rewrite(headers, closes=self._closes())
+        call.rewrite(headers, self._key_headers, closes=self._closes())
         # The session's own default headers cannot be taken away, only overridden.
-        headers.update({name: headers["Authorization"].removeprefix("Bearer ") for name in KEY_HEADERS if name in instance.headers})
+        headers.update({name: headers["Authorization"].removeprefix("Bearer ") for name in self._key_headers if name in instance.headers})
         kwargs |= {"headers": headers, "auth": None, "proxy": None}
         try:
             response = await wrapped(method, type(instance._build_url(url))(call.url), *rest, **kwargs)

@@ -30,6 +30,7 @@ def plugins_command() -> None:
         "intermediate reward": manager.intermediate_rewards,
         "credit assigner": manager.credit_assigners,
         "worker launcher": manager.worker_launchers,
+        "dialect": manager.dialects,
     }
     for kind, records in kinds.items():
         for record in records.values():

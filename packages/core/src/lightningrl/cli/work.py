@@ -12,6 +12,7 @@ from rich.console import Console
 
 from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.config import load_recipe
+from lightningrl.dialects import build_dialects
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.runtime.launcher import build_launcher
@@ -40,10 +41,11 @@ def work_command(source: Path, *, server: str, key: str, settings: Mapping[str, 
     for adapter in recipe.adapters:
         plugins.find("lightningrl_adapters", adapter)
     check_agent_file(recipe)
+    dialects = build_dialects(plugins)
 
     async def main() -> None:
         cancel_on_signals()
-        pool = start_pool(recipe, server, key, None, launcher)
+        pool = start_pool(recipe, server, key, None, launcher, dialects=dialects)
         assert pool is not None
         try:
             await pool.start()

@@ -129,6 +129,9 @@ def _trained_calls(trajectory: Trajectory, by_call: Sequence[Array | None]) -> l
 
 def _merge(trajectory: Trajectory, trained: Sequence[_Trained | None]) -> list[list[_Trained]]:
     """Chains of trained calls, each a prefix of the next; a call that several continue is trained with the first of them."""
+    # Calls 0 ─► 1 ─► 2 and 1 ─► 3 (two sub-agents go on from one history), all trained: leaves are 2 and 3.
+    #     from 2 upwards: 2, 1, 0 are free ─► chain [0, 1, 2]
+    #     from 3 upwards: 1 is taken        ─► chain [3], whose row has 0 and 1 as its prompt, untrained
     transitions = trajectory.transitions
     position = {transition.id: index for index, transition in enumerate(transitions)}
     parents: list[int | None] = []

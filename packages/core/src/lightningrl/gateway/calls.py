@@ -171,7 +171,7 @@ class Caller:
         sampling = self._sampling(call.info, request, engine, call.renderer, len(prompt.ids))
         transition_id = f"{call.info.rollout_id}/{call.info.attempt}/{next(self._ids)}"
         sampler = ChoiceSampler(self._engines, policy, call.renderer, request, prompt.ids, sampling, transition_id)
-        sampled: list[SampledChoice] = []
+        choices: list[SampledChoice] = []
         has_begun = False
         if request.stream:
             yield Begun(id=transition_id, policy=policy, created=int(call.started), prompt_tokens=len(prompt.ids))
@@ -179,7 +179,7 @@ class Caller:
                 async with aclosing(sampler.stream()) as items:
                     async for item in items:
                         if isinstance(item, SampledChoice):
-                            sampled.append(item)
+                            choices.append(item)
                         else:
                             has_begun = True
                             yield item
@@ -187,37 +187,37 @@ class Caller:
                 await self._keep_broken_off(call, prompt, sampler)
                 raise
         else:
-            sampled = await sampler.whole()
-        sampled.sort(key=lambda one: one.choice.index)
-        answer, is_replay = await self._commit(call, prompt, sampled, was_shown=has_begun)
+            choices = await sampler.whole()
+        choices.sort(key=lambda choice: choice.completion.index)
+        answer, is_replay = await self._commit(call, prompt, choices, was_shown=has_begun)
         if is_replay and has_begun:
             raise Refusal(
                 f"the call id {call.context.call_id!r} was answered before; send each call with its own", status=409, code="replayed"
             )
         if request.stream and not is_replay:
-            for one in sampled:
-                yield one.last_delta
+            for choice in choices:
+                yield choice.last_delta
         yield answer
 
-    async def _commit(self, call: _Call, prompt: Prompt, sampled: Sequence[SampledChoice], *, was_shown: bool) -> tuple[Answer, bool]:
+    async def _commit(self, call: _Call, prompt: Prompt, choices: Sequence[SampledChoice], *, was_shown: bool) -> tuple[Answer, bool]:
         """Record the call: its answer, and whether it is that of an earlier call. `was_shown`: the agent saw its text already."""
         # From here on the call exists whether or not the client still listens: memory and store must agree.
-        keeping = asyncio.ensure_future(self._keep(call, prompt, sampled, call.key))
+        keeping = asyncio.ensure_future(self._keep(call, prompt, choices, call.key))
         try:
             stored = await asyncio.shield(keeping)
         except asyncio.CancelledError:  # the client left meanwhile: a retry of the call is given what nobody saw
-            answer = _answer(call, prompt, sampled, await keeping)
+            answer = _answer(call, prompt, choices, await keeping)
             (call.attempt.retries.keep if was_shown else call.attempt.retries.keep_unseen)(call.key, answer)
             raise
-        return _answer(call, prompt, sampled, stored), bool(stored)
+        return _answer(call, prompt, choices, stored), bool(stored)
 
     async def _keep_broken_off(self, call: _Call, prompt: Prompt, sampler: ChoiceSampler) -> None:
         """Record what an agent was shown before it left the stream, as a call of its own: a retry is a first try."""
-        sampled = sampler.broken_off(call.delivery.shown)
-        if not sampled:
+        choices = sampler.broken_off(call.delivery.shown)
+        if not choices:
             return
         try:
-            await self._keep(call, prompt, sampled, f"broken:{sampled[0].id}")
+            await self._keep(call, prompt, choices, f"broken:{choices[0].id}")
         except StoreError as error:  # the attempt has ended with the stream: its outcome is decided
             logger.info("rollout %s, attempt %s: a broken-off stream is not recorded: %s", call.info.rollout_id, call.info.attempt, error)
 
@@ -281,24 +281,24 @@ class Caller:
             seed=request.seed if base.seed is None else base.seed,
         )
 
-    def _record(self, call: _Call, prompt: Prompt, one: SampledChoice, key: str, duration: float) -> CallRecord:
-        policy, index = call.policy, one.choice.index
-        answer = extend_digest(prompt.digest, one.choice.as_message())
+    def _record(self, call: _Call, prompt: Prompt, choice: SampledChoice, key: str, duration: float) -> CallRecord:
+        policy, index = call.policy, choice.completion.index
+        answer = extend_digest(prompt.digest, choice.completion.as_message(with_ids=call.request.has_call_ids))
         trainable = self._settings.trainable
         transition = Transition(
-            id=one.id,
+            id=choice.id,
             policy=policy,
-            policy_version=one.version,
+            policy_version=choice.version,
             prompt_ids=prompt.array,
-            completion_ids=as_ids(one.choice.token_ids),
-            logprobs=as_logprobs(one.choice.logprobs),
-            finish_reason=one.choice.finish_reason,
+            completion_ids=as_ids(choice.completion.token_ids),
+            logprobs=as_logprobs(choice.completion.logprobs),
+            finish_reason=choice.completion.finish_reason,
             parent_id=prompt.parent_id,
             is_break=prompt.is_break,
-            sampling=one.sampling,
+            sampling=choice.sampling,
             agent=call.context.agent,
             span_id=call.context.span_id,
-            tool_call_ids=tuple(asked.id for asked in one.choice.tool_calls),
+            tool_call_ids=tuple(asked.id for asked in choice.completion.tool_calls),
             trainable=trainable is None or policy in trainable,
             started_at=call.started,
             duration_s=duration,
@@ -311,21 +311,21 @@ class Caller:
             history_key=history_key(prompt.digest, answer, prompt.tools, prompt.head),
         )
 
-    async def _keep(self, call: _Call, prompt: Prompt, sampled: Sequence[SampledChoice], key: str) -> tuple[CallRecord, ...]:
+    async def _keep(self, call: _Call, prompt: Prompt, choices: Sequence[SampledChoice], key: str) -> tuple[CallRecord, ...]:
         """Record the choices, then remember them; returns those kept before where this is a replay."""
         duration = time.perf_counter() - call.clock
-        kept_before = await self._log.append_calls([self._record(call, prompt, one, key, duration) for one in sampled])
+        kept_before = await self._log.append_calls([self._record(call, prompt, choice, key, duration) for choice in choices])
         stored = tuple(kept for kept in kept_before if kept is not None)
         if stored:
             return stored
-        for one in sampled:
-            said = one.choice.as_message()
+        for choice in choices:
+            said = choice.completion.as_message(with_ids=call.request.has_call_ids)
             answer = extend_digest(prompt.digest, said)
-            past = PastCall(one.id, prompt.array, as_ids(one.choice.token_ids), prompt.tools)
+            past = PastCall(choice.id, prompt.array, as_ids(choice.completion.token_ids), prompt.tools)
             call.attempt.history.add(past, prompt.digest, answer)
             if prompt.head is not None:
-                if one.choice.reasoning:
-                    said["reasoning_content"] = one.choice.reasoning
+                if choice.completion.reasoning:
+                    said["reasoning_content"] = choice.completion.reasoning
                 call.attempt.conversations.add(
                     Conversation(
                         call=past,
@@ -338,18 +338,18 @@ class Caller:
         return ()
 
 
-def _answer(call: _Call, prompt: Prompt, sampled: Sequence[SampledChoice], stored: Sequence[CallRecord]) -> Answer:
+def _answer(call: _Call, prompt: Prompt, choices: Sequence[SampledChoice], stored: Sequence[CallRecord]) -> Answer:
     """What was sampled, or (`stored`) what was answered before."""
     if stored:
         return answer_again(call.renderer, call.request, stored)
     return Answer(
-        id=sampled[0].id,
+        id=choices[0].id,
         model=call.request.model,
         policy=call.policy,
-        policy_version=sampled[0].version,
+        policy_version=choices[0].version,
         prompt_tokens=len(prompt.ids),
         cached_tokens=prompt.suffix_start,
-        choices=tuple(one.choice for one in sampled),
+        choices=tuple(choice.completion for choice in choices),
         created=int(call.started),
     )
 

@@ -19,15 +19,15 @@ __all__ = ["ChoiceSampler", "SampledChoice"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SampledChoice:
-    """A whole completion with what sampled it."""
+    """A choice with what sampled it."""
 
     id: str
     """Transition id."""
-    choice: Choice
+    completion: Choice
     version: int
     sampling: SamplingSettings
     last_delta: TextDelta
-    """What of it may be sent only once it is recorded."""
+    """The last text, held back until the call is stored."""
 
 
 class ChoiceSampler:
@@ -110,9 +110,11 @@ class ChoiceSampler:
         found = []
         for index, (call, text, version) in sorted(self._streamed.items()):
             if index in shown:
-                choice = text.broken_off(shown[index])
+                completion = text.broken_off(shown[index])
                 found.append(
-                    SampledChoice(id=call.id, choice=choice, version=version, sampling=call.sampling, last_delta=TextDelta(index=index))
+                    SampledChoice(
+                        id=call.id, completion=completion, version=version, sampling=call.sampling, last_delta=TextDelta(index=index)
+                    )
                 )
         return found
 
@@ -136,7 +138,7 @@ class ChoiceSampler:
         call, text = self._place(index)
         chunk = await self._engines.generate_whole(self._policy, call)
         text.push(chunk.token_ids, chunk.logprobs, stream=False)
-        return self._sampled(call, text, chunk)
+        return self._finished(call, text, chunk)
 
     async def _one(self, index: int) -> AsyncGenerator[TextDelta | SampledChoice, None]:
         call, text = self._place(index)
@@ -147,10 +149,10 @@ class ChoiceSampler:
                 if delta is not None:
                     yield delta
                 if chunk.finish_reason is not None:
-                    yield self._sampled(call, text, chunk)
+                    yield self._finished(call, text, chunk)
 
-    def _sampled(self, call: GenerateRequest, text: CompletionText, last: TokenChunk) -> SampledChoice:
+    def _finished(self, call: GenerateRequest, text: CompletionText, last: TokenChunk) -> SampledChoice:
         if text.token_count == 0 or last.finish_reason is None:
             raise EngineUnavailable(f"the engine of policy {self._policy!r} returned a completion without a token or a finish reason")
-        choice, delta = text.finish(last.finish_reason)
-        return SampledChoice(id=call.id, choice=choice, version=last.policy_version, sampling=call.sampling, last_delta=delta)
+        completion, delta = text.finish(last.finish_reason)
+        return SampledChoice(id=call.id, completion=completion, version=last.policy_version, sampling=call.sampling, last_delta=delta)

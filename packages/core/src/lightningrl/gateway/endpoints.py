@@ -5,33 +5,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lightningrl.dialects import Dialect, find_endpoint, key_headers
 from lightningrl.gateway.calls import Caller
-from lightningrl.gateway.dialects.chat_answer import write_error, write_models
-from lightningrl.gateway.dialects.dialect import Dialect, DialectRequest, EventStream
-from lightningrl.gateway.dialects.messages import parse_messages_request
-from lightningrl.gateway.dialects.messages_answer import MessagesDialect, write_count
+from lightningrl.gateway.dialects.chat_answer import write_models
+from lightningrl.gateway.dialects.format import CountingFormat, DialectFormat, DialectRequest, EventStream
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.exchange import EVENTS, ClientGone, authorise, call_context, read_body, send_json, while_connected
+from lightningrl.gateway.exchange import ClientGone, ReceivedCall, authorise, call_context, read_body, send_json, while_connected
 from lightningrl.gateway.refusals import RefusalLog
-from lightningrl.gateway.request import Answer, Begun, CallContext, Delivery
+from lightningrl.gateway.request import Answer, Begun, Delivery
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.threads import Threads
 from lightningrl.gateway.upstream import Forwarder
 from lightningrl.rendering.completion import TextDelta
 from lightningrl.store.protocol import AttemptInfo
 
-__all__ = ["CountTokens", "Forwarded", "ModelCall", "Models", "OfRollout", "Refused", "RefusedPath", "refuse_unattributed"]
+__all__ = ["CountTokens", "Forwarded", "ModelCall", "Models", "OfRollout", "Refused", "RefusedPath", "Services", "refuse_unattributed"]
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=DialectRequest)
 T = TypeVar("T")
-WriteError = Callable[[Refusal], bytes]
 
 _TEXT_TO_JSON = 4
 """How much faster a body is parsed than its text is tokenised, at least."""
@@ -44,96 +43,111 @@ class _Named(msgspec.Struct):
 _decode_name = msgspec.json.Decoder(_Named).decode
 
 
-class _Endpoint:
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Services:
+    """What all endpoints of a gateway share."""
+
+    caller: Caller
+    forwarder: Forwarder
+    refusals: RefusalLog
+    settings: GatewaySettings
+    threads: Threads
+    formats: dict[Dialect, DialectFormat[Any]]
+
+    async def authorise(self, scope: Scope) -> AttemptInfo:
+        """The attempt that a call's path names and its key opens. Raises Refusal."""
+        return await authorise(self.caller, key_headers(tuple(self.formats)), scope, dict(scope["headers"]))
+
+    async def refuse(self, scope: Scope, send: Send, refusal: Refusal) -> None:
+        """In the format of the dialect whose endpoint the path looks like, else of the first."""
+        dialects = tuple(self.formats)
+        found = find_endpoint(dialects, scope["path"].rstrip("/"))
+        write_error = self.formats[dialects[0] if found is None else found[0]].write_error
+        await send_json(send, refusal.status, write_error(refusal))
+
+
+class _Endpoint(Generic[R]):
     """What all calls have in common: a key, a bounded body, a model that is a policy's or the upstream's, errors in one format."""
 
-    path: str
-    write_error: WriteError
-
-    def __init__(self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings, threads: Threads) -> None:
-        self._caller = caller
-        self._forwarder = forwarder
-        self._refusals = refusals
-        self._settings = settings
-        self._threads = threads
+    def __init__(self, services: Services, dialect: Dialect, path: str) -> None:
+        self._services = services
+        self._caller = services.caller
+        self._forwarder = services.forwarder
+        self._dialect = dialect
+        self._format: DialectFormat[R] = services.formats[dialect]
+        self._key_headers = key_headers(tuple(services.formats))
+        self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
+        place = scope["path_params"]
         try:
-            info = await authorise(self._caller, scope, headers)
+            info = await authorise(self._caller, self._key_headers, scope, headers)
         except Refusal as refusal:
-            await _refuse(send, refusal, self.write_error, scope["path_params"])
+            await _refuse(send, refusal, self._format, place)
             return
+        path = self._path.format_map(place)
+        call = ReceivedCall(info=info, path=path, headers=headers, send=send, context=call_context(headers, b""))
         try:
-            body = await read_body(headers, receive, self._settings.max_body_bytes)
-            context = call_context(headers, body)
-            if self._forwarder.is_configured and self._goes_upstream(body, context):
-                work = self._forwarder.forward(info, self.path, headers, body, context, send)
+            body = await read_body(headers, receive, self._services.settings.max_body_bytes)
+            model = place.get("model") or (model_of(body) if self._forwarder.is_configured else "")
+            call = ReceivedCall(
+                info=info, path=path, model=model, headers=headers, body=body, context=call_context(headers, body), send=send
+            )
+            if self._forwarder.is_configured and self._goes_upstream(call):
+                work = self._forwarder.forward(call, self._dialect)
             else:
-                work = self._serve(info, body, context, send)
-            await while_connected(receive, self._guarded(work, info, context, send))
+                work = self._serve(call)
+            await while_connected(receive, self._guarded(work, call))
         except ClientGone:
             return
         except Refusal as refusal:
-            await self._refuse(send, refusal, info, call_context(headers, b""))
+            await self._refuse(call, refusal)
 
-    async def _guarded(self, work: Awaitable[None], info: AttemptInfo, context: CallContext, send: Send) -> None:
+    async def _guarded(self, work: Awaitable[None], call: ReceivedCall) -> None:
         try:
             await work
         except Refusal as refusal:
-            await self._refuse(send, refusal, info, context)
+            await self._refuse(call, refusal)
         except RecursionError:
-            await self._refuse(send, Refusal("the request is nested too deeply; flatten it"), info, context)
+            await self._refuse(call, Refusal("the request is nested too deeply; flatten it"))
 
-    async def _refuse(self, send: Send, refusal: Refusal, info: AttemptInfo, context: CallContext) -> None:
+    async def _refuse(self, call: ReceivedCall, refusal: Refusal) -> None:
         if refusal.code != "upstream_failed":  # that exchange is on record
-            await self._refusals.add(info, self.path, context, refusal)
-        await _refuse(send, refusal, self.write_error, {"rollout_id": info.rollout_id, "attempt": info.attempt})
+            await self._services.refusals.add(call.info, call.path, call.context, refusal)
+        await _refuse(call.send, refusal, self._format, {"rollout_id": call.info.rollout_id, "attempt": call.info.attempt})
 
-    def _goes_upstream(self, body: bytes, context: CallContext) -> bool:
-        return self._forwarder.takes(model_of(body), context)
+    def _goes_upstream(self, call: ReceivedCall) -> bool:
+        return self._forwarder.takes(call.model, call.context)
 
-    async def _parsed(self, body: bytes, parse: Callable[[], T]) -> T:
-        return await self._threads.run(len(body) // _TEXT_TO_JSON, parse)
+    async def _parse(self, call: ReceivedCall) -> R:
+        settings = self._services.settings
+        return await self._services.threads.run(len(call.body) // _TEXT_TO_JSON, lambda: self._format.parse(call.body, call.path, settings))
 
-    async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
+    async def _serve(self, call: ReceivedCall) -> None:
         raise NotImplementedError
 
 
-class ModelCall(_Endpoint, Generic[R]):
+class ModelCall(_Endpoint[R]):
     """One model call, whole or streamed."""
 
-    def __init__(
-        self,
-        caller: Caller,
-        forwarder: Forwarder,
-        refusals: RefusalLog,
-        settings: GatewaySettings,
-        threads: Threads,
-        path: str,
-        dialect: Dialect[R],
-    ) -> None:
-        super().__init__(caller, forwarder, refusals, settings, threads)
-        self.path = path
-        self.write_error = dialect.write_error
-        self._dialect = dialect
-
-    async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
-        request = await self._parsed(body, lambda: self._dialect.parse(body, self._settings))
+    async def _serve(self, call: ReceivedCall) -> None:
+        request = await self._parse(call)
         if request.call.stream:
-            await self._stream(info, request, context, send)
+            await self._stream(call, request)
             return
-        async with aclosing(self._caller.run(info, request.call, context)) as items:
+        async with aclosing(self._caller.run(call.info, request.call, call.context)) as items:
             async for item in items:
                 if isinstance(item, Answer):
-                    await send_json(send, 200, self._dialect.write_answer(request, item, self._caller.renderer(item.policy)))
+                    await send_json(call.send, 200, self._format.write_answer(request, item, self._caller.renderer(item.policy)))
 
-    async def _stream(self, info: AttemptInfo, request: R, context: CallContext, send: Send) -> None:
+    async def _stream(self, call: ReceivedCall, request: R) -> None:
         stream: EventStream | None = None
         has_text = False
         delivery = Delivery()
+        send = call.send
         try:
-            async with aclosing(self._caller.run(info, request.call, context, delivery)) as items:
+            async with aclosing(self._caller.run(call.info, request.call, call.context, delivery)) as items:
                 async for item in items:
                     if isinstance(item, Begun):
                         stream = self._open(request, item)
@@ -144,7 +158,8 @@ class ModelCall(_Endpoint, Generic[R]):
                     data = stream.finish(item) if isinstance(item, Answer) else stream.delta(item)
                     if data and not has_text:
                         has_text = True
-                        await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+                        headers = [(b"content-type", self._dialect.stream_type.encode()), (b"cache-control", b"no-cache")]
+                        await send({"type": "http.response.start", "status": 200, "headers": headers})
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": not isinstance(item, Answer)})
                     if isinstance(item, TextDelta):
@@ -152,43 +167,34 @@ class ModelCall(_Endpoint, Generic[R]):
         except Refusal as refusal:
             if stream is None or not has_text:
                 raise
-            await self._refusals.add(info, self.path, context, refusal)
+            await self._services.refusals.add(call.info, call.path, call.context, refusal)
             await send({"type": "http.response.body", "body": stream.error(refusal)})
 
     def _open(self, request: R, begun: Begun) -> EventStream:
-        return self._dialect.open_stream(request, self._caller.renderer(begun.policy), begun)
+        return self._format.open_stream(request, self._caller.renderer(begun.policy), begun)
 
 
-class CountTokens(_Endpoint):
-    """How long a messages call would be; nothing is sampled."""
+class CountTokens(_Endpoint[R]):
+    """How long a call would be; nothing is sampled."""
 
-    path = "messages/count_tokens"
-    write_error = staticmethod(MessagesDialect().write_error)
+    _format: CountingFormat[R]
 
-    async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
-        request = await self._parsed(body, lambda: parse_messages_request(body))
-        tokens = await self._caller.count_tokens(info, request.call, context)
-        await send_json(send, 200, write_count(tokens))
+    async def _serve(self, call: ReceivedCall) -> None:
+        request = await self._parse(call)
+        tokens = await self._caller.count_tokens(call.info, request.call, call.context)
+        await send_json(call.send, 200, self._format.write_count(tokens))
 
 
-class Forwarded(_Endpoint):
+class Forwarded(_Endpoint[R]):
     """What no policy answers."""
 
-    write_error = staticmethod(write_error)
+    def _goes_upstream(self, call: ReceivedCall) -> bool:
+        return self._forwarder.has_upstream(call.model)
 
-    def __init__(
-        self, caller: Caller, forwarder: Forwarder, refusals: RefusalLog, settings: GatewaySettings, threads: Threads, path: str
-    ) -> None:
-        super().__init__(caller, forwarder, refusals, settings, threads)
-        self.path = path
-
-    def _goes_upstream(self, body: bytes, context: CallContext) -> bool:
-        return self._forwarder.has_upstream(model_of(body))
-
-    async def _serve(self, info: AttemptInfo, body: bytes, context: CallContext, send: Send) -> None:
+    async def _serve(self, call: ReceivedCall) -> None:
         raise Refusal(
-            f"no policy answers /{self.path}, and no upstream is configured for the model {model_of(body)!r}; to have your provider answer "
-            "it, set base_url and api_key_env under [upstream] in the recipe",
+            f"no policy answers /{call.path}, and no upstream is configured for the model {model_of(call.body)!r}; to have your provider "
+            "answer it, set base_url and api_key_env under [upstream] in the recipe",
             status=404,
             code="no_upstream",
             param="model",
@@ -196,44 +202,44 @@ class Forwarded(_Endpoint):
 
 
 class Models:
-    """The policies by name."""
+    """The policies by name, as OpenAI's API lists models."""
 
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await authorise(self._caller, scope, dict(scope["headers"]))
+            await self._services.authorise(scope)
         except Refusal as refusal:
-            await send_json(send, refusal.status, write_error(refusal))
+            await self._services.refuse(scope, send, refusal)
             return
-        await send_json(send, 200, write_models(self._caller.policies))
+        await send_json(send, 200, write_models(self._services.caller.policies))
 
 
 class Refused:
     """A path where nothing is answered."""
 
-    def __init__(self, why: Callable[[Scope], Refusal]) -> None:
+    def __init__(self, services: Services, why: Callable[[Scope], Refusal]) -> None:
+        self._services = services
         self._why = why
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _send_refusal(scope, send, self._why(scope))
+        await self._services.refuse(scope, send, self._why(scope))
 
 
 class RefusedPath:
     """A path of an attempt that nobody answers: kept with the attempt where the key is right, as any refused call."""
 
-    def __init__(self, caller: Caller, refusals: RefusalLog) -> None:
-        self._caller = caller
-        self._refusals = refusals
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        refusal = _unknown_path(scope)
+        services = self._services
+        refusal = _unknown_path(scope, tuple(services.formats))
         with suppress(Refusal):
-            info = await authorise(self._caller, scope, headers)
-            await self._refusals.add(info, scope["path_params"]["rest"][:200], call_context(headers, b""), refusal)
-        await _send_refusal(scope, send, refusal)
+            info = await services.authorise(scope)
+            await services.refusals.add(info, scope["path_params"]["rest"][:200], call_context(dict(scope["headers"]), b""), refusal)
+        await services.refuse(scope, send, refusal)
 
 
 class OfRollout:
@@ -247,13 +253,8 @@ class OfRollout:
         await self._endpoint({**scope, "path_params": {**scope["path_params"], **self._place}}, receive, send)
 
 
-async def _send_refusal(scope: Scope, send: Send, refusal: Refusal) -> None:
-    is_messages = scope["path"].rstrip("/").endswith(("/messages", "/count_tokens"))
-    write = MessagesDialect().write_error if is_messages else write_error
-    await send_json(send, refusal.status, write(refusal))
-
-
-def _unknown_path(scope: Scope) -> Refusal:
+def _unknown_path(scope: Scope, dialects: tuple[Dialect, ...]) -> Refusal:
+    endpoints = [f"/{endpoint}" for dialect in dialects for endpoint in dialect.endpoints]
     path = "/" + scope["path_params"]["rest"]
     hint = ""
     if path.startswith("/v1/"):
@@ -261,7 +262,7 @@ def _unknown_path(scope: Scope) -> Refusal:
     elif "/v1/" not in scope["path"]:
         hint = "; end the client's base URL in /v1"
     return Refusal(
-        f"{scope['method']} {path!r} is not served; a policy answers POST to /chat/completions, /responses and /messages{hint}",
+        f"{scope['method']} {path!r} is not served; a policy answers POST to {', '.join(endpoints[:-1])} and {endpoints[-1]}{hint}",
         status=404,
         code="unknown_path",
     )
@@ -286,6 +287,6 @@ def model_of(body: bytes) -> str:
         return ""
 
 
-async def _refuse(send: Send, refusal: Refusal, write: WriteError, place: dict[str, Any]) -> None:
+async def _refuse(send: Send, refusal: Refusal, form: DialectFormat[Any], place: dict[str, Any]) -> None:
     logger.info("rollout %s, attempt %s: call refused: %s", place["rollout_id"], place["attempt"], refusal)
-    await send_json(send, refusal.status, write(refusal))
+    await send_json(send, refusal.status, form.write_error(refusal))

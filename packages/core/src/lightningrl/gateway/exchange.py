@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,25 +16,39 @@ from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallContext
 from lightningrl.store.protocol import AttemptInfo
 
-__all__ = ["EVENTS", "ClientGone", "authorise", "call_context", "read_body", "send_json", "while_connected"]
+__all__ = ["ClientGone", "ReceivedCall", "authorise", "call_context", "read_body", "send_json", "while_connected"]
 
 _JSON = (b"content-type", b"application/json")
-EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-"""Headers of a streamed answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ReceivedCall:
+    """A call as it came in, and where its answer goes."""
+
+    info: AttemptInfo
+    path: str
+    """The endpoint below its base, `chat/completions`."""
+    model: str = ""
+    """The name that it asks for, read where there is an upstream; empty where it names none, which its dialect then refuses."""
+    headers: Mapping[bytes, bytes]
+    body: bytes = b""
+    context: CallContext
+    send: Send
 
 
 class ClientGone(Exception):
     """Nobody listens any more."""
 
 
-async def authorise(caller: Caller, scope: Scope, headers: Mapping[bytes, bytes]) -> AttemptInfo:
+async def authorise(caller: Caller, key_headers: Sequence[str], scope: Scope, headers: Mapping[bytes, bytes]) -> AttemptInfo:
     """The attempt that the call's path names and its key opens. Raises Refusal."""
     scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     if scheme.lower() != "bearer" or not key:
-        key = headers.get(b"x-api-key", b"").decode("latin-1")
+        key = next((headers[name.encode()].decode("latin-1") for name in key_headers if name.encode() in headers), "")
     if not key:
+        ways = " or ".join(["'Authorization: Bearer …'", *(f"'{name}: …'" for name in key_headers)])
         raise Refusal(
-            "the call shows no key; send the attempt's key as 'Authorization: Bearer …' or 'x-api-key: …'",
+            f"the call shows no key; send the attempt's key as {ways}",
             status=401,
             code="invalid_api_key",
         )

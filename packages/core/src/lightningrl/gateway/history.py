@@ -63,6 +63,10 @@ class History:
 
     def match(self, messages: Sequence[Mapping[str, Any]], chain: Sequence[bytes], tools: bytes) -> Match:
         """The latest call that these messages continue."""
+        # Earlier: [u1] ─► a1, [u1 a1 u2] ─► a2. Now, from the end:
+        #     [u1 a1 u2 a2 u3]    a2 is an answer: its call stands for 4 messages, u3 is bridged to its tokens
+        #     [u1 a1 u2 a2* u3]   a2* is none of ours, but [u1 a1 u2] was asked: a break; a1's call stands for 2 messages
+        #     [u1* a1 u2]         nothing before a1 was asked: a new history
         broken = False
         for i in range(len(messages) - 2, -1, -1):
             if messages[i]["role"] != "assistant":

@@ -23,8 +23,10 @@ _MOST_KEPT = 100
 class RefusalLog:
     """Records refusals. One per gateway."""
 
-    def __init__(self, log: CallLog, *, max_attempts: int) -> None:
+    def __init__(self, log: CallLog, *, max_attempts: int, counting: frozenset[str]) -> None:
+        """`counting` are the endpoints that only say how long a call would be."""
         self._log = log
+        self._counting = counting
         self._max_attempts = max_attempts
         self._counts: OrderedDict[tuple[str, int], Counter[str]] = OrderedDict()
 
@@ -56,7 +58,7 @@ class RefusalLog:
     async def has_overflow(self, rollout_id: str, attempt: int) -> bool:
         """Whether a call of the attempt was refused because its prompt was beyond the context."""
         calls = await self._log.other_calls(rollout_id, attempt)
-        return any(call.code == CONTEXT_CODE and not call.path.endswith("count_tokens") for call in calls)  # which only asked how long
+        return any(call.code == CONTEXT_CODE and call.path not in self._counting for call in calls)
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Free an ended attempt's memory."""

@@ -34,6 +34,8 @@ class CallRequest:
     """False = only the first tool call of a completion is handed on."""
     forced: ForcedCall | None = None
     """None = the policy is free to call a tool or not."""
+    has_call_ids: bool = True
+    """False = the API's tool calls have no ids, so a history is recognised without them."""
     n: int = 1
     stream: bool = False
     max_tokens: int | None = None

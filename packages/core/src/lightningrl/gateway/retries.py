@@ -70,6 +70,10 @@ class Retries:
         self._unseen[_body_of(key)].append(key)
 
     def _key_of_body(self, context: CallContext) -> str:
+        # Without an id, tries are told apart by their count alone. Two calls of one body, the first of which fails:
+        #     body, retries=0  ─► A, fails           body, retries=0  ─► B, answered
+        #     body, retries=1  ─► a failed try is owed (`_failed`), so it is a first try: C, not the answer of B
+        #     body, retries=1  ─► none is owed any more: the answer of the latest, C
         body = context.body_digest
         if self._unseen[body]:
             return self._unseen[body].pop()

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from starlette.types import Send
-
+from lightningrl.dialects import Dialect
 from lightningrl.errors import StoreError
 from lightningrl.gateway.calls import Caller
 from lightningrl.gateway.errors import Refusal
+from lightningrl.gateway.exchange import ReceivedCall
 from lightningrl.gateway.request import CallContext
 from lightningrl.gateway.settings import GatewaySettings, Upstream
 from lightningrl.store.protocol import AttemptInfo, CallLog
@@ -33,7 +33,7 @@ __all__ = ["Forwarder"]
 
 logger = logging.getLogger(__name__)
 
-_SENT = ("content-type", "accept", "anthropic-version", "anthropic-beta", "openai-beta", "user-agent")
+_SENT = ("content-type", "accept", "user-agent")
 _RETURNED = ("content-type", "content-encoding", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id")
 _KEPT_BYTES = 64 * 1024
 """Of a request and of an answer; longer ones are recorded by their size."""
@@ -64,31 +64,29 @@ class Forwarder:
         """Whether there is an upstream for what no policy can answer, embeddings for instance."""
         return self._default is not None or self._listed(model) is not None
 
-    async def forward(
-        self, info: AttemptInfo, path: str, headers: Mapping[bytes, bytes], body: bytes, context: CallContext, send: Send
-    ) -> None:
+    async def forward(self, call: ReceivedCall, dialect: Dialect) -> None:
         """Pass the call on and its answer back. Raises Refusal where the upstream does not answer."""
         import httpx
 
-        record = _Exchange(path, body, context)
-        upstream = self._listed(record.model) or self._default
+        record = _Exchange(call)
+        upstream = self._listed(call.model) or self._default
         assert upstream is not None
         if self._client is None:
             self._client = httpx.AsyncClient(timeout=httpx.Timeout(_TIMEOUT_S, connect=15.0))
         has_begun = False
         try:
             request = self._client.build_request(
-                "POST", f"{upstream.base_url.rstrip('/')}/{path}", content=body, headers=_headers(upstream, path, headers)
+                "POST", f"{upstream.base_url.rstrip('/')}/{call.path}", content=call.body, headers=_headers(upstream, dialect, call.headers)
             )
             answer = await self._client.send(request, stream=True)
             try:
                 record.status = answer.status_code
                 kept = [(name.encode(), value.encode()) for name, value in answer.headers.items() if name in _RETURNED]
-                await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+                await call.send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
                 has_begun = True
                 async for chunk in answer.aiter_raw():
                     record.add(chunk)
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    await call.send({"type": "http.response.body", "body": chunk, "more_body": True})
             finally:
                 await answer.aclose()
         except httpx.HTTPError as error:
@@ -99,14 +97,14 @@ class Forwarder:
                     status=502,
                     code="upstream_failed",
                 ) from error
-            logger.warning("rollout %s: the upstream at %r broke off: %s", info.rollout_id, upstream.base_url, error)
+            logger.warning("rollout %s: the upstream at %r broke off: %s", call.info.rollout_id, upstream.base_url, error)
         except asyncio.CancelledError:
             record.error = "client_gone"
             raise
         finally:
-            await asyncio.shield(self._record(info, record))
+            await asyncio.shield(self._record(call.info, record))
         # An answer that broke off ends here too; SDKs see that it is no whole one.
-        await send({"type": "http.response.body", "body": b""})
+        await call.send({"type": "http.response.body", "body": b""})
 
     async def close(self) -> None:
         if self._client is not None:
@@ -126,22 +124,15 @@ class Forwarder:
 class _Exchange:
     """What is recorded of a forwarded call."""
 
-    def __init__(self, path: str, body: bytes, context: CallContext) -> None:
-        self._path = path
-        self._context = context
+    def __init__(self, call: ReceivedCall) -> None:
+        self._call = call
         self._started_at = time.time()
         self._clock = time.perf_counter()
-        self._request = body
-        self._said = _parse(body)
+        self._said = _parse(call.body)
         self._kept: list[bytes] = []
         self._size = 0
         self.status: int | None = None
         self.error: str | None = None
-
-    @property
-    def model(self) -> str:
-        model = self._said.get("model") if isinstance(self._said, dict) else None
-        return model.encode("utf-8", "replace").decode() if isinstance(model, str) else ""
 
     def add(self, chunk: bytes) -> None:
         self._size += len(chunk)
@@ -152,12 +143,12 @@ class _Exchange:
         is_ok = self.error is None and self.status is not None and self.status < 400
         return OtherCall(
             kind=OtherCallKind.FORWARDED,
-            path=self._path,
-            model=self.model,
-            agent=self._context.agent,
+            path=self._call.path,
+            model=self._call.model,
+            agent=self._call.context.agent,
             status=self.status,
             code=None if is_ok else self.error or f"http_{self.status}",
-            request=self._said if len(self._request) <= _KEPT_BYTES else {"model": self.model, "bytes": len(self._request)},
+            request=self._said if len(self._call.body) <= _KEPT_BYTES else {"model": self._call.model, "bytes": len(self._call.body)},
             answer=self._answer(),
             started_at=self._started_at,
             duration_s=time.perf_counter() - self._clock,
@@ -167,20 +158,18 @@ class _Exchange:
         if self._size > _KEPT_BYTES:
             return {"bytes": self._size}
         answer = _parse(b"".join(self._kept))
-        if isinstance(answer, dict) and self._path == "embeddings" and isinstance(answer.get("data"), list):
+        if isinstance(answer, dict) and self._call.path == "embeddings" and isinstance(answer.get("data"), list):
             answer["data"] = {"vectors": len(answer["data"])}
         return answer
 
 
-def _headers(upstream: Upstream, path: str, headers: Mapping[bytes, bytes]) -> dict[str, str]:
+def _headers(upstream: Upstream, dialect: Dialect, headers: Mapping[bytes, bytes]) -> dict[str, str]:
     """The agent's, as far as they are about the call; the attempt's key stays here."""
-    sent = {name: headers[name.encode()].decode("latin-1") for name in _SENT if name.encode() in headers}
+    sent = {name: headers[name.encode()].decode("latin-1") for name in (*_SENT, *dialect.sent_headers) if name.encode() in headers}
     sent["accept-encoding"] = "identity"  # chunks are passed on as they come
     if upstream.api_key is not None:
-        if path.startswith("messages"):
-            sent["x-api-key"] = upstream.api_key
-        else:
-            sent["authorization"] = f"Bearer {upstream.api_key}"
+        scheme = "Bearer " if dialect.key_header == "authorization" else ""
+        sent[dialect.key_header] = f"{scheme}{upstream.api_key}"
     return sent
 
 

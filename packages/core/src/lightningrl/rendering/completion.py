@@ -70,12 +70,16 @@ class Choice:
     stopped_by: str | None = None
     """The stop string that ended the content."""
 
-    def as_message(self) -> dict[str, Any]:
+    def as_message(self, *, with_ids: bool = True) -> dict[str, Any]:
         """The message that the agent will send back in its history, in the form histories are compared in."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.tool_calls:
             message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": parse_arguments(call.arguments)}}
+                {
+                    "id": call.id if with_ids else None,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": parse_arguments(call.arguments)},
+                }
                 for call in self.tool_calls
             ]
         return message

@@ -90,7 +90,9 @@ def _attempt_environment() -> dict[str, str]:
     """The attempt's own address and key, also where several attempts run in this worker. Outside of one, what is set is left."""
     redirection = installed_redirection()
     rollout = None if redirection is None else redirection.scope.current()
-    return {} if redirection is None or rollout is None else gateway_environment(redirection.server_url, rollout.base_path, rollout.key)
+    if redirection is None or rollout is None:
+        return {}
+    return gateway_environment(redirection.server_url, redirection.dialects, rollout.base_path, rollout.key)
 
 
 def _die_with_worker() -> None:

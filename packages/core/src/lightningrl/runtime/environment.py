@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
 from lightningrl.attribution.redirect import UNATTRIBUTED_KEY
 from lightningrl.attribution.scope import ActiveRollout
+from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.keys import KEY_VARIABLE
 
 __all__ = ["gateway_environment", "rollout_environment", "worker_environment"]
@@ -17,34 +18,34 @@ __all__ = ["gateway_environment", "rollout_environment", "worker_environment"]
 SINGLE_THREADED: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def gateway_environment(server_url: str, base_path: str = "/v1", key: str = UNATTRIBUTED_KEY) -> dict[str, str]:
+def gateway_environment(
+    server_url: str, dialects: Iterable[Dialect], base_path: str = "/v1", key: str = UNATTRIBUTED_KEY
+) -> dict[str, str]:
     """The variables by which the SDKs choose where to call; by default a place that refuses calls (fails closed)."""
-    base = server_url.rstrip("/") + base_path
-    return {
-        "OPENAI_BASE_URL": base,
-        "OPENAI_API_BASE": base,  # LangChain reads it before OPENAI_BASE_URL
-        "OPENAI_API_KEY": key,
-        "ANTHROPIC_BASE_URL": base.removesuffix("/v1"),  # its SDK adds /v1
-        "ANTHROPIC_API_KEY": key,
-    }
+    attempt = server_url.rstrip("/") + base_path.removesuffix("/v1")
+    variables: dict[str, str] = {}
+    for dialect in dialects:
+        variables |= {name: attempt + base for name, base in dialect.base_variables.items()}
+        variables |= dict.fromkeys(dialect.key_variables, key)
+    return variables
 
 
-def worker_environment(server_url: str, environment: Mapping[str, str]) -> dict[str, str]:
+def worker_environment(server_url: str, environment: Mapping[str, str], dialects: Iterable[Dialect] = DIALECTS) -> dict[str, str]:
     """What a worker starts with: `environment`, one thread per numeric library, no proxy before our server, the gateway's variables.
 
     The key that whoever starts workers was given stays with them.
     """
     host = urlsplit(server_url).hostname or ""
     no_proxy = ",".join(dict.fromkeys([*filter(None, environment.get("NO_PROXY", "").split(",")), host]))
-    whole = {**SINGLE_THREADED, **environment, "NO_PROXY": no_proxy, "no_proxy": no_proxy, **gateway_environment(server_url)}
+    whole = {**SINGLE_THREADED, **environment, "NO_PROXY": no_proxy, "no_proxy": no_proxy, **gateway_environment(server_url, dialects)}
     return {name: value for name, value in whole.items() if name != KEY_VARIABLE}
 
 
 @contextmanager
-def rollout_environment(server_url: str, rollout: ActiveRollout) -> Iterator[None]:
+def rollout_environment(server_url: str, rollout: ActiveRollout, dialects: Sequence[Dialect]) -> Iterator[None]:
     """Point the variables at the rollout while it runs: for subprocesses and clients that no patch reaches. Exclusive processes only."""
-    os.environ.update(gateway_environment(server_url, rollout.base_path, rollout.key))
+    os.environ.update(gateway_environment(server_url, dialects, rollout.base_path, rollout.key))
     try:
         yield
     finally:
-        os.environ.update(gateway_environment(server_url))
+        os.environ.update(gateway_environment(server_url, dialects))

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 from lightningrl.control import api
 from lightningrl.control.api import WorkerState
 from lightningrl.control.client import ServerClient
+from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.errors import ConfigError, LightningError, ServerError
 from lightningrl.keys import is_worker_key, worker_key
 from lightningrl.runtime.agent_loader import agent_reference
@@ -44,6 +45,7 @@ class WorkerPool:
         concurrency: int = 1,
         adapters: Sequence[str] = (),
         base_urls: Sequence[str] = (),
+        dialects: Sequence[Dialect] = DIALECTS,
         base_dir: Path | str = ".",
         log_folder: Path | str | None = None,
         environment: Mapping[str, str] | None = None,
@@ -53,8 +55,8 @@ class WorkerPool:
         patience_s: float = 60.0,
     ) -> None:
         """`key` is the run's or a worker's; workers get a worker's in any case. `environment` is added to that of the workers' machine;
-        `base_urls` are the agent's model endpoints beside the two providers; `launcher` says where workers run, None = as processes of
-        this machine. Raises ConfigError.
+        `base_urls` are the agent's model endpoints beside the hosts of the `dialects`; `launcher` says where workers run, None = as
+        processes of this machine. Raises ConfigError.
         """
         for name, value in (("workers", workers), ("concurrency", concurrency)):
             if value < 1:
@@ -67,6 +69,7 @@ class WorkerPool:
             base_dir=str(Path(base_dir).resolve()),
             adapters=tuple(adapters),
             base_urls=tuple(base_urls),
+            dialects=tuple(dialects),
             concurrency=concurrency,
             lease_s=lease_s,
             lease_wait_s=lease_wait_s,

@@ -53,7 +53,7 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=kept or STDERR,
                 stderr=kept or STDERR,
-                env=worker_environment(settings.server_url, {**os.environ, **environment}),
+                env=worker_environment(settings.server_url, {**os.environ, **environment}, settings.dialects),
                 cwd=settings.base_dir,
                 start_new_session=True,
                 bufsize=0,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from lightningrl.dialects import DIALECTS, Dialect
+
 __all__ = ["WorkerSettings", "decode_settings", "encode_settings"]
 
 
@@ -25,7 +27,9 @@ class WorkerSettings:
     adapters: tuple[str, ...] = ()
     """Names of installed adapters, or `"module:factory"`."""
     base_urls: tuple[str, ...] = ()
-    """Base URLs of models, beside those of OpenAI and Anthropic, whose calls go to the gateway."""
+    """Base URLs of models, beside the dialects' hosts, whose calls go to the gateway."""
+    dialects: tuple[Dialect, ...] = DIALECTS
+    """The APIs that the gateway speaks."""
     concurrency: int = 1
     """Attempts at a time; 1 = exclusive, attribution is exact whatever the agent does."""
     lease_s: float = 30.0

@@ -56,7 +56,9 @@ class Worker:
         self._is_lost = False
         self._waiting: set[ControlClient] = set()
         self._scope = RolloutScope(exclusive=settings.concurrency == 1)
-        self._redirection = Redirection(server_url=settings.server_url, scope=self._scope, base_urls=settings.base_urls)
+        self._redirection = Redirection(
+            server_url=settings.server_url, scope=self._scope, base_urls=settings.base_urls, dialects=settings.dialects
+        )
         self._redirection.install()
         self._runner = asyncio.Runner()
         self._shared_loop: asyncio.AbstractEventLoop | None = None
@@ -198,7 +200,7 @@ class Worker:
     def _surroundings(self, rollout: ActiveRollout) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             if self._scope.exclusive:
-                stack.enter_context(rollout_environment(self._settings.server_url, rollout))
+                stack.enter_context(rollout_environment(self._settings.server_url, rollout, self._settings.dialects))
             if self._telemetry is not None:
                 stack.enter_context(self._telemetry.attempt_span(self._agent.name))
             yield

@@ -8,6 +8,7 @@ attempt key  an agent's: its own running attempt
 from __future__ import annotations
 
 import hmac
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.requests import Request
@@ -28,29 +29,30 @@ class Forbidden(ServerError):
 
 
 class Access:
-    """Checks the `Authorization: Bearer …` of a request, or its `x-api-key`, before its body is read."""
+    """Checks the `Authorization: Bearer …` of a request, or a dialect's own key header, before its body is read."""
 
-    def __init__(self, calls: CallLog, run_key: str) -> None:
+    def __init__(self, calls: CallLog, run_key: str, key_headers: Sequence[str] = ()) -> None:
         self._calls = calls
+        self._key_headers = key_headers
         self._run_key = run_key.encode()
         self._worker_key = worker_key(run_key).encode()
 
     async def run(self, request: Request) -> None:
         """Raises Forbidden unless the run key is shown."""
-        key = _shown(request)
+        key = self._shown(request)
         if not _is_same(key, self._run_key):
             whose = "a worker's key does not open" if _is_same(key, self._worker_key) else "wrong key for"
             raise Forbidden(f"{whose} {request.url.path!r}; send the run key as 'Authorization: Bearer …'")
 
     async def worker(self, request: Request) -> None:
         """Raises Forbidden unless the run key or the worker key is shown."""
-        if not self._is_trusted(_shown(request)):
+        if not self._is_trusted(self._shown(request)):
             raise Forbidden(f"wrong key for {request.url.path!r}; send the run key as 'Authorization: Bearer …'")
 
     async def attempt(self, request: Request) -> None:
         """Of the attempt in the path. Raises Forbidden, UnknownRecord or AttemptOver unless the run key, the worker key or the attempt's
         own is shown. Whoever has none of them learns nothing about what exists."""
-        key = _shown(request)
+        key = self._shown(request)
         rollout_id, number = request.path_params["rid"], request.path_params["n"]
         is_number = number.isascii() and number.isdigit() and len(number) <= _LONGEST_NUMBER
         if self._is_trusted(key):
@@ -72,16 +74,16 @@ class Access:
         except AttemptOver:
             return
 
+    def _shown(self, request: Request) -> str:
+        named = next((request.headers[name] for name in self._key_headers if name in request.headers), "")
+        scheme, _, key = request.headers.get("authorization", f"bearer {named}").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise Forbidden(f"{request.url.path!r} needs a key; send it as 'Authorization: Bearer …'")
+        return key.strip()
+
     def _is_trusted(self, key: str) -> bool:
         return _is_same(key, self._run_key) or _is_same(key, self._worker_key)
 
 
 def _is_same(key: str, expected: bytes) -> bool:
     return hmac.compare_digest(key.encode("latin-1", "replace"), expected)
-
-
-def _shown(request: Request) -> str:
-    scheme, _, key = request.headers.get("authorization", f"bearer {request.headers.get('x-api-key', '')}").partition(" ")
-    if scheme.lower() != "bearer" or not key.strip():
-        raise Forbidden(f"{request.url.path!r} needs a key; send it as 'Authorization: Bearer …'")
-    return key.strip()

@@ -11,13 +11,14 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from lightningrl.control import api
 from lightningrl.control.api import ReportedToolCall
+from lightningrl.dialects import Dialect
 from lightningrl.server.access import Access
 from lightningrl.server.attempt_routes import attempt_of
 from lightningrl.server.routes import route
@@ -27,27 +28,26 @@ from lightningrl.types import ToolCall, ToolStatus
 
 __all__ = ["agent_routes"]
 
-ANSWER_IDS: Final = ("chatcmpl-", "resp_", "msg_")
-"""What the dialects put before a transition's id."""
 
-
-def agent_routes(log: CallLog, access: Access) -> list[BaseRoute]:
+def agent_routes(log: CallLog, access: Access, dialects: Sequence[Dialect]) -> list[BaseRoute]:
     """To be mounted before the gateway's routes, which refuse every path of theirs that they do not know."""
 
     async def rewards(request: Request, body: api.ReportedRewards) -> None:
         place = attempt_of(request)
-        (transition_id,) = await find_transitions(log, *place, [body.call])
+        (transition_id,) = await find_transitions(log, dialects, *place, [body.call])
         await log.add_rewards(*place, body.rewards, transition_id)
 
     async def tool_calls(request: Request, body: api.ReportedToolCalls) -> None:
         place = attempt_of(request)
-        asked = await find_transitions(log, *place, [told.call for told in body.tool_calls])
+        asked = await find_transitions(log, dialects, *place, [told.call for told in body.tool_calls])
         await log.append_tool_calls(*place, await asyncio.to_thread(_records, body.tool_calls, asked))
 
     return [route(api.REPORT_REWARDS, access, rewards), route(api.REPORT_TOOL_CALLS, access, tool_calls)]
 
 
-async def find_transitions(log: CallLog, rollout_id: str, attempt: int, answer_ids: Sequence[str | None]) -> list[str | None]:
+async def find_transitions(
+    log: CallLog, dialects: Sequence[Dialect], rollout_id: str, attempt: int, answer_ids: Sequence[str | None]
+) -> list[str | None]:
     """The transitions that the ids of answers stand for. Raises UnknownRecord."""
     known = await log.call_ids(rollout_id, attempt) if any(answer_ids) else frozenset()
     found: list[str | None] = []
@@ -56,8 +56,8 @@ async def find_transitions(log: CallLog, rollout_id: str, attempt: int, answer_i
             found.append(None)
             continue
         transition_id = answer_id
-        for prefix in ANSWER_IDS:
-            transition_id = transition_id.removeprefix(prefix)
+        for dialect in dialects:
+            transition_id = transition_id.removeprefix(dialect.answer_prefix)
         if transition_id not in known:
             raise UnknownRecord(f"rollout {rollout_id!r} has no call {answer_id!r}; give the id of an answer that this attempt was given")
         found.append(transition_id)

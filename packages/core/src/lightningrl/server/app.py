@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from lightningrl.control.api import ENDPOINTS
+from lightningrl.dialects import DIALECTS, Dialect, key_headers
 from lightningrl.server.access import Access
 from lightningrl.server.agent_routes import agent_routes
 from lightningrl.server.asked_calls import ReadAsked
@@ -45,17 +46,18 @@ def create_app(
     read_asked: ReadAsked | None = None,
     vitals: Vitals | None = None,
     tokenizers: Mapping[str, Any] | None = None,
+    dialects: Sequence[Dialect] = DIALECTS,
     max_body_bytes: int = 32 * 2**20,
     longest_wait_s: float = 60.0,
 ) -> Starlette:
     """`routes` are the gateway's and the engine link's; `memory` is the gateway, told of ended attempts; `forwarder` gets all spans;
     `read_asked` says what an attempt's answers asked its tools for; `vitals`, which somebody else keeps watching, are shown;
-    `tokenizers` of the policies make text of what is looked at."""
-    access = Access(store, run_key)
+    `tokenizers` of the policies make text of what is looked at; `dialects` are those of the gateway."""
+    access = Access(store, run_key, key_headers(dialects))
     workers = Workers()
     return Starlette(
         routes=[
-            *agent_routes(store, access),  # before the gateway, which refuses the paths it does not know
+            *agent_routes(store, access, dialects),  # before the gateway, which refuses the paths it does not know
             *routes,
             *attempt_routes(
                 store, store, access, workers, memory, forwarder, read_asked, max_body_bytes=max_body_bytes, longest_wait_s=longest_wait_s

@@ -141,13 +141,14 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             max_body_bytes=settings.max_body_bytes,
             plain_rollout=settings.plain_rollout,
         )
-        gateway = create_gateway(store, engines, renderers, gateway_settings)
+        gateway = create_gateway(store, engines, renderers, gateway_settings, settings.dialects)
         app = create_app(
             store,
             engines,
             run_key=settings.run_key,
             routes=[engine_route(engines, settings.run_key), *gateway.routes],
             memory=gateway,
+            dialects=settings.dialects,
             forwarder=forwarder,
             read_asked=read_kept_answers(store, renderers),
             vitals=vitals,

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from lightningrl.config import RoleConfig, TelemetryConfig, UpstreamConfig, UpstreamModelConfig
+from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.errors import ConfigError
 from lightningrl.gateway.settings import Upstream
 from lightningrl.types import SamplingSettings
@@ -47,6 +48,8 @@ class ServerSettings(BaseModel):
     policies: Mapping[str, PolicySettings] = Field(default_factory=dict[str, PolicySettings])
     default_policy: str | None = None
     """Serves model names that are no policy's; None = the only policy."""
+    dialects: tuple[Dialect, ...] = DIALECTS
+    """The APIs that the gateway speaks."""
     roles: Mapping[str, RoleConfig] = Field(default_factory=dict[str, RoleConfig])
     """How calls that name no role are told apart; the first that fits counts."""
     upstream: UpstreamConfig | None = None

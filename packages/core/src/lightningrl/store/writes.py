@@ -165,6 +165,8 @@ def interrupt(tx: Transaction, reason: str, worker_id: str | None = None) -> int
     running = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.outcome.is_(None))
     if worker_id is not None:
         running = running.where(attempts.c.worker_id == worker_id)
+    # max_attempts = 2. Attempt 1 is interrupted: forgiven = 1, so 1 + 2 attempts may be made. Attempt 2 fails: 2 < 2 + 1, attempt 3
+    # is queued. It fails: 3 < 2 + 1 does not hold, the rollout is over after two failures of its own.
     rows = tx.db.execute(running).all()
     for row in rows:
         forgive = row.forgiven < MOST_FORGIVEN

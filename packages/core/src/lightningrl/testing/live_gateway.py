@@ -11,13 +11,14 @@ async with live_gateway(folder) as gateway:
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from starlette.types import ASGIApp
 
+from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.engines.socket import engine_route
 from lightningrl.gateway.app import Gateway, create_gateway
@@ -79,6 +80,7 @@ async def live_gateway(
     engine: ScriptedEngine | None = None,
     attach: bool = True,
     settings: GatewaySettings | None = None,
+    dialects: Sequence[Dialect] = DIALECTS,
     renderer: PolicyRenderer | None = None,
     wait_s: float = 30.0,
     around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
@@ -95,13 +97,14 @@ async def live_gateway(
         engines.attach(engine)
     run_key = "run-key"
     renderers = {engine.policy: renderer or PolicyRenderer(engine.tokenizer)}
-    gateway = create_gateway(store, engines, renderers, settings)
+    gateway = create_gateway(store, engines, renderers, settings, dialects)
     app = create_app(
         store,
         engines,
         run_key=run_key,
         routes=[engine_route(engines, run_key), *gateway.routes],
         memory=gateway,
+        dialects=dialects,
         read_asked=read_kept_answers(store, renderers),
         tokenizers={name: renderer.tokenizer for name, renderer in renderers.items()},
     )

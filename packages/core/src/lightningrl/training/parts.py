@@ -18,6 +18,7 @@ from lightningrl.credit.comparison import check_comparison
 from lightningrl.credit.judge import Judge
 from lightningrl.credit.needs import check_needs
 from lightningrl.credit.scoring import Scorer, TrainedCalls
+from lightningrl.dialects import Dialect, build_dialects
 from lightningrl.errors import ConfigError
 from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
@@ -42,6 +43,7 @@ class Parts:
     """By policy: builds its trainer backend; takes seconds (imports torch, loads weights)."""
     models: Mapping[str, str]
     """By policy: hub name or absolute folder."""
+    dialects: tuple[Dialect, ...]
 
     @classmethod
     def build(cls, recipe: Recipe, plugins: PluginManager, *, will_run: bool = True) -> Parts:
@@ -84,6 +86,7 @@ class Parts:
             backends=build_backends(recipe, plugins, models, will_run=will_run),
             scorer=scorer,
             models=models,
+            dialects=build_dialects(plugins),
             tasks=TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder)),
         )
 

@@ -165,7 +165,9 @@ async def serve_policy(
         await server.start()
         stack.push_async_callback(server.stop)
         client = await stack.enter_async_context(ServerClient(server.url, settings.run_key, patience_s=PATIENCE_S))
-        pool = start_pool(workers, reachable_url(server.url), settings.run_key, logs, launcher, patience_s=PATIENCE_S)
+        pool = start_pool(
+            workers, reachable_url(server.url), settings.run_key, logs, launcher, dialects=settings.dialects, patience_s=PATIENCE_S
+        )
         if pool:
             stack.push_async_callback(pool.stop)
         await stack.enter_async_context(_watched(server, pool))
@@ -253,6 +255,7 @@ def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str =
         run_key=secrets.token_urlsafe(24),
         policies=policies,
         default_policy=recipe.policy.name,
+        dialects=parts.dialects,
         roles=recipe.roles,
         upstream=recipe.upstream,
         telemetry=recipe.telemetry,

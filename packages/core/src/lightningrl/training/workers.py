@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from lightningrl.config import Recipe
+from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.runtime.launcher import WorkerLauncher
 from lightningrl.runtime.pool import WorkerPool
 
@@ -18,6 +20,7 @@ def start_pool(
     logs: Path | None,
     launcher: WorkerLauncher | None = None,
     *,
+    dialects: Sequence[Dialect] = DIALECTS,
     patience_s: float = 60.0,
 ) -> WorkerPool | None:
     """The recipe's worker pool, not started; None where the recipe has no workers here."""
@@ -31,6 +34,7 @@ def start_pool(
         concurrency=recipe.runtime.concurrency,
         adapters=recipe.adapters,
         base_urls=recipe.runtime.base_urls,
+        dialects=dialects,
         base_dir=recipe.folder,
         log_folder=logs,
         launcher=launcher,

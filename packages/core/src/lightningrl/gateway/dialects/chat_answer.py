@@ -15,7 +15,7 @@ from lightningrl.rendering.completion import Choice, TextDelta, ToolRequest
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.types import FinishReason
 
-__all__ = ["DONE", "ChatDialect", "ChatStream", "token_logprobs", "write_error", "write_models"]
+__all__ = ["DONE", "ChatFormat", "ChatStream", "token_logprobs", "write_error", "write_models"]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -37,10 +37,10 @@ def write_models(policies: tuple[str, ...]) -> bytes:
     )
 
 
-class ChatDialect:
+class ChatFormat:
     """`POST /chat/completions`."""
 
-    def parse(self, body: bytes, settings: GatewaySettings) -> ChatRequest:
+    def parse(self, body: bytes, path: str, settings: GatewaySettings) -> ChatRequest:
         return parse_chat_request(body, max_choices=settings.max_choices)
 
     def write_error(self, refusal: Refusal) -> bytes:

@@ -18,7 +18,7 @@ from lightningrl.rendering.completion import Choice, TextDelta, ToolRequest
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.types import FinishReason
 
-__all__ = ["MessagesDialect", "MessagesStream", "write_count"]
+__all__ = ["MessagesFormat", "MessagesStream"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -31,10 +31,10 @@ _ERROR_TYPES = {
 }
 
 
-class MessagesDialect:
+class MessagesFormat:
     """`POST /messages`."""
 
-    def parse(self, body: bytes, settings: GatewaySettings) -> MessagesRequest:
+    def parse(self, body: bytes, path: str, settings: GatewaySettings) -> MessagesRequest:
         return parse_messages_request(body)
 
     def write_error(self, refusal: Refusal) -> bytes:
@@ -52,10 +52,9 @@ class MessagesDialect:
         message["usage"] = _usage(answer.prompt_tokens, len(choice.token_ids))
         return _encode(message)
 
-
-def write_count(tokens: int) -> bytes:
-    """The answer of `count_tokens`."""
-    return _encode({"input_tokens": tokens})
+    def write_count(self, tokens: int) -> bytes:
+        """The answer of `count_tokens`."""
+        return _encode({"input_tokens": tokens})
 
 
 def _error(refusal: Refusal) -> dict[str, Any]:

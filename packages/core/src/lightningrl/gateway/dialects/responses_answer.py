@@ -15,13 +15,13 @@ from lightningrl.rendering.completion import Choice
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.types import FinishReason
 
-__all__ = ["ResponsesDialect"]
+__all__ = ["ResponsesFormat"]
 
 
-class ResponsesDialect:
+class ResponsesFormat:
     """`POST /responses`."""
 
-    def parse(self, body: bytes, settings: GatewaySettings) -> ResponsesRequest:
+    def parse(self, body: bytes, path: str, settings: GatewaySettings) -> ResponsesRequest:
         return parse_responses_request(body)
 
     def write_error(self, refusal: Refusal) -> bytes:

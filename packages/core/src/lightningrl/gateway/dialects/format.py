@@ -1,4 +1,4 @@
-"""What a dialect is: one API's wire format on one side, our own request and answer on the other.
+"""A dialect's format: one API's bodies on one side, our own request and answer on the other.
 
 bytes ─► parse ─► .call (CallRequest) ─► the gateway ─► Answer            ─► write_answer ─► bytes
                                                     └─► TextDelta… Answer ─► EventStream  ─► bytes…
@@ -6,15 +6,18 @@ bytes ─► parse ─► .call (CallRequest) ─► the gateway ─► Answer  
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from pkgutil import resolve_name
+from typing import Any, Protocol, TypeVar, cast
 
+from lightningrl.dialects import Dialect
+from lightningrl.errors import ConfigError
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import Answer, Begun, CallRequest
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.rendering.completion import TextDelta
 from lightningrl.rendering.renderer import PolicyRenderer
 
-__all__ = ["Dialect", "DialectRequest", "EventStream"]
+__all__ = ["CountingFormat", "DialectFormat", "DialectRequest", "EventStream", "load_format"]
 
 
 class DialectRequest(Protocol):
@@ -28,7 +31,7 @@ R = TypeVar("R", bound=DialectRequest)
 
 
 class EventStream(Protocol):
-    """Server-sent events of one streamed answer."""
+    """The pieces of one streamed answer, of the dialect's `stream_type`."""
 
     @property
     def sends_tool_calls(self) -> bool:
@@ -48,13 +51,29 @@ class EventStream(Protocol):
         ...
 
 
-class Dialect(Protocol[R]):
-    """One API."""
+class DialectFormat(Protocol[R]):
+    """How one API is read and written. Made without arguments, once for a gateway."""
 
-    def parse(self, body: bytes, settings: GatewaySettings) -> R:
-        """Raises Refusal with what is wrong, which, and what next."""
+    def parse(self, body: bytes, path: str, settings: GatewaySettings) -> R:
+        """`path` is the endpoint that was called, below its base. Raises Refusal with what is wrong, which, and what next."""
         ...
 
     def write_answer(self, request: R, answer: Answer, renderer: PolicyRenderer) -> bytes: ...
     def write_error(self, refusal: Refusal) -> bytes: ...
     def open_stream(self, request: R, renderer: PolicyRenderer, begun: Begun) -> EventStream: ...
+
+
+class CountingFormat(DialectFormat[R], Protocol[R]):
+    """Of an API that can be asked how long a call would be."""
+
+    def write_count(self, tokens: int) -> bytes: ...
+
+
+def load_format(dialect: Dialect) -> DialectFormat[Any]:
+    """A dialect's format. Raises ConfigError where it cannot be imported or made."""
+    try:
+        return cast("DialectFormat[Any]", resolve_name(dialect.format)())
+    except Exception as error:
+        raise ConfigError(
+            f"dialect {dialect.name!r}: its format {dialect.format!r} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
