@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightningrl.config import Recipe, load_recipe, recipe_file
-from lightningrl.errors import ConfigError, LightningError, RunFolderError, Stopped
+from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError, Stopped
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
 from lightningrl.training.run_folder import LoopState, RunFolder, RunOrigin, checkpoints, default_run, newest_run
 from lightningrl.types import Trajectory
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lightningrl.store.protocol import RolloutFilter, RolloutRecord
     from lightningrl.training.parts import Parts
 
-__all__ = ["OpenRun", "Run", "begin_run", "train", "train_async"]
+__all__ = ["OpenRun", "Run", "begin_run", "problems", "train", "train_async"]
 
 T = TypeVar("T")
 Source = str | Path | Recipe
@@ -178,6 +178,21 @@ async def train_async(
     return Run(opened.folder.path)
 
 
+def problems(recipe: Source, *, settings: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """All that is wrong with a recipe, a sentence each; none = this machine can train it. Nothing is written; the agent is imported in
+    a process of its own."""
+    from lightningrl.training.checks import build_checked
+
+    try:
+        build_checked(_load(recipe, settings or {}), load_plugins())
+    except (ConfigError, PluginError) as error:
+        yield from error.args
+
+
+def _load(source: Source, settings: Mapping[str, Any]) -> Recipe:
+    return source.with_settings(settings) if isinstance(source, Recipe) else load_recipe(Path(source), settings)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenRun:
     """A run that was checked, and whose folder is locked."""
@@ -223,7 +238,7 @@ def begin_run(
         return
     if source is None:
         raise ConfigError("no recipe given; name a recipe's file or folder")
-    whole = load_recipe(source, settings) if isinstance(source, Path) else source.with_settings(settings)
+    whole = _load(source, settings)
     parts = build_checked(whole, plugins)
     path = Path(run) if run is not None else default_run(runs, whole.name)
     origin = str(recipe_file(source).resolve()) if isinstance(source, Path) else None

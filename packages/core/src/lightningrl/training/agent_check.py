@@ -21,7 +21,7 @@ from lightningrl.runtime.agent_loader import agent_reference, load_agent
 if TYPE_CHECKING:
     from lightningrl.config import Recipe
 
-__all__ = ["check_agent"]
+__all__ = ["check_agent", "check_agent_file"]
 
 REFUSED: Final = 3
 """Exit status with which the sentence is the last line of stderr."""
@@ -40,15 +40,37 @@ class Check(Protocol):
 
 def check_agent(recipe: Recipe) -> AbstractContextManager[Check]:
     """A check of the recipe's agent: entering starts it, `wait` says what it found, leaving ends it. Where all workers are
-    elsewhere there is nothing to check. Raises ConfigError for an agent that no other process can find."""
-    agent = agent_reference(recipe.agent)
+    elsewhere nothing is imported."""
+    try:
+        agent = agent_reference(recipe.agent)
+        check_agent_file(recipe)
+    except ConfigError as error:
+        return nullcontext(NoProcess(error))
     is_here = recipe.runtime.workers > 0 and recipe.runtime.launcher == "local"
-    return AgentProcess(agent, str(recipe.folder)) if is_here else nullcontext(NoCheck())
+    return AgentProcess(agent, str(recipe.folder)) if is_here else nullcontext(NoProcess())
 
 
-class NoCheck:
+def check_agent_file(recipe: Recipe) -> None:
+    """Only whether it can be found; workers import it. Raises ConfigError."""
+    if not isinstance(recipe.agent, str):
+        return
+    source, _, name = recipe.agent.rpartition(":")
+    if not source or not name:
+        raise ConfigError(f"agent {recipe.agent!r} names no callable; write 'agent.py:answer' or 'package.module:answer'")
+    if source.endswith(".py") and not (recipe.folder / source).is_file():
+        raise ConfigError(f"agent {recipe.agent!r}: no file {str(recipe.folder / source)!r}; paths are relative to the recipe")
+
+
+class NoProcess:
+    """What is known without one."""
+
+    def __init__(self, error: ConfigError | None = None) -> None:
+        self._error = error
+
     def wait(self) -> None:
-        """Nothing to say."""
+        """Raise it."""
+        if self._error is not None:
+            raise self._error
 
 
 class AgentProcess:
