@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -73,7 +74,8 @@ def _describe(value: Any) -> Any:
     if isinstance(value, str):
         return value
     target = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
-    return f"{inspect.getsourcefile(target) or '?'}:{target.__qualname__}"
+    has_file = getattr(sys.modules.get(target.__module__), "__file__", None)  # a notebook's cells have one for each kernel
+    return f"{(inspect.getsourcefile(target) if has_file else target.__module__) or '?'}:{target.__qualname__}"
 
 
 Reference = Annotated[str | Any, pydantic.PlainSerializer(_describe)]

@@ -83,7 +83,8 @@ class BackendError(LightningError):
 
 def gather(*calls: Callable[[], Any]) -> list[Any]:
     """What each call returns. Where some of them are refused, ConfigError with all their sentences."""
-    found, sentences = [], []
+    found: list[Any] = []
+    sentences: list[Any] = []
     for call in calls:
         try:
             found.append(call())

@@ -11,12 +11,13 @@ import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lightningrl.errors import ConfigError
-from lightningrl.runtime.agent_loader import agent_reference, load_agent
+from lightningrl.runtime.agent_loader import agent_reference, load_agent, runs_in_process
 
 if TYPE_CHECKING:
     from lightningrl.config import Recipe
@@ -42,6 +43,9 @@ def check_agent(recipe: Recipe) -> AbstractContextManager[Check]:
     """A check of the recipe's agent: entering starts it, `wait` says what it found, leaving ends it. Where all workers are
     elsewhere nothing is imported."""
     try:
+        if runs_in_process(recipe):
+            import_agent(recipe.agent, str(recipe.folder))
+            return nullcontext(NoProcess())
         agent = agent_reference(recipe.agent)
         check_agent_file(recipe)
     except ConfigError as error:
@@ -119,7 +123,7 @@ class AgentProcess:
             )
 
 
-def import_agent(agent: str, folder: str) -> None:
+def import_agent(agent: str | Callable[..., Any], folder: str) -> None:
     """Import the agent here and see that it can be called with a task's input. Raises ConfigError."""
     function = load_agent(agent, folder).function
     try:
