@@ -2,15 +2,16 @@
 
 run = lightningrl.train("recipe.toml", settings={"loop.steps": 20})
 run = await lightningrl.train_async(Recipe(agent=answer, …), run="runs/mine")
-run = Run("runs/mine")  ─►  .metrics  .steps  .rollouts()  .trace(id)  .curve()  .export("weights")
+run = Run("runs/mine")  ─►  .metrics  .steps  .rollouts()  .trace(id)  .curve()  .recredit("rloo")  .export("weights")
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from lightningrl.protocols import StepReport
     from lightningrl.store.protocol import RolloutFilter, RolloutRecord
     from lightningrl.training.parts import Parts
+    from lightningrl.training.recredit import Recredit
 
 __all__ = ["OpenRun", "Run", "begin_run", "problems", "train", "train_async"]
 
@@ -88,16 +90,30 @@ class Run:
         near it where there is none."""
         return self._look(lambda run: run.trace(rollout_id))
 
+    def recredit(
+        self, credit: Any = None, *, settings: Mapping[str, Any] | None = None, steps: Collection[int] | None = None
+    ) -> list[Recredit]:
+        """What the trained rollouts would be credited with, beside what they were; nothing is trained or written.
+
+        credit     another assigner than the run's: a name, `"file.py:Class"`, a class or an object
+        settings   by dotted key, as to `train`: `{"credit.options.gamma": 0.9, "rewards.brief.use": brief}`
+        steps      only of these
+
+        Rewards and evidence are taken from the record where what computed them is the same; others are asked anew. Raises LightningError.
+        """
+        from lightningrl.training.recredit import recredit
+
+        chosen = {} if credit is None else {"credit.use": credit, "credit.options": {}}
+        return _run_beside(recredit(self.folder, self.recipe.with_settings({**chosen, **(settings or {})}), steps))
+
     def _look(self, question: Callable[[StoredRun], Coroutine[Any, Any, T]]) -> T:
-        """In a thread of its own: a notebook's has an event loop already."""
         from lightningrl.look.reader import open_run
 
         async def ask() -> T:
             async with open_run(self.folder) as run:
                 return await question(run)
 
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, ask()).result()
+        return _run_beside(ask())
 
     def export(self, target: str | Path, *, policy: str | None = None) -> int:
         """Write a trained policy's newest weights as an ordinary transformers folder (LoRA merged). Returns the step that they are of.
@@ -141,12 +157,31 @@ def train(
     settings: Mapping[str, Any] | None = None,
     on_step: Callable[[StepReport], object] | None = None,
 ) -> Run:
-    """`train_async` for code without an event loop."""
+    """`train_async` for code that does not await. In a notebook, other tasks of its event loop wait for the end."""
+    training = train_async(recipe, run=run, resume=resume, overwrite=overwrite, settings=settings, on_step=on_step)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(train_async(recipe, run=run, resume=resume, overwrite=overwrite, settings=settings, on_step=on_step))
-    raise ConfigError("an event loop is running here, as in a notebook; write `await lightningrl.train_async(...)`")
+        return asyncio.run(training)
+    return _run_beside(training)
+
+
+def _run_beside(work: Coroutine[Any, Any, T]) -> T:
+    """What it returns, from an event loop in a thread of its own: a notebook's thread has one already. Ctrl-C cancels it."""
+    running: list[asyncio.Task[Any]] = []
+
+    async def main() -> T:
+        running.extend(filter(None, [asyncio.current_task()]))
+        return await work
+
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(copy_context().run, asyncio.run, main())
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            for task in running:
+                task.get_loop().call_soon_threadsafe(task.cancel)
+            raise
 
 
 async def train_async(

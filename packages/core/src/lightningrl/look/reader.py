@@ -25,7 +25,7 @@ from lightningrl.look.trace import Trace, build_trace
 from lightningrl.rendering.tokenizer import load_tokenizer
 from lightningrl.store import SqlStore
 from lightningrl.store.errors import OlderStore
-from lightningrl.store.protocol import RolloutFilter, RolloutRecord, StepRecord, Store
+from lightningrl.store.protocol import RolloutFilter, RolloutRecord, Score, StepRecord, Store
 from lightningrl.types import Outcome, Trajectory
 
 __all__ = ["Group", "RunReader", "StoredRun", "open_run", "read_group"]
@@ -80,6 +80,12 @@ class StoredRun:
 
     async def steps(self) -> Sequence[StepRecord]:
         return await self._store.steps()
+
+    async def trajectories(self, rollout_ids: Sequence[str]) -> Sequence[Trajectory]:
+        return await self._store.trajectories(rollout_ids)
+
+    async def scores(self, rollout_ids: Sequence[str]) -> Sequence[Score]:
+        return await self._store.scores(rollout_ids)
 
     async def trace(self, rollout_id: str) -> Trace:
         rollout = await self._store.rollout(rollout_id)
