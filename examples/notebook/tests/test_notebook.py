@@ -22,7 +22,7 @@ def test_the_notebook_trains_its_cells_agent_and_shows_what_it_learned(
     first_agent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(first_agent, tmp_path / "first")
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
     assert sum(WHOLE in cell.source for cell in notebook.cells) == 1
     for cell in notebook.cells:
         cell.source = cell.source.replace(WHOLE, sized(SMALL, WHOLE))
