@@ -17,7 +17,8 @@ import pytest
 
 from lightningrl.config import Recipe, check_options, load_recipe, parse_setting
 from lightningrl.plugins import load_plugins
-from lightningrl.training.parts import check_agent_file, resolve
+from lightningrl.training.agent_check import check_agent_file
+from lightningrl.training.parts import resolve
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl_torch.settings import Settings as TorchSettings
 

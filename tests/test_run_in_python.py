@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
+from openai import OpenAI
 from safetensors.torch import load_file
 from warm import WarmCommand
 
 import lightningrl
+from lightningrl.attribution.redirect import installed_redirection
+from lightningrl.rewards import RewardSet
+from lightningrl.run import _run_beside
 from lightningrl.training.run_folder import RunFolder
 
+ROOT = Path(__file__).resolve().parents[1]
 QUICK = {
     "rewards.right.use": f"{__file__}:of_every_other",
     "loop.steps": 2,
@@ -115,8 +128,6 @@ def test_a_run_that_was_moved_with_its_recipe_is_exported_and_goes_on(moved: Pat
 
 def test_training_within_an_event_loop_is_awaited(project: Path, tmp_path: Path) -> None:
     async def main() -> lightningrl.Run:
-        with pytest.raises(lightningrl.ConfigError, match=r"await lightningrl.train_async"):
-            lightningrl.train(project, run=tmp_path / "run")
         training = asyncio.create_task(lightningrl.train_async(project, run=tmp_path / "run", settings={**QUICK, "loop.steps": 1}))
         others = 0
         while not training.done():
@@ -126,6 +137,92 @@ def test_training_within_an_event_loop_is_awaited(project: Path, tmp_path: Path)
         return await training
 
     assert asyncio.run(main()).steps == 1
+
+
+def test_an_interrupt_in_a_notebook_cancels_the_training() -> None:
+    is_running, ended = threading.Event(), []
+
+    async def training() -> None:
+        is_running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("in order")
+
+    def interrupt() -> None:
+        is_running.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        _run_beside(training())
+    thread.join()
+    assert ended == ["in order"]
+
+
+def test_an_agent_that_no_other_process_can_import_runs_in_this_one(
+    project: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cell = {"client": OpenAI(api_key="none", max_retries=0)}
+
+    def answer(question: str) -> str | None:
+        if question.endswith("2, 2012"):
+            raise RuntimeError("on fire")
+        reply = cell["client"].chat.completions.create(model="any", messages=[{"role": "user", "content": question}])
+        return reply.choices[0].message.content
+
+    recipe = lightningrl.Recipe(
+        agent=answer,
+        tasks=lightningrl.TasksConfig(train=lambda: ["April 1, 2012", "April 2, 2012"]),
+        policy=lightningrl.PolicyConfig(model=str(project / "starter")),
+        rewards={"right": lightningrl.RewardConfig(use=of_every_other)},
+    )
+    settings = {**{key: value for key, value in QUICK.items() if not key.startswith("rewards.")}, "loop.steps": 1}
+
+    async def cell_of_a_notebook() -> lightningrl.Run:
+        return lightningrl.train(recipe, run=tmp_path / "run", settings=settings)
+
+    run = asyncio.run(cell_of_a_notebook())
+    outcomes = {(record.spec.task.input, str(record.outcome)) for record in run.rollouts()}
+    assert outcomes == {("April 1, 2012", "succeeded"), ("April 2, 2012", "agent_error")}
+    (calls, *_) = [trace.calls for record in run.rollouts() if (trace := run.trace(record.spec.id)).calls]
+    assert "April 1, 2012" in "".join(segment.text for segment in calls[0].segments)
+    assert installed_redirection() is None
+    with pytest.raises(lightningrl.ConfigError, match="cannot be found by a worker process"):
+        lightningrl.train(recipe, run=tmp_path / "other", settings={**settings, "runtime.workers": 0})
+
+
+def test_a_recorded_run_is_credited_anew(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = lightningrl.Run(project / "runs" / "one")
+    store = (run.folder / "store.sqlite").read_bytes()
+    asked: list[str] = []
+
+    def longer(task: lightningrl.Task, output: str, trajectory: lightningrl.Trajectory) -> float:
+        asked.append(trajectory.rollout_id)
+        return 2.0 * of_every_other(task, output, trajectory)
+
+    rewarded_anew = run.recredit("dr_grpo", settings={"rewards.right.use": longer}, steps=[2])
+    assert len(asked) == len(rewarded_anew) == 4
+    for one in rewarded_anew:
+        assert one.step == 2
+        assert (one.before.reward, one.after.reward) in {(0.0, 0.0), (1.0, 2.0)}
+        assert all(values is not None and np.allclose(values, (one.after.reward or 0.0) - 1.0) for values in one.advantages)
+
+    async def nobody_is_asked(self: RewardSet, *_: object) -> float:
+        raise AssertionError("asked again")
+
+    monkeypatch.setattr(RewardSet, "_call", nobody_is_asked)
+    as_it_was = run.recredit()
+    assert len(as_it_was) == 8
+    assert {one.change for one in as_it_was} == {0.0}
+    for one in run.recredit("reinforce"):
+        assert one.after.reward == one.before.reward
+        assert all(values is not None and np.allclose(values, one.after.reward or 0.0) for values in one.advantages)
+        assert one.change > 0.0
+    with pytest.raises(lightningrl.LightningError, match="no credit assigner named 'grop'"):
+        run.recredit("grop")
+    assert (run.folder / "store.sqlite").read_bytes() == store
 
 
 def test_what_cannot_run_leaves_no_folder(project: Path, tmp_path: Path) -> None:
@@ -150,3 +247,32 @@ def test_a_run_that_python_started_says_how_to_go_on(project: Path, tmp_path: Pa
     assert resumed.returncode == 1
     assert "lightningrl.train(recipe, run=" in resumed.stderr + resumed.stdout
     assert lightningrl.train(recipe, run=run.folder, resume=True, settings={"loop.steps": 2}).steps == 2
+
+
+@pytest.mark.long
+def test_the_pages_script_trains_reads_and_exports_on_python_3_13(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PYENV_VERSION": "3.13",
+        "UV_PYTHON_DOWNLOADS": "never",
+        "PATH": f"{tmp_path}/venv/bin:{os.environ['PATH']}",
+    }
+
+    def run(*command: str) -> str:
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+    uv = (sys.executable, "-m", "uv")
+    run(*uv, "venv", "--quiet", "--python", "3.13", "venv")
+    packages = (str(ROOT / "packages" / name) for name in ("core", "trainer-torch"))
+    run(
+        *uv, "pip", "install", "--quiet", "--python", "venv/bin/python", f"torch=={version('torch').partition('+')[0]}", "openai", *packages
+    )
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"^```python title=train_first.py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "train_first.py").write_text(script)
+    run("venv/bin/lightningrl", "init", "first")
+    assert "weights of step 4" in run("venv/bin/python", "train_first.py")
+    assert (tmp_path / "weights" / "model.safetensors").is_file()
+    assert (tmp_path / "runs" / "first" / "curve.png").is_file()

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from lightningrl import problems
+from lightningrl.cli import run_command
 from lightningrl.cli.train import train_command
 from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError
@@ -153,11 +155,60 @@ def test_names_of_other_trainers_point_to_ours(here: Path, key: str, says: str) 
 def test_a_missing_model_hides_no_mistyped_key(here: Path) -> None:
     recipe = RECIPE.replace('model = "model"', "")
     (here / "recipe.toml").write_text(recipe + "\n[loop]\ngroupsize = 4\n[learner]\nlr = 1e-3\n")
-    with pytest.raises(ConfigError) as caught:
-        load_recipe(here / "recipe.toml")
-    assert "'policy.model' is missing; say which model is trained" in str(caught.value)
-    assert "; also unknown key 'loop.groupsize'; did you mean 'group_size'?" in str(caught.value)
-    assert "; also unknown key 'learner.lr'; did you mean 'learning_rate'?" in str(caught.value)
+    missing, mistyped, other = problems(here / "recipe.toml")
+    assert "'policy.model' is missing; say which model is trained" in missing
+    assert "unknown key 'loop.groupsize'; did you mean 'group_size'?" in mistyped
+    assert "unknown key 'learner.lr'; did you mean 'learning_rate'?" in other
+
+
+def test_all_that_is_wrong_is_said_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "hour_agent.py").write_text("def answer(task, db): return task\n")
+    wrong = {
+        "policy.model": "./nowhere",
+        "adapters": ["langgraph"],
+        "tasks.train": "hour_data.py:lists",
+        "tasks.validation": "hour_data.py:nothing",
+        "rewards.right.use": "hour_data.py:two",
+        "rewards.other.use": "hour_data.py:three",
+        "intermediate_rewards.tools.use": "tool_stats",
+        "loop.group_size": 1,
+        "judge.model": "gpt",
+        "judge.base_url": "http://localhost/v1",
+        "judge.api_key_env": "NO_SUCH_KEY",
+        "samples.aggregation": "constant",
+        "learner.learning_rte": 1,
+        "learner.schedul": "linear",
+        "loggers": ["tensorbord"],
+        "runtime.launcher": "loca",
+    }
+    parts = (
+        "no folder './nowhere'",
+        "no adapter named 'langgraph'",
+        "'hour_data.py:two'",
+        "'hour_data.py' has no 'three'",
+        "named 'tool_stats'",
+        "asks none: it has no `score`",
+        "needs 'group'",
+        "'NO_SUCH_KEY' is not set",
+        "needs samples.constant_length",
+        "no setting 'learning_rte'",
+        "no setting 'schedul'",
+        "task 0 is a list",
+        "'hour_data.py' has no 'nothing'",
+        "no logger named 'tensorbord'",
+        "named 'loca'",
+    )
+    found = list(problems(here / "recipe.toml", settings=wrong))
+    assert len(found) == len(parts), found
+    assert all(part in sentence for part, sentence in zip(parts, found, strict=True)), found
+    (only,) = problems(here / "recipe.toml")
+    assert "takes (task, db); an agent is called with one argument" in only
+    with pytest.raises(SystemExit) as left:
+        run_command(lambda: train_command(here / "recipe.toml", resume=False, overwrite=False, run=None, runs=here, settings=wrong))
+    assert left.value.code == 2
+    assert capsys.readouterr().err.count("error: ") == len(parts)
+    (here / "hour_agent.py").write_text("def answer(task): return task\n")
+    assert list(problems(here / "recipe.toml")) == []
 
 
 def test_no_rewards_is_one_sentence_with_what_to_write(here: Path) -> None:

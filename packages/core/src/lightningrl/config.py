@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -73,7 +74,8 @@ def _describe(value: Any) -> Any:
     if isinstance(value, str):
         return value
     target = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
-    return f"{inspect.getsourcefile(target) or '?'}:{target.__qualname__}"
+    has_file = getattr(sys.modules.get(target.__module__), "__file__", None)  # a notebook's cells have one for each kernel
+    return f"{(inspect.getsourcefile(target) if has_file else target.__module__) or '?'}:{target.__qualname__}"
 
 
 Reference = Annotated[str | Any, pydantic.PlainSerializer(_describe)]
@@ -442,7 +444,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def check_options(factory: Callable[..., Any], options: Mapping[str, Any], *, what: str, reserved: Sequence[str] = ()) -> None:
-    """Raise ConfigError when `factory` does not take one of `options`: a setting that nobody consumes is an error."""
+    """Raise ConfigError with those of `options` that `factory` does not take: a setting that nobody consumes is an error."""
     parameters = inspect.signature(factory).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
@@ -451,9 +453,8 @@ def check_options(factory: Callable[..., Any], options: Mapping[str, Any], *, wh
         for name, parameter in parameters.items()
         if name not in reserved and parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     ]
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"{what} has no setting {name!r}; {key_hint(name, known, _all_keys())}")
+    if unknown := [name for name in options if name not in known]:
+        raise ConfigError(*(f"{what} has no setting {name!r}; {key_hint(name, known, _all_keys())}" for name in unknown))
 
 
 def _run_python(path: Path) -> Recipe:
@@ -490,9 +491,8 @@ def _validate(data: Mapping[str, Any], source: str) -> Recipe:
     try:
         return Recipe.model_validate(data)
     except pydantic.ValidationError as error:
-        first, *others = error.errors()
-        slips = [_sentence(other) for other in others if other["type"] == "extra_forbidden"] + _learner_slips(data)
-        raise ConfigError(f"{source}: {'; also '.join(dict.fromkeys([_sentence(first), *slips]))}") from None
+        sentences = [*map(_sentence, error.errors()), *_learner_slips(data)]
+        raise ConfigError(*(f"{source}: {sentence}" for sentence in dict.fromkeys(sentences))) from None
 
 
 def _sentence(error: ErrorDetails) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 __all__ = [
     "BackendError",
     "ConfigError",
@@ -15,6 +18,7 @@ __all__ = [
     "ServerError",
     "Stopped",
     "StoreError",
+    "gather",
 ]
 
 
@@ -31,9 +35,12 @@ class Stopped(LightningError):
 
 
 class ConfigError(LightningError):
-    """The recipe cannot be run as written."""
+    """The recipe cannot be run as written: one sentence, or one for each thing that is wrong with it."""
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 class PluginError(LightningError):
@@ -72,3 +79,17 @@ class JudgeError(LightningError):
 
 class BackendError(LightningError):
     """A trainer backend cannot do what the recipe asks."""
+
+
+def gather(*calls: Callable[[], Any]) -> list[Any]:
+    """What each call returns. Where some of them are refused, ConfigError with all their sentences."""
+    found: list[Any] = []
+    sentences: list[Any] = []
+    for call in calls:
+        try:
+            found.append(call())
+        except (ConfigError, PluginError) as error:
+            sentences += error.args
+    if sentences:
+        raise ConfigError(*dict.fromkeys(sentences))
+    return found

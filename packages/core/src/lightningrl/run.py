@@ -2,21 +2,22 @@
 
 run = lightningrl.train("recipe.toml", settings={"loop.steps": 20})
 run = await lightningrl.train_async(Recipe(agent=answer, …), run="runs/mine")
-run = Run("runs/mine")  ─►  .metrics  .steps  .rollouts()  .trace(id)  .curve()  .export("weights")
+run = Run("runs/mine")  ─►  .metrics  .steps  .rollouts()  .trace(id)  .curve()  .recredit("rloo")  .export("weights")
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightningrl.config import Recipe, load_recipe, recipe_file
-from lightningrl.errors import ConfigError, LightningError, RunFolderError, Stopped
+from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError, Stopped
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
 from lightningrl.training.run_folder import LoopState, RunFolder, RunOrigin, checkpoints, default_run, newest_run
 from lightningrl.types import Trajectory
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from lightningrl.protocols import StepReport
     from lightningrl.store.protocol import RolloutFilter, RolloutRecord
     from lightningrl.training.parts import Parts
+    from lightningrl.training.recredit import Recredit
 
-__all__ = ["OpenRun", "Run", "begin_run", "train", "train_async"]
+__all__ = ["OpenRun", "Run", "begin_run", "problems", "train", "train_async"]
 
 T = TypeVar("T")
 Source = str | Path | Recipe
@@ -88,16 +90,30 @@ class Run:
         near it where there is none."""
         return self._look(lambda run: run.trace(rollout_id))
 
+    def recredit(
+        self, credit: Any = None, *, settings: Mapping[str, Any] | None = None, steps: Collection[int] | None = None
+    ) -> list[Recredit]:
+        """What the trained rollouts would be credited with, beside what they were; nothing is trained or written.
+
+        credit     another assigner than the run's: a name, `"file.py:Class"`, a class or an object
+        settings   by dotted key, as to `train`: `{"credit.options.gamma": 0.9, "rewards.brief.use": brief}`
+        steps      only of these
+
+        Rewards and evidence are taken from the record where what computed them is the same; others are asked anew. Raises LightningError.
+        """
+        from lightningrl.training.recredit import recredit
+
+        chosen = {} if credit is None else {"credit.use": credit, "credit.options": {}}
+        return _run_beside(recredit(self.folder, self.recipe.with_settings({**chosen, **(settings or {})}), steps))
+
     def _look(self, question: Callable[[StoredRun], Coroutine[Any, Any, T]]) -> T:
-        """In a thread of its own: a notebook's has an event loop already."""
         from lightningrl.look.reader import open_run
 
         async def ask() -> T:
             async with open_run(self.folder) as run:
                 return await question(run)
 
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, ask()).result()
+        return _run_beside(ask())
 
     def export(self, target: str | Path, *, policy: str | None = None) -> int:
         """Write a trained policy's newest weights as an ordinary transformers folder (LoRA merged). Returns the step that they are of.
@@ -141,12 +157,31 @@ def train(
     settings: Mapping[str, Any] | None = None,
     on_step: Callable[[StepReport], object] | None = None,
 ) -> Run:
-    """`train_async` for code without an event loop."""
+    """`train_async` for code that does not await. In a notebook, other tasks of its event loop wait for the end."""
+    training = train_async(recipe, run=run, resume=resume, overwrite=overwrite, settings=settings, on_step=on_step)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(train_async(recipe, run=run, resume=resume, overwrite=overwrite, settings=settings, on_step=on_step))
-    raise ConfigError("an event loop is running here, as in a notebook; write `await lightningrl.train_async(...)`")
+        return asyncio.run(training)
+    return _run_beside(training)
+
+
+def _run_beside(work: Coroutine[Any, Any, T]) -> T:
+    """What it returns, from an event loop in a thread of its own: a notebook's thread has one already. Ctrl-C cancels it."""
+    running: list[asyncio.Task[Any]] = []
+
+    async def main() -> T:
+        running.extend(filter(None, [asyncio.current_task()]))
+        return await work
+
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(copy_context().run, asyncio.run, main())
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            for task in running:
+                task.get_loop().call_soon_threadsafe(task.cancel)
+            raise
 
 
 async def train_async(
@@ -176,6 +211,21 @@ async def train_async(
             opened.plugins.register(_StepWatcher(on_step), distribution="on_step")
         await opened.train(Console(), lambda url, key: None)
     return Run(opened.folder.path)
+
+
+def problems(recipe: Source, *, settings: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """All that is wrong with a recipe, a sentence each; none = this machine can train it. Nothing is written; the agent is imported in
+    a process of its own."""
+    from lightningrl.training.checks import build_checked
+
+    try:
+        build_checked(_load(recipe, settings or {}), load_plugins())
+    except (ConfigError, PluginError) as error:
+        yield from error.args
+
+
+def _load(source: Source, settings: Mapping[str, Any]) -> Recipe:
+    return source.with_settings(settings) if isinstance(source, Recipe) else load_recipe(Path(source), settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,7 +273,7 @@ def begin_run(
         return
     if source is None:
         raise ConfigError("no recipe given; name a recipe's file or folder")
-    whole = load_recipe(source, settings) if isinstance(source, Path) else source.with_settings(settings)
+    whole = _load(source, settings)
     parts = build_checked(whole, plugins)
     path = Path(run) if run is not None else default_run(runs, whole.name)
     origin = str(recipe_file(source).resolve()) if isinstance(source, Path) else None

@@ -112,14 +112,16 @@ class Redirection:
         server_url: str,
         scope: RolloutScope,
         base_urls: Sequence[str] = (),
-        resolvers: Sequence[OriginResolver] = (),
         dialects: Sequence[Dialect] = DIALECTS,
+        is_guest: bool = False,
     ) -> None:
+        """`is_guest`: the process is not the agent's alone, so that calls whose context was given no rollout are left alone."""
         server = urlsplit(server_url.rstrip("/"))
         if server.scheme not in {"http", "https"} or not server.hostname:
             raise ValueError(f"server url {server_url!r} is no http(s) url; give something like 'http://127.0.0.1:8000'")
         self.scope = scope
-        self.resolvers = list(resolvers)
+        self.is_guest = is_guest
+        self.resolvers: list[OriginResolver] = []
         self.home_loop: asyncio.AbstractEventLoop | None = None
         """The worker's one event loop, if the agent runs on it: there pooled connections are kept. A pooled connection of another
         loop would outlive it and break the next rollout, so requests from other loops close theirs."""
@@ -162,6 +164,8 @@ class Redirection:
 
     def redirect(self, url: str, body: bytes | None, *, is_retry: bool = False) -> RedirectedCall | None:
         """Where a request to `url` goes; None = it is no model call and goes where it wants. `body` None: it cannot be read."""
+        if self.is_guest and not self.scope.is_within():
+            return None
         parts = urlsplit(url)
         tail = self._tail(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80), parts.path)
         rollout = self.scope.current()

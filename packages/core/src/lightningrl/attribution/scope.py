@@ -63,6 +63,10 @@ class RolloutScope:
             rollout = self._process
         return None if rollout is None or rollout.is_over else rollout
 
+    def is_within(self) -> bool:
+        """Whether the caller's context was given a rollout, be it over or not."""
+        return self._context.get() is not None
+
     def why_none(self) -> str:
         """Why the caller works for no rollout, and what to do: completes "this call belongs to no rollout: …"."""
         rollout = self._context.get()

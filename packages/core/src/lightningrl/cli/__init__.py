@@ -33,7 +33,8 @@ def run_command(command: Callable[[], object]) -> None:
         from rich.console import Console
 
         said = "" if isinstance(error, Stopped) else "[bold red]error:[/] "
-        Console(stderr=True).print(f"{said}{escape(str(error))}", highlight=False, soft_wrap=True)
+        for sentence in error.args:
+            Console(stderr=True).print(f"{said}{escape(str(sentence))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
 
 

@@ -16,7 +16,7 @@ from lightningrl.dialects import build_dialects
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.runtime.launcher import build_launcher
-from lightningrl.training.parts import check_agent_file
+from lightningrl.training.agent_check import check_agent_file
 from lightningrl.training.workers import start_pool
 
 __all__ = ["parse_workers", "work_command"]

@@ -38,9 +38,8 @@ NEEDS: Mapping[str, Need] = {
 
 
 def check_needs(recipe: Recipe, use: Any, requires: Collection[str]) -> None:
-    """Raise ConfigError with the first that the run does not meet."""
-    for name in sorted(requires):
-        if name not in NEEDS:
-            raise ConfigError(f"credit assigner {use!r} needs {name!r}, which no run provides; there are: {', '.join(sorted(NEEDS))}")
-        if not NEEDS[name].is_met(recipe):
-            raise ConfigError(f"credit assigner {use!r} needs {name!r}; {NEEDS[name].remedy}")
+    """Raise ConfigError with those that the run does not meet."""
+    unknown = f"which no run provides; there are: {', '.join(sorted(NEEDS))}"
+    remedies = {name: NEEDS[name].remedy if name in NEEDS else unknown for name in sorted(requires)}
+    if unmet := [name for name in remedies if name not in NEEDS or not NEEDS[name].is_met(recipe)]:
+        raise ConfigError(*(f"credit assigner {use!r} needs {name!r}; {remedies[name]}" for name in unmet))

@@ -129,6 +129,13 @@ class Scorer:
         self._witnesses = asyncio.Semaphore(WITNESSES_AT_ONCE)
 
     async def reward(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
+        """`evaluate`, and tell whoever watches rollouts."""
+        rewarded = await self.evaluate(trajectories, keep)
+        for trajectory in rewarded:
+            self._plugins.notify("lightningrl_rollout_finished", trajectory=trajectory)
+        return rewarded
+
+    async def evaluate(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
         """The trajectories with their rewards; one whose outcome is dropped, or whose reward failed, has `reward=None`. Each value is
         kept by `keep` as it is made; those that were kept before, by the same reward, are taken as they are."""
         trajectories = [self._reward_calls(self._classify_tools(trajectory)) for trajectory in trajectories]
@@ -145,10 +152,7 @@ class Scorer:
                 tasks = [group.create_task(reward_one(trajectory)) for trajectory in trajectories]
         except* LightningError as errors:
             raise errors.exceptions[0] from None
-        rewarded = [task.result() for task in tasks]
-        for trajectory in rewarded:
-            self._plugins.notify("lightningrl_rollout_finished", trajectory=trajectory)
-        return rewarded
+        return [task.result() for task in tasks]
 
     def check_failures(self, rewarded: Sequence[Trajectory], *, to_come: int = 0) -> None:
         """Raise RewardError where more rewards failed than the recipe allows, also if none of the rollouts fails that are `to_come`."""

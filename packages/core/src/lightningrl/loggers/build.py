@@ -6,10 +6,11 @@ import difflib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, gather
 from lightningrl.loggers.protocol import MetricLogger
 from lightningrl.loggers.tensorboard import TensorBoardLogger
 from lightningrl.loggers.trackio import TrackioLogger
@@ -21,14 +22,17 @@ NAMES = ("tensorboard", "trackio", "wandb")
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Raise ConfigError naming a logger that does not exist or is not installed."""
-    for name in names:
-        if name not in NAMES:
-            guess = difflib.get_close_matches(name, NAMES, n=1)
-            hint = f"did you mean {guess[0]!r}?" if guess else f"there are: {', '.join(NAMES)}"
-            raise ConfigError(f"no logger named {name!r}; {hint}")
-        if name not in sys.modules and importlib.util.find_spec(name) is None:
-            raise ConfigError(f"logger {name!r} is not installed; install it with `pip install 'lightningrl[{name}]'`, or remove it")
+    """Raise ConfigError naming the loggers that do not exist or are not installed."""
+    gather(*(partial(_check_logger, name) for name in names))
+
+
+def _check_logger(name: str) -> None:
+    if name not in NAMES:
+        guess = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {guess[0]!r}?" if guess else f"there are: {', '.join(NAMES)}"
+        raise ConfigError(f"no logger named {name!r}; {hint}")
+    if name not in sys.modules and importlib.util.find_spec(name) is None:
+        raise ConfigError(f"logger {name!r} is not installed; install it with `pip install 'lightningrl[{name}]'`, or remove it")
 
 
 def build_loggers(names: Sequence[str], *, folder: Path, run: str, config: Mapping[str, Any]) -> list[MetricLogger]:

@@ -7,12 +7,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightningrl.errors import ConfigError
 from lightningrl.loading import load_callable
 
-__all__ = ["LoadedAgent", "agent_reference", "load_agent"]
+if TYPE_CHECKING:
+    from lightningrl.config import Recipe
+
+__all__ = ["LoadedAgent", "agent_reference", "load_agent", "runs_in_process"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +44,8 @@ def agent_reference(agent: str | Callable[..., Any]) -> str:
     if isinstance(agent, str):
         return agent
     module_name, name = getattr(agent, "__module__", None), getattr(agent, "__qualname__", None)
-    if not module_name or not name or "<" in name:
+    is_of_an_object = inspect.ismethod(agent) and not inspect.isclass(agent.__self__)
+    if not module_name or not name or "<" in name or is_of_an_object:
         raise ConfigError(
             f"agent {agent!r} cannot be found by a worker process; define it at the top of a module, or name it: 'agent.py:answer'"
         )
@@ -51,3 +55,12 @@ def agent_reference(agent: str | Callable[..., Any]) -> str:
     if file is None:
         raise ConfigError(f"agent {name!r} lives in an interactive session; put it into a file and name it: 'agent.py:{name}'")
     return f"{Path(file).resolve()}:{name}"
+
+
+def runs_in_process(recipe: Recipe) -> bool:
+    """Whether the agent is an object that no other process can import, and its workers are to be on this machine."""
+    try:
+        agent_reference(recipe.agent)
+    except ConfigError:
+        return recipe.runtime.launcher == "local" and recipe.runtime.workers > 0
+    return False

@@ -55,6 +55,10 @@ class Attempt:
             with self._lock:
                 self._has_ended = True
 
+    @property
+    def has_ended(self) -> bool:
+        return self._has_ended
+
     def revoke(self) -> bool:
         """Stop the agent, because the attempt was taken away. False = it cannot be stopped from inside: it is not on the loop. One that
         has ended needs no stopping: the server may know of it already while a heartbeat is on its way."""

@@ -87,3 +87,4 @@ class Heart:
             if orders.stop:
                 self._on_stop()
                 self._stopped.wait(wait_s)
+        self._client.close()

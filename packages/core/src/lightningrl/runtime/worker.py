@@ -17,7 +17,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from lightningrl.attribution.redirect import Redirection
@@ -34,7 +35,7 @@ from lightningrl.runtime.report import clean_text
 from lightningrl.runtime.settings import WorkerSettings, decode_settings
 from lightningrl.types import Outcome
 
-__all__ = ["Worker", "main"]
+__all__ = ["Worker", "Workplace", "main"]
 
 MOST_HOSTS: Final = 100
 ASYNC_GRACE_S: Final = 5.0
@@ -45,38 +46,72 @@ LOST_STATUS: Final = 4
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workplace:
+    """What the workers of a process have in common: patches are of the whole process."""
+
+    agent: LoadedAgent
+    redirection: Redirection
+    telemetry: Any
+    """`runtime.telemetry.Telemetry`; None where the recipe names no adapter."""
+
+    @classmethod
+    def open(cls, settings: WorkerSettings, agent: Callable[..., Any] | None = None) -> Workplace:
+        """Patch the process and load the agent. `agent`: an object of this process, which is not the agent's alone then. Raises
+        LightningError."""
+        is_guest = agent is not None
+        scope = RolloutScope(exclusive=settings.concurrency == 1 and not is_guest)
+        redirection = Redirection(
+            server_url=settings.server_url, scope=scope, base_urls=settings.base_urls, dialects=settings.dialects, is_guest=is_guest
+        )
+        redirection.install()
+        if not settings.adapters:
+            return cls(agent=load_agent(agent or settings.agent, settings.base_dir), redirection=redirection, telemetry=None)
+        from lightningrl.runtime.telemetry import Telemetry, load_adapter
+
+        telemetry = Telemetry(scope, [load_adapter(name) for name in settings.adapters])
+        redirection.resolvers.extend(telemetry.resolvers)
+        loaded = load_agent(agent or settings.agent, settings.base_dir)
+        telemetry.watch_agent()
+        return cls(agent=loaded, redirection=redirection, telemetry=telemetry)
+
+    def close(self) -> None:
+        """Take the patches back."""
+        self.redirection.uninstall()
+        if self.telemetry is not None:
+            self.telemetry.close()
+
+
 class Worker:
     """Everything of one worker process. `run` returns when it was told to stop or lost the server."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
-        """Raises LightningError, after it was told to the server, where the agent cannot be loaded."""
+    def __init__(self, settings: WorkerSettings, place: Workplace | None = None) -> None:
+        """`place` None = the process is this worker's own. Raises LightningError, after it was told to the server, where the agent cannot
+        be loaded."""
         self._settings = settings
         self._pid = os.getpid()
         self._stopping = threading.Event()
         self._is_lost = False
         self._waiting: set[ControlClient] = set()
-        self._scope = RolloutScope(exclusive=settings.concurrency == 1)
-        self._redirection = Redirection(
-            server_url=settings.server_url, scope=self._scope, base_urls=settings.base_urls, dialects=settings.dialects
-        )
-        self._redirection.install()
         self._runner = asyncio.Runner()
         self._shared_loop: asyncio.AbstractEventLoop | None = None
+        self._slots: dict[threading.Thread, asyncio.Future[None]] = {}
         self._heart = Heart(self._client(), settings.worker_id, lease_s=settings.lease_s, on_stop=self.stop, on_revoked=self._revoke)
         self._heart.say(WorkerState.STARTING)
         try:
-            self._agent, self._telemetry = self._load()
+            self._place = place or Workplace.open(settings)
         except LightningError as error:
             self._heart.say(WorkerState.FAILED, clean_text(str(error)))
             raise
+        self._agent, self._telemetry, self._scope = self._place.agent, self._place.telemetry, self._place.redirection.scope
         self._heart.grace_s = ASYNC_GRACE_S if self._agent.is_async else 0.0
 
     def run(self) -> int:
         """Work until told to stop. Returns the exit status."""
-        if self._agent.is_async:
-            self._redirection.home_loop = self._runner.get_loop()
+        if self._agent.is_async and not self._place.redirection.is_guest:
+            self._place.redirection.home_loop = self._runner.get_loop()
         self._heart.start()
-        if self._settings.concurrency == 1:
+        if self._scope.exclusive:
             self._serve(0)
         else:
             self._runner.run(self._serve_slots())
@@ -91,35 +126,31 @@ class Worker:
         for client in tuple(self._waiting):
             client.interrupt()
 
-    def _load(self) -> tuple[LoadedAgent, Any]:
-        if not self._settings.adapters:
-            return load_agent(self._settings.agent, self._settings.base_dir), None
-        from lightningrl.runtime.telemetry import Telemetry, load_adapter
-
-        telemetry = Telemetry(self._scope, [load_adapter(name) for name in self._settings.adapters])
-        self._redirection.resolvers.extend(telemetry.resolvers)
-        agent = load_agent(self._settings.agent, self._settings.base_dir)
-        telemetry.watch_agent()
-        return agent, telemetry
-
     def _client(self) -> ControlClient:
         return ControlClient(self._settings.server_url, self._settings.worker_key, patience_s=self._settings.patience_s)
 
     async def _serve_slots(self) -> None:
         """Serve in as many threads as attempts may run at a time, with this loop for the async agents in them."""
-        loop = self._shared_loop = asyncio.get_running_loop()
-        ended = asyncio.Semaphore(0)
-
-        def serve(slot: int) -> None:
-            try:
-                self._serve(slot)
-            finally:
-                loop.call_soon_threadsafe(ended.release)
-
+        self._shared_loop = asyncio.get_running_loop()
         for slot in range(self._settings.concurrency):
-            threading.Thread(target=serve, args=(slot,), name=f"lightningrl-slot-{slot}").start()
-        for _ in range(self._settings.concurrency):
-            await ended.acquire()
+            thread = threading.Thread(target=self._serve_slot, args=(slot,), name=f"lightningrl-slot-{slot}", daemon=True)
+            self._slots[thread] = self._shared_loop.create_future()
+        for thread in self._slots:
+            thread.start()
+        await asyncio.wait(self._slots.values())
+
+    def _serve_slot(self, slot: int) -> None:
+        try:
+            self._serve(slot)
+        finally:
+            self._end_slot(threading.current_thread())
+
+    def _end_slot(self, thread: threading.Thread) -> None:
+        """It serves no more; from any thread, and again."""
+        assert self._shared_loop is not None
+        ended = self._slots[thread]
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._shared_loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
 
     def _serve(self, slot: int) -> None:
         """One slot: lease, run, report, until told to stop."""

@@ -11,17 +11,18 @@ import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lightningrl.errors import ConfigError
-from lightningrl.runtime.agent_loader import agent_reference, load_agent
+from lightningrl.runtime.agent_loader import agent_reference, load_agent, runs_in_process
 
 if TYPE_CHECKING:
     from lightningrl.config import Recipe
 
-__all__ = ["check_agent"]
+__all__ = ["check_agent", "check_agent_file"]
 
 REFUSED: Final = 3
 """Exit status with which the sentence is the last line of stderr."""
@@ -40,15 +41,40 @@ class Check(Protocol):
 
 def check_agent(recipe: Recipe) -> AbstractContextManager[Check]:
     """A check of the recipe's agent: entering starts it, `wait` says what it found, leaving ends it. Where all workers are
-    elsewhere there is nothing to check. Raises ConfigError for an agent that no other process can find."""
-    agent = agent_reference(recipe.agent)
+    elsewhere nothing is imported."""
+    try:
+        if runs_in_process(recipe):
+            import_agent(recipe.agent, str(recipe.folder))
+            return nullcontext(NoProcess())
+        agent = agent_reference(recipe.agent)
+        check_agent_file(recipe)
+    except ConfigError as error:
+        return nullcontext(NoProcess(error))
     is_here = recipe.runtime.workers > 0 and recipe.runtime.launcher == "local"
-    return AgentProcess(agent, str(recipe.folder)) if is_here else nullcontext(NoCheck())
+    return AgentProcess(agent, str(recipe.folder)) if is_here else nullcontext(NoProcess())
 
 
-class NoCheck:
+def check_agent_file(recipe: Recipe) -> None:
+    """Only whether it can be found; workers import it. Raises ConfigError."""
+    if not isinstance(recipe.agent, str):
+        return
+    source, _, name = recipe.agent.rpartition(":")
+    if not source or not name:
+        raise ConfigError(f"agent {recipe.agent!r} names no callable; write 'agent.py:answer' or 'package.module:answer'")
+    if source.endswith(".py") and not (recipe.folder / source).is_file():
+        raise ConfigError(f"agent {recipe.agent!r}: no file {str(recipe.folder / source)!r}; paths are relative to the recipe")
+
+
+class NoProcess:
+    """What is known without one."""
+
+    def __init__(self, error: ConfigError | None = None) -> None:
+        self._error = error
+
     def wait(self) -> None:
-        """Nothing to say."""
+        """Raise it."""
+        if self._error is not None:
+            raise self._error
 
 
 class AgentProcess:
@@ -97,7 +123,7 @@ class AgentProcess:
             )
 
 
-def import_agent(agent: str, folder: str) -> None:
+def import_agent(agent: str | Callable[..., Any], folder: str) -> None:
     """Import the agent here and see that it can be called with a task's input. Raises ConfigError."""
     function = load_agent(agent, folder).function
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightningrl.config import Recipe
+from lightningrl.errors import gather
 from lightningrl.loggers.build import check_loggers
 from lightningrl.plugins import PluginManager
 from lightningrl.runtime.launcher import check_launcher
@@ -14,11 +15,15 @@ __all__ = ["build_checked"]
 
 
 def build_checked(recipe: Recipe, plugins: PluginManager) -> Parts:
-    """The recipe's parts. Raises ConfigError or PluginError, one sentence."""
-    check_loggers(recipe.loggers)
-    check_launcher(recipe.runtime, plugins)
-    with check_agent(recipe) as checked:
+    """The recipe's parts. Raises ConfigError with a sentence for each thing that is wrong with it."""
+
+    def build() -> Parts:
         parts = Parts.build(recipe, plugins)
         check_on_hub(parts.models)
-        checked.wait()
+        return parts
+
+    with check_agent(recipe) as checked:
+        parts: Parts = gather(build, lambda: check_loggers(recipe.loggers), lambda: check_launcher(recipe.runtime, plugins), checked.wait)[
+            0
+        ]
     return parts

@@ -41,14 +41,17 @@ def check_on_hub(models: Mapping[str, str]) -> None:
 
 def check_lengths(recipe: Recipe, models: Mapping[str, str]) -> None:
     """Raise ConfigError where a completion may be as long as all that the model reads, so that no prompt fits before it."""
-    for name, policy in recipe.all_policies.items():
-        limit = recipe.options_of(policy).get("context_length") or _context_length(models[name])
+    too_long = []
+    for name, model in models.items():
+        limit = recipe.options_of(recipe.all_policies[name]).get("context_length") or _context_length(model)
         for table, sampling in (("sampling", recipe.sampling), ("validation.sampling", recipe.validation.sampling)):
             if isinstance(limit, int) and sampling.max_tokens is not None and sampling.max_tokens >= limit:
-                raise ConfigError(
+                too_long.append(
                     f"{table}.max_tokens is {sampling.max_tokens}, but policy {name!r} reads {limit} tokens, prompt and completion "
                     f"together; leave room for the prompt, for example --set {table}.max_tokens={max(1, limit // 4)}"
                 )
+    if too_long:
+        raise ConfigError(*too_long)
 
 
 def _ask_hub(name: str, model: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from lightningrl.credit.judge import Judge
 from lightningrl.credit.needs import check_needs
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.dialects import Dialect, build_dialects
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, PluginError, gather
 from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, Capabilities, CreditAssigner, Witness
@@ -27,7 +27,7 @@ from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.tasks import TaskSets
 
-__all__ = ["Parts", "build_backends"]
+__all__ = ["Parts", "build_backends", "build_scorer", "resolve"]
 
 KNOWN_BACKENDS = ("torch", "verl")
 """Backends a recipe may carry settings for although they are not installed here."""
@@ -47,48 +47,76 @@ class Parts:
 
     @classmethod
     def build(cls, recipe: Recipe, plugins: PluginManager, *, will_run: bool = True) -> Parts:
-        """Raises ConfigError or PluginError, one sentence, for whatever cannot be run. With `will_run` False the backend is not asked
-        whether this machine can run it."""
-        models = {name: resolve_model(name, policy, recipe.folder) for name, policy in recipe.all_policies.items()}
-        check_lengths(recipe, models)
-        for adapter in recipe.adapters:
-            plugins.find("lightningrl_adapters", adapter)
-        check_agent_file(recipe)
-        intermediate = {
-            name: _part(plugins, "lightningrl_intermediate_rewards", part.use, part.options, recipe.folder)
-            for name, part in recipe.intermediate_rewards.items()
-        }
-        named = [_reward(name, recipe, plugins) for name in recipe.rewards]
-        rewards = RewardSet(named)
-        digests = {f"rewards.{reward.name}": digest_of(reward.function, recipe.rewards[reward.name].options) for reward in named}
-        for name, part in recipe.intermediate_rewards.items():
-            digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name], part.options)
-        assigner = _credit(recipe, plugins, rewards)
-        judge = None if recipe.judge is None else f"{recipe.judge.model} at {recipe.judge.base_url}"
-        digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge})
-        scorer = Scorer(
-            rewards=rewards,
-            intermediate=intermediate,
-            credit=assigner,
-            compare=recipe.credit.compare,
-            whitened=recipe.credit.whiten,
-            dynamic_sampling=recipe.loop.dynamic_sampling > 0,
-            samples=recipe.samples,
-            outcomes=recipe.outcomes,
-            trained=_trained_calls(recipe),
-            plugins=plugins,
-            digests=digests,
-            judge=_judge(recipe),
-        )
-        if recipe.samples.aggregation == "constant" and recipe.samples.constant_length is None:
-            raise ConfigError("samples.aggregation 'constant' needs samples.constant_length, the tokens per rollout to divide by")
-        return cls(
-            backends=build_backends(recipe, plugins, models, will_run=will_run),
-            scorer=scorer,
-            models=models,
-            dialects=build_dialects(plugins),
-            tasks=TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder)),
-        )
+        """Raises ConfigError or PluginError for whatever cannot be run: a sentence for each part. With `will_run` False the backend is not
+        asked whether this machine can run it."""
+        try:
+            models = {name: resolve_model(name, policy, recipe.folder) for name, policy in recipe.all_policies.items()}
+            check_lengths(recipe, models)
+            for adapter in recipe.adapters:
+                plugins.find("lightningrl_adapters", adapter)
+            return cls(
+                backends=build_backends(recipe, plugins, models, will_run=will_run),
+                scorer=build_scorer(recipe, plugins),
+                models=models,
+                dialects=build_dialects(plugins),
+                tasks=TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder)),
+            )
+        except (ConfigError, PluginError):
+            gather(*_one_by_one(recipe, plugins, will_run=will_run))  # raises all that is wrong, not the first
+            raise
+
+
+def _one_by_one(recipe: Recipe, plugins: PluginManager, *, will_run: bool) -> Iterator[Callable[[], object]]:
+    """Builds each part by itself, so that what is wrong with one hides no other."""
+    models: dict[str, str] = {}
+
+    def find_model(name: str) -> None:
+        models[name] = resolve_model(name, recipe.all_policies[name], recipe.folder)
+
+    for name in recipe.all_policies:
+        yield partial(find_model, name)
+    for adapter in recipe.adapters:
+        yield partial(plugins.find, "lightningrl_adapters", adapter)
+    for name in recipe.rewards:
+        yield partial(_reward, name, recipe, plugins)
+    for part in recipe.intermediate_rewards.values():
+        yield partial(_part, plugins, "lightningrl_intermediate_rewards", part.use, part.options, recipe.folder)
+    for check in (_credit, _judge, _trained_calls, _check_samples):
+        yield partial(check, recipe, plugins)
+    yield lambda: build_backends(recipe, plugins, dict.fromkeys(recipe.all_policies, ""), will_run=will_run)
+    yield lambda: TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder))
+    yield lambda: check_lengths(recipe, models)
+    yield partial(build_dialects, plugins)
+
+
+def build_scorer(recipe: Recipe, plugins: PluginManager) -> Scorer:
+    """Rewards, judge and credit as the recipe has them. Raises ConfigError or PluginError."""
+    intermediate = {
+        name: _part(plugins, "lightningrl_intermediate_rewards", part.use, part.options, recipe.folder)
+        for name, part in recipe.intermediate_rewards.items()
+    }
+    named = [_reward(name, recipe, plugins) for name in recipe.rewards]
+    digests = {f"rewards.{reward.name}": digest_of(reward.function, recipe.rewards[reward.name].options) for reward in named}
+    for name, part in recipe.intermediate_rewards.items():
+        digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name], part.options)
+    assigner = _credit(recipe, plugins)
+    judge = None if recipe.judge is None else f"{recipe.judge.model} at {recipe.judge.base_url}"
+    digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge})
+    _check_samples(recipe, plugins)
+    return Scorer(
+        rewards=RewardSet(named),
+        intermediate=intermediate,
+        credit=assigner,
+        compare=recipe.credit.compare,
+        whitened=recipe.credit.whiten,
+        dynamic_sampling=recipe.loop.dynamic_sampling > 0,
+        samples=recipe.samples,
+        outcomes=recipe.outcomes,
+        trained=_trained_calls(recipe, plugins),
+        plugins=plugins,
+        digests=digests,
+        judge=_judge(recipe, plugins),
+    )
 
 
 def resolve(reference: Any, folder: Path) -> Callable[..., Any]:
@@ -100,7 +128,7 @@ def resolve(reference: Any, folder: Path) -> Callable[..., Any]:
     return reference  # type: ignore[no-any-return]
 
 
-def _trained_calls(recipe: Recipe) -> dict[str, TrainedCalls]:
+def _trained_calls(recipe: Recipe, _: PluginManager) -> dict[str, TrainedCalls]:
     trained = {
         name: TrainedCalls(agents=None if policy.trained_agents is None else frozenset(policy.trained_agents))
         for name, policy in recipe.all_policies.items()
@@ -109,17 +137,6 @@ def _trained_calls(recipe: Recipe) -> dict[str, TrainedCalls]:
     if not trained:
         raise ConfigError("every policy has trainable = false, so there is nothing to train; set it to true for one of them")
     return trained
-
-
-def check_agent_file(recipe: Recipe) -> None:
-    """Only whether it can be found; workers import it."""
-    if not isinstance(recipe.agent, str):
-        return
-    source, _, name = recipe.agent.rpartition(":")
-    if not source or not name:
-        raise ConfigError(f"agent {recipe.agent!r} names no callable; write 'agent.py:answer' or 'package.module:answer'")
-    if source.endswith(".py") and not (recipe.folder / source).is_file():
-        raise ConfigError(f"agent {recipe.agent!r}: no file {str(recipe.folder / source)!r}; paths are relative to the recipe")
 
 
 def _part(plugins: PluginManager, hook: str, use: Any, options: Mapping[str, Any], folder: Path) -> Any:
@@ -168,19 +185,31 @@ def _check_reward(name: str, use: Any, reward: Any) -> None:
         ) from None
 
 
-def _credit(recipe: Recipe, plugins: PluginManager, rewards: RewardSet) -> CreditAssigner:
+def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
     assigner: CreditAssigner = _part(plugins, "lightningrl_credit_assigners", recipe.credit.use, recipe.credit.options, recipe.folder)
     if not hasattr(assigner, "assign"):
         raise ConfigError(f"credit.use {recipe.credit.use!r} has no `assign(group)`; name a class with `requires` and `assign`")
-    check_comparison(assigner, recipe.credit.compare)
-    if recipe.judge is not None and not isinstance(assigner, Witness):
-        raise ConfigError(f"[judge] is set, and credit.use {recipe.credit.use!r} asks none: it has no `score`; remove the table")
-    by_role = recipe.credit.compare == "role" or bool(rewards.roles)
-    check_needs(recipe, recipe.credit.use, assigner.requires | {"agents"} if by_role else assigner.requires)
+    is_paid_by_role = any(reward.agents is not None and reward.weight != 0.0 for reward in recipe.rewards.values())
+    by_role = recipe.credit.compare == "role" or is_paid_by_role
+    gather(
+        lambda: check_comparison(assigner, recipe.credit.compare),
+        lambda: _check_judge(recipe, assigner),
+        lambda: check_needs(recipe, recipe.credit.use, assigner.requires | {"agents"} if by_role else assigner.requires),
+    )
     return assigner
 
 
-def _judge(recipe: Recipe) -> Judge | None:
+def _check_judge(recipe: Recipe, assigner: CreditAssigner) -> None:
+    if recipe.judge is not None and not isinstance(assigner, Witness):
+        raise ConfigError(f"[judge] is set, and credit.use {recipe.credit.use!r} asks none: it has no `score`; remove the table")
+
+
+def _check_samples(recipe: Recipe, _: PluginManager) -> None:
+    if recipe.samples.aggregation == "constant" and recipe.samples.constant_length is None:
+        raise ConfigError("samples.aggregation 'constant' needs samples.constant_length, the tokens per rollout to divide by")
+
+
+def _judge(recipe: Recipe, _: PluginManager) -> Judge | None:
     config = recipe.judge
     if config is None:
         return None
@@ -227,6 +256,7 @@ def _check_capabilities(backend: str, can: Capabilities, options: Mapping[str, A
         "kl_coef": bool(options.get("kl_coef")) and not can.reference_kl,
         "critic": options.get("critic") is not None and not can.critic,
     }
-    for name, is_refused in refused.items():
-        if is_refused:
-            raise ConfigError(f"learner.{name} is {options[name]!r}, which trainer backend {backend!r} does not have; it has: {can}")
+    if any(refused.values()):
+        asked = {name: options[name] for name in refused if refused[name]}
+        lacking = (f"learner.{name} is {value!r}, which trainer backend {backend!r} does not have" for name, value in asked.items())
+        raise ConfigError(*(f"{sentence}; it has: {can}" for sentence in lacking))

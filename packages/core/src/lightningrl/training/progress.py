@@ -6,8 +6,10 @@ import json
 import time
 from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.jupyter import JupyterMixin
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichBars
@@ -16,7 +18,7 @@ from rich.text import Text
 
 from lightningrl.types import Outcome, Trajectory
 
-__all__ = ["LineProgress", "LiveProgress", "make_progress", "sparkline"]
+__all__ = ["LineProgress", "LiveProgress", "NotebookProgress", "make_progress", "sparkline"]
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 LEARNING = {"loss": "loss", "kl_rollout": "kl"}
@@ -258,7 +260,24 @@ class LiveProgress:
         return Group(self._bars, table)
 
 
+class NotebookProgress(LiveProgress, JupyterMixin):
+    """The same panel below a notebook's cell; the last one stays there."""
+
+    def __enter__(self) -> LiveProgress:
+        from IPython.display import display
+
+        self._cell: Any = display(self, display_id=True)  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._cell.update(self)
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        super().phase(name, done, total)
+        self._cell.update(self)
+
+
 def make_progress(console: Console, minutes: float | None = None, *, is_resumed: bool = False) -> LineProgress | LiveProgress:
-    """The live panel on a terminal, lines elsewhere."""
-    kind = LiveProgress if console.is_terminal else LineProgress
+    """The live panel on a terminal and in a notebook, lines elsewhere."""
+    kind = NotebookProgress if console.is_jupyter else LiveProgress if console.is_terminal else LineProgress
     return kind(console, minutes, is_resumed=is_resumed)

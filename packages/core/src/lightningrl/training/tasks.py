@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightningrl.config import Recipe, check_options
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, gather
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 
 __all__ = ["TaskSets", "plan_group", "plan_validation"]
@@ -28,8 +28,11 @@ class TaskSets:
     @classmethod
     def load(cls, recipe: Recipe, resolve: Callable[[Any], Callable[..., Any]]) -> TaskSets:
         """Call the recipe's sources. Raises ConfigError for an empty source, a repeated id, or a task found in both sets."""
-        train = _read("train", recipe.tasks.train, recipe.tasks.options, resolve)
-        validation = _read("validation", recipe.tasks.validation, recipe.tasks.options, resolve) if recipe.tasks.validation else ()
+        tasks = recipe.tasks
+        train, validation = gather(
+            lambda: _read("train", tasks.train, tasks.options, resolve),
+            lambda: _read("validation", tasks.validation, tasks.options, resolve) if tasks.validation else (),
+        )
         shared = {task.id for task in train} & {task.id for task in validation}
         if shared:
             raise ConfigError(f"task {min(shared)!r} is in the training and the validation set; a held-out task must not be trained on")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lightningrl.config import Recipe
 from lightningrl.dialects import DIALECTS, Dialect
+from lightningrl.runtime.agent_loader import runs_in_process
+from lightningrl.runtime.in_process import ThreadLauncher
 from lightningrl.runtime.launcher import WorkerLauncher
 from lightningrl.runtime.pool import WorkerPool
 
@@ -26,10 +29,12 @@ def start_pool(
     """The recipe's worker pool, not started; None where the recipe has no workers here."""
     if recipe is None or recipe.runtime.workers == 0:
         return None
+    agent: Any = recipe.agent
+    is_here = runs_in_process(recipe)
     return WorkerPool(
         server_url,
         run_key,
-        recipe.agent,
+        getattr(agent, "__qualname__", type(agent).__name__) if is_here else agent,
         workers=recipe.runtime.workers,
         concurrency=recipe.runtime.concurrency,
         adapters=recipe.adapters,
@@ -37,6 +42,6 @@ def start_pool(
         dialects=dialects,
         base_dir=recipe.folder,
         log_folder=logs,
-        launcher=launcher,
+        launcher=ThreadLauncher(agent) if is_here else launcher,
         patience_s=patience_s,
     )

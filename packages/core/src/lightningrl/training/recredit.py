@@ -1,0 +1,73 @@
+"""Recorded rollouts credited anew, by another assigner, judge or rewards; nothing is trained, nothing is written.
+
+each step of the ledger ─► its trajectories ─► Scorer: rewards, evidence, credit, as in the run ─► beside what the store has
+                                                  └─ values of the same digest are taken as they are: nobody is asked twice
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lightningrl.config import Recipe
+from lightningrl.look.reader import open_run
+from lightningrl.plugins import load_plugins
+from lightningrl.training.parts import build_scorer
+from lightningrl.types import Array, Trajectory
+
+__all__ = ["Recredit", "recredit"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Recredit:
+    """What a rollout was credited with, and what it would be."""
+
+    step: int
+    """That trained it."""
+    before: Trajectory
+    """With the rewards that it had."""
+    after: Trajectory
+    """With those that it would have."""
+    advantages_before: tuple[Array | None, ...]
+    """`[call][token]`; None = nobody scored the call."""
+    advantages: tuple[Array | None, ...]
+
+    @property
+    def change(self) -> float:
+        """The largest, of a token's advantage; a call that nobody scored counts as 0."""
+        pairs = zip(self.advantages_before, self.advantages, strict=True)
+        return max((_largest(before, after) for before, after in pairs), default=0.0)
+
+
+async def recredit(folder: Path, recipe: Recipe, steps: Collection[int] | None = None) -> list[Recredit]:
+    """Of the steps that were trained; None = all of them. Raises LightningError."""
+    scorer = build_scorer(recipe, load_plugins())
+    found: list[Recredit] = []
+    async with open_run(folder) as run:
+        for step in await run.steps():
+            if steps is not None and step.step not in steps:
+                continue
+            recorded = {one.rollout_id: one for one in await run.trajectories(step.rollout_ids)}
+            kept = {score.rollout_id: score for score in await run.scores(step.rollout_ids)}
+            scored = scorer.build(scorer.credit(await scorer.evaluate(tuple(recorded.values()))))
+            for group, credit in zip(scored.groups, scored.advantages, strict=True):
+                for after, advantages in zip(group.trajectories, credit, strict=True):
+                    known = kept[after.rollout_id].advantages if after.rollout_id in kept else {}
+                    found.append(
+                        Recredit(
+                            step=step.step,
+                            before=recorded[after.rollout_id],
+                            after=after,
+                            advantages_before=tuple(known.get(call.id) for call in after.transitions),
+                            advantages=advantages,
+                        )
+                    )
+    return found
+
+
+def _largest(before: Array | None, after: Array | None) -> float:
+    difference = (0.0 if after is None else after) - (0.0 if before is None else before)
+    return float(np.abs(difference).max(initial=0.0))
