@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from lightningrl.store import SqlStore
 from lightningrl.store.errors import StoreFull
 from lightningrl.store.protocol import Store
 from lightningrl.store.schema import SCHEMA_VERSION
+from lightningrl.store.transaction import Transaction
 from lightningrl.testing.store_conformance import StoreConformance, leased, make_call, make_spec
 from lightningrl.types import Outcome, RolloutState
 
@@ -64,6 +66,20 @@ async def test_a_store_in_use_by_another_process_is_refused_but_can_be_read(stor
     with pytest.raises(StoreError, match="open for reading only"):
         await reader.cancel(["a"])
     await reader.close()
+
+
+async def test_a_database_that_somebody_locks_is_waited_for_once_for_all_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db", pragmas={"busy_timeout": 50})
+    begun: list[None] = []
+    begin = Transaction.begin
+    monkeypatch.setattr(Transaction, "begin", lambda self: (begun.append(None), begin(self))[1])
+    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        failures = await asyncio.gather(*(store.create_rollouts([make_spec(f"r{n}")]) for n in range(20)), return_exceptions=True)
+    assert all(isinstance(one, StoreError) and "in use by another process" in str(one) for one in failures)
+    assert len(begun) <= 3, "the first, and what came while it waited"
+    assert await store.create_rollouts([make_spec("r0")]) == 1
+    await store.close()
 
 
 async def test_a_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:

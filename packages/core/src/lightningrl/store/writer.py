@@ -114,13 +114,16 @@ class Writer:
         return group, True
 
     def _commit(self, transaction: Transaction, group: list[_Job[Any]]) -> tuple[list[_Done], list[Event]]:
+        has_begun = False
         try:
             with transaction.begin():
+                has_begun = True
                 done = [_Done(job, job.op(transaction)) for job in group]
             return done, transaction.take_events()
         except Exception as error:  # noqa: BLE001  (whatever an operation raises is its caller's, not the thread's)
-            if len(group) == 1:
-                return [_Done(group[0], error=self._explained(error))], []
+            if len(group) == 1 or not has_begun:  # a database in use was waited for already, for all of them
+                explained = self._explained(error)
+                return [_Done(job, error=explained) for job in group], []
         done, events = [], []
         for job in group:
             some_done, some_events = self._commit(transaction, [job])
