@@ -239,7 +239,7 @@ def test_a_store_that_somebody_else_locks_for_long_ends_the_run_and_loses_nothin
     assert run.wait() == 1, run.describe()
     run.wait_for_orphans()
     other.close()
-    assert f"error: the store '{run.folder / 'store.sqlite'}' is in use by another process; stop it first" in run.said()
+    assert f"the store '{run.folder / 'store.sqlite'}' is in use by another process; stop it first" in run.said().partition("error: ")[2]
     run.start("--resume")
     finish(run)
     check_run(run, steps=2)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
 
-from lightningrl.control.api import Result, WorkerBeat, WorkerState
+from lightningrl.control.api import Result
 from lightningrl.control.client import ServerClient
 from lightningrl.errors import ServerError
 from lightningrl.runtime.attempt import Attempt
@@ -136,12 +135,6 @@ class ThreadWorker(Worker):
             return super().run()
         finally:
             self.ended.set()
-
-    def tell_lost(self, sentence: str) -> None:
-        """To whoever waits for the workers."""
-        beat = WorkerBeat(pid=os.getpid(), host=socket.gethostname(), state=WorkerState.LOST, error=sentence)
-        with closing(self._client()) as client:
-            client.beat(self._settings.worker_id.rpartition("-")[0], beat)
 
     def _run_attempt(self, attempt: Attempt, client: Any) -> None:
         limit_s = attempt.lease.timeout_s + self._heart.grace_s

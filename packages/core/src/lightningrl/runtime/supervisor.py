@@ -205,6 +205,8 @@ class Supervisor:
             return
         if record is not None and record.state is WorkerState.FAILED:
             raise ConfigError(record.error)
+        if record is not None and record.state is WorkerState.LOST:
+            raise WorkerPoolError(record.error)
         how = describe_exit(status)
         if not self._has_been_ready and status != KILLED:
             raise ConfigError(f"agent {self._settings.agent!r}: the worker {how} while it imported the agent; see {log}")

@@ -15,15 +15,17 @@ import contextlib
 import contextvars
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lightningrl.attribution.redirect import Redirection
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope, ThreadWatch
-from lightningrl.control.api import Result, WorkerState
+from lightningrl.control.api import Result, WorkerBeat, WorkerState
 from lightningrl.control.blocking import ControlClient
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.runtime.agent_loader import LoadedAgent, load_agent
@@ -91,7 +93,8 @@ class Worker:
         self._settings = settings
         self._pid = os.getpid()
         self._stopping = threading.Event()
-        self._is_lost = False
+        self._lost = ""
+        """Why it can lease no more, from the server's sentence."""
         self._waiting: set[ControlClient] = set()
         self._runner = asyncio.Runner()
         self._shared_loop: asyncio.AbstractEventLoop | None = None
@@ -116,9 +119,20 @@ class Worker:
         else:
             self._runner.run(self._serve_slots())
         self._heart.stop()
+        if self._lost:
+            self.tell_lost(self._lost)
         with contextlib.suppress(RuntimeError):  # the agent may have closed the loop
             self._runner.close()
-        return LOST_STATUS if self._is_lost else 0
+        return LOST_STATUS if self._lost else 0
+
+    def tell_lost(self, sentence: str) -> None:
+        """To whoever waits for the workers: no other would fare better."""
+        beat = WorkerBeat(pid=os.getpid(), host=socket.gethostname(), state=WorkerState.LOST, error=clean_text(sentence))
+        try:
+            with closing(ControlClient(self._settings.server_url, self._settings.worker_key, patience_s=0.0)) as client:
+                client.beat(self._settings.worker_id, beat)
+        except ServerError as error:
+            logger.error("%s; nor can the server be told: %s", sentence, error)
 
     def stop(self) -> None:
         """Finish the attempts that run, take no more. From any thread."""
@@ -162,8 +176,8 @@ class Worker:
                 lease = client.lease(worker_id=worker_id, wait_s=self._settings.lease_wait_s, lease_s=self._settings.lease_s)
             except ServerError as error:
                 if not self._stopping.is_set():
-                    logger.error("worker %s has lost the server: %s", worker_id, error)
-                    self._is_lost = True
+                    self._lost = f"worker {worker_id} has lost the server: {error}"
+                    logger.error("%s", self._lost)
                 return
             finally:
                 self._waiting.discard(client)
