@@ -14,6 +14,7 @@ from sizes import PATIENCE_S
 
 from lightningrl.control import api
 from lightningrl.control.client import ServerClient
+from lightningrl.errors import StoreError
 from lightningrl.keys import worker_key
 from lightningrl.runtime.pool import WorkerPool, WorkerPoolError
 from lightningrl.server.launcher import ServerProcess
@@ -74,6 +75,23 @@ async def test_the_server_knows_who_works_and_on_what(folder: Path) -> None:
         assert said.output == pids[said.worker_id]
         await pool.stop(grace_s=0.0)
         assert (await control.store.rollout("a")).outcome is Outcome.CANCELLED
+
+
+@pytest.mark.slow
+async def test_a_worker_that_the_server_refuses_ends_the_pool_with_the_servers_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise StoreError("the store is in use by another process; stop it first")
+
+    async with live_control(folder) as control:
+        pool = make_pool(control.url, control.run_key, folder, lease_wait_s=0.1)
+        await pool.start()
+        monkeypatch.setattr(control.store, "lease", refuse)
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(WorkerPoolError, match=r"has lost the server: .* with 400: the store is in use by another process"):
+                await pool.wait()
+        await pool.stop(grace_s=0.0)
 
 
 async def test_an_order_to_stop_is_heard_at_once_and_by_those_it_is_for(tmp_path: Path) -> None:
