@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +72,12 @@ async def test_a_database_that_somebody_locks_is_waited_for_once_for_all_that_wa
     store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db", pragmas={"busy_timeout": 50})
     begun: list[None] = []
     begin = Transaction.begin
-    monkeypatch.setattr(Transaction, "begin", lambda self: (begun.append(None), begin(self))[1])
+
+    def counted(self: Transaction) -> AbstractContextManager[None]:
+        begun.append(None)
+        return begin(self)
+
+    monkeypatch.setattr(Transaction, "begin", counted)
     with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         failures = await asyncio.gather(*(store.create_rollouts([make_spec(f"r{n}")]) for n in range(20)), return_exceptions=True)
