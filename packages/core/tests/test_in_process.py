@@ -13,6 +13,7 @@ import pytest
 from sizes import PATIENCE_S
 
 from lightningrl.attribution.redirect import installed_redirection
+from lightningrl.errors import LightningError
 from lightningrl.runtime import in_process
 from lightningrl.runtime.in_process import ThreadLauncher
 from lightningrl.runtime.pool import WorkerPool, WorkerPoolError
@@ -143,3 +144,11 @@ async def test_rollouts_at_once_are_told_apart(server: ScriptedServer) -> None:
     async with pool(server, agent, workers=2, concurrency=2):
         await server.wait_finished()
     assert {call.rollout_id: call.body["messages"][0]["content"] for call in server.calls} == {f"r{n}": f"task {n}" for n in range(8)}
+
+
+async def test_what_cannot_be_opened_leaves_the_process_as_it_was(server: ScriptedServer) -> None:
+    workers = pool(server, lambda task: task, adapters=("nowhere",))
+    with pytest.raises(LightningError, match="nowhere"):
+        await workers.start()
+    assert installed_redirection() is None
+    await workers.stop()

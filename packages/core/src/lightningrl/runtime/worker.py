@@ -54,6 +54,7 @@ class Workplace:
 
     agent: LoadedAgent
     redirection: Redirection
+    patches: contextlib.ExitStack
     telemetry: Any
     """`runtime.telemetry.Telemetry`; None where the recipe names no adapter."""
 
@@ -66,22 +67,24 @@ class Workplace:
         redirection = Redirection(
             server_url=settings.server_url, scope=scope, base_urls=settings.base_urls, dialects=settings.dialects, is_guest=is_guest
         )
-        redirection.install()
-        if not settings.adapters:
-            return cls(agent=load_agent(agent or settings.agent, settings.base_dir), redirection=redirection, telemetry=None)
-        from lightningrl.runtime.telemetry import Telemetry, load_adapter
+        with contextlib.ExitStack() as patches:
+            redirection.install()
+            patches.callback(redirection.uninstall)
+            telemetry = None
+            if settings.adapters:
+                from lightningrl.runtime.telemetry import Telemetry, load_adapter
 
-        telemetry = Telemetry(scope, [load_adapter(name) for name in settings.adapters])
-        redirection.resolvers.extend(telemetry.resolvers)
-        loaded = load_agent(agent or settings.agent, settings.base_dir)
-        telemetry.watch_agent()
-        return cls(agent=loaded, redirection=redirection, telemetry=telemetry)
+                telemetry = Telemetry(scope, [load_adapter(name) for name in settings.adapters])
+                patches.callback(telemetry.close)
+                redirection.resolvers.extend(telemetry.resolvers)
+            loaded = load_agent(agent or settings.agent, settings.base_dir)
+            if telemetry is not None:
+                telemetry.watch_agent()
+            return cls(agent=loaded, redirection=redirection, patches=patches.pop_all(), telemetry=telemetry)
 
     def close(self) -> None:
         """Take the patches back."""
-        self.redirection.uninstall()
-        if self.telemetry is not None:
-            self.telemetry.close()
+        self.patches.close()
 
 
 class Worker:
