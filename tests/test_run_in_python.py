@@ -154,9 +154,13 @@ def test_an_interrupt_in_a_notebook_cancels_the_training() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        _run_beside(training())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            _run_beside(training())
+    finally:
+        signal.signal(signal.SIGINT, before)
     thread.join()
     assert ended == ["in order"]
 

@@ -175,9 +175,8 @@ def _run_beside(work: Coroutine[Any, Any, T]) -> T:
         return await work
 
     with ThreadPoolExecutor(1) as thread:
-        done = thread.submit(copy_context().run, asyncio.run, main())
         try:
-            return done.result()
+            return thread.submit(copy_context().run, asyncio.run, main()).result()
         except KeyboardInterrupt:
             for task in running:
                 task.get_loop().call_soon_threadsafe(task.cancel)
