@@ -9,8 +9,6 @@ the same in both.
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import statistics
 import subprocess
 import sys
@@ -20,24 +18,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from run_all import BENCHMARKS, Benchmark
+from run_all import BENCHMARKS, measure
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def measure(tree: Path, benchmark: Benchmark) -> float:
-    ran = subprocess.run(
-        [str(tree / ".venv" / "bin" / "python"), str(tree / "benchmarks" / benchmark.script)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tree,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    found = re.findall(r"^RESULT ([-+.\deE]+)", ran.stdout, re.MULTILINE)
-    if ran.returncode or not found:
-        sys.exit(f"{benchmark.script} of {tree} failed:\n{ran.stdout}{ran.stderr}")
-    return float(found[-1])
 
 
 def main() -> None:
@@ -58,8 +41,11 @@ def main() -> None:
             figures: dict[str, list[tuple[float, float]]] = {one.script: [] for one in wanted}
             for number, one in track(rounds, "measuring", console=console):
                 trees = (before, ROOT) if number % 2 else (ROOT, before)
-                found = {tree: measure(tree, one) for tree in trees}
-                figures[one.script].append((found[before], found[ROOT]))
+                found = {tree: measure(tree, one, str(tree / ".venv" / "bin" / "python")) for tree in trees}
+                then, now = found[before], found[ROOT]
+                if isinstance(then, str) or isinstance(now, str):
+                    sys.exit(f"{one.script} failed:\n{then if isinstance(then, str) else now}")
+                figures[one.script].append((then, now))
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(before)], cwd=ROOT, check=True, capture_output=True)
     title = f"{options.commit} and now, medians of {options.rounds} interleaved rounds on this machine"

@@ -103,7 +103,8 @@ def test_asynchronous_steps_lose_nothing_and_train_nothing_twice_and_nothing_tha
     """At full size 20 moments."""
     chance = random.Random(SEED)
     loop = ["--set", "loop.asynchronous=true", "--set", "loop.max_staleness=2"]
-    victims: list[str] = ["server", "worker"] * sized(0, 4) + ["trainer"] * sized(1, 7) + ["all"] * sized(1, 5)
+    victims: list[Literal["trainer", "all"] | Role] = ["server", "worker"] * sized(0, 4)
+    victims += ["trainer"] * sized(1, 7) + ["all"] * sized(1, 5)
     chance.shuffle(victims)
     begin(run, tiny_policy, *loop, steps=100_000)
     for victim in victims:
@@ -114,7 +115,7 @@ def test_asynchronous_steps_lose_nothing_and_train_nothing_twice_and_nothing_tha
         elif victim == "all":
             kill_all_and_resume(run, chance)
         else:
-            kill_one(run, victim, chance)  # type: ignore[arg-type]
+            kill_one(run, victim, chance)
     wait_for_answers(run, 12)
     steps = last_step(run) + 4
     kill_trainer_and_resume(run, "--steps", str(steps))

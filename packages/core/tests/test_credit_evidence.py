@@ -40,6 +40,21 @@ def answer(number):
 def right(task, output, trajectory):
     return output
 
+class Odd:
+    requires = frozenset()
+
+    def __init__(self, share):
+        self.share = share
+
+    def assign(self, group):
+        raise NotImplementedError
+
+    def state(self):
+        return {1, 2}
+
+    def load(self, state):
+        raise NotImplementedError
+
 class Grades:
     """A = R - mean + share · the judge's grade of the call."""
 
@@ -309,3 +324,9 @@ class TestGrades(CreditConformance):
 
     def expected(self, rewards: Sequence[float]) -> list[float]:
         return [reward - float(np.mean(rewards)) for reward in rewards]
+
+
+def test_a_memory_that_no_checkpoint_can_hold_is_refused_in_a_sentence(folder: Path) -> None:
+    with pytest.raises(PluginError, match=r"state\(\) of credit assigner 'Odd' gave no JSON .*; return numbers, texts, lists, dicts"):
+        make_scorer(folder, None, use="Odd").state()
+    assert make_scorer(folder, None, use="grpo").state() is None

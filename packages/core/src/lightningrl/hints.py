@@ -12,6 +12,7 @@ __all__ = ["key_hint", "missing_hint"]
 ELSEWHERE: Final[Mapping[str, str]] = {
     "adam_beta1": "learner.betas",
     "adam_beta2": "learner.betas",
+    "ahead": "loop.max_staleness",
     "base_model": "policy.model",
     "batch_size": "loop.tasks_per_step",
     "beta": "learner.kl_coef",

@@ -7,6 +7,7 @@ trajectories ─► terminal rewards + AIR ─► evidence ─► groups ─► 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -196,8 +197,14 @@ class Scorer:
         )
 
     def state(self) -> Any:
-        """What credit remembers, for a checkpoint; None where it remembers nothing."""
-        return self._credit.state() if isinstance(self._credit, CreditMemory) else None
+        """What credit remembers, for a checkpoint; None where it remembers nothing. Raises PluginError for what is no JSON."""
+        state = self._credit.state() if isinstance(self._credit, CreditMemory) else None
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError) as error:
+            name = type(self._credit).__name__
+            raise PluginError(f"state() of credit assigner {name!r} gave no JSON ({error}); return numbers, texts, lists, dicts") from None
+        return state
 
     def load(self, state: Any) -> None:
         if state is not None and isinstance(self._credit, CreditMemory):

@@ -43,7 +43,7 @@ class Recredit:
 
 
 async def recredit(folder: Path, recipe: Recipe, steps: Collection[int] | None = None) -> list[Recredit]:
-    """Of the steps that were trained; None = all of them. Raises LightningError."""
+    """Of the steps that were trained; None = all of them. An assigner that remembers begins anew with the first. Raises LightningError."""
     scorer = build_scorer(recipe, load_plugins())
     found: list[Recredit] = []
     async with open_run(folder) as run:
