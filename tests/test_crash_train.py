@@ -103,8 +103,13 @@ def test_asynchronous_steps_lose_nothing_and_train_nothing_twice_and_nothing_tha
     """At full size 20 moments."""
     chance = random.Random(SEED)
     loop = ["--set", "loop.asynchronous=true", "--set", "loop.max_staleness=2"]
-    victims: list[Literal["trainer", "all"] | Role] = ["server", "worker"] * sized(0, 4)
-    victims += ["trainer"] * sized(1, 7) + ["all"] * sized(1, 5)
+    counts: dict[Literal["trainer", "all"] | Role, int] = {
+        "server": sized(0, 4),
+        "worker": sized(0, 4),
+        "trainer": sized(1, 7),
+        "all": sized(1, 5),
+    }
+    victims = [victim for victim, count in counts.items() for _ in range(count)]
     chance.shuffle(victims)
     begin(run, tiny_policy, *loop, steps=100_000)
     for victim in victims:
