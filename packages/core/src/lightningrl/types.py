@@ -362,10 +362,18 @@ class TrajectoryGroup:
 
     id: str
     trajectories: tuple[Trajectory, ...]
+    branches: tuple[Trajectory, ...] = ()
+    """Rollouts that left one of them at its `branch`, for an assigner that asked for them."""
+
+    @property
+    def members(self) -> tuple[Trajectory, ...]:
+        """All of them, branches last: those that advantages are of."""
+        return (*self.trajectories, *self.branches)
 
 
 Advantages = tuple[tuple["Array | None", ...], ...]
-"""`advantages[trajectory][transition][token]`; None = nobody scored the transition, 0.0 = scored, no gradient."""
+"""`advantages[trajectory][transition][token]`; None = nobody scored the transition, 0.0 = scored, no gradient. Of a group with branches
+those of the branches may follow, where they are trained as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
