@@ -23,7 +23,7 @@ from lightningrl.credit.baselines import mean
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, Array, BranchPoint, Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["Branches"]
+__all__ = ["Branches", "states"]
 
 
 class Branches:
@@ -57,7 +57,7 @@ class Branches:
         return {
             BranchPoint(rollout_id=one.rollout_id, attempt=one.attempt, calls=calls): self.samples
             for one in chosen
-            for calls in self._states(one.transitions)
+            for calls in self._chosen(one.transitions)
         }
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
@@ -68,16 +68,19 @@ class Branches:
             credit += [_of_branch(one, found, first) for one in group.branches]
         return tuple(credit)
 
-    def _states(self, calls: Sequence[Transition]) -> list[int]:
-        """After how many calls: not in the middle of the choices of one call, and only beside calls that are trained."""
-        states = [
-            t
-            for t in range(1, len(calls))
-            if not _is_same_request(calls[t - 1], calls[t]) and (calls[t - 1].trainable or calls[t].trainable)
-        ]
-        if not self.points or len(states) <= self.points:
-            return states
-        return sorted(sorted(states, key=lambda t: float(calls[t - 1].logprobs.mean()))[: self.points])
+    def _chosen(self, calls: Sequence[Transition]) -> list[int]:
+        found = states(calls)
+        if not self.points or len(found) <= self.points:
+            return found
+        return sorted(sorted(found, key=lambda t: float(calls[t - 1].logprobs.mean()))[: self.points])
+
+
+def states(calls: Sequence[Transition]) -> list[int]:
+    """Where a rollout can branch, between its calls: after how many. Not between the choices of one call, and only beside calls that are
+    trained."""
+    return [
+        t for t in range(1, len(calls)) if not _is_same_request(calls[t - 1], calls[t]) and (calls[t - 1].trainable or calls[t].trainable)
+    ]
 
 
 _Returns = Mapping[tuple[str, int], Sequence[tuple[str, float]]]
