@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -29,6 +30,7 @@ from crashes import (
     kill_trainer_and_resume,
     last_step,
     newest_checkpoint,
+    read_completions,
     read_metrics,
     read_rollouts,
     resume,
@@ -39,7 +41,7 @@ from sizes import PATIENCE_S, sized
 from warm import WarmCommand
 
 from lightningrl.training.run_folder import RunFolder
-from lightningrl.types import RolloutState
+from lightningrl.types import RolloutMode, RolloutState
 
 SEED = 12
 BEYOND_LEASE_S = 40.0
@@ -357,3 +359,41 @@ def test_a_full_disk_ends_the_run_in_a_sentence_and_loses_nothing(
         check_run(run, steps=8)
     finally:
         run.close()
+
+
+@pytest.mark.timeout(3600)
+def test_kills_in_mid_branch_lose_nothing(run: TrainRun, tiny_policy: Path) -> None:
+    """Each while a branch runs; a branch that was interrupted repeats its calls again, and is made once."""
+    chance = random.Random(SEED)
+    branches = ("--set", "credit.use=branches", "--set", "credit.options.samples=2", "--set", "credit.options.equal=true")
+    begin(run, tiny_policy, *branches, steps=100_000)
+    victims: list[Literal["trainer", "all"] | Role] = ["server", "worker", "trainer", "all"]
+    for victim in victims * sized(1, 10):
+        wait_for_answers(run, 1)
+        run.wait_for(lambda: any(one.spec.branch is not None and one.state is RolloutState.RUNNING for one in read_rollouts(run.folder)))
+        if victim == "trainer":
+            kill_trainer_and_resume(run)
+        elif victim == "all":
+            kill_all_and_resume(run, chance)
+        else:
+            kill_one(run, victim, chance)
+    steps = last_step(run) + 2
+    kill_trainer_and_resume(run, "--steps", str(steps))
+    finish(run)
+    check_run(run, steps=steps)
+    check_branches(run)
+
+
+def check_branches(run: TrainRun) -> None:
+    """Two at each state between two calls of every rollout, none diverged, and what they repeat is what was recorded."""
+    records = read_rollouts(run.folder)
+    branches = [record.spec for record in records if record.spec.branch is not None]
+    trained = [record.spec.id for record in records if record.spec.mode is RolloutMode.TRAIN]
+    assert sorted(spec.id for spec in branches) == sorted(
+        f"{name}.after-{calls}-{number:02d}" for name in trained for calls in (1, 2) for number in (0, 1)
+    )
+    completions = asyncio.run(read_completions(run.folder))
+    for spec in branches:
+        assert spec.branch is not None
+        kept = spec.branch.calls
+        assert completions[spec.id][:kept] == completions[spec.branch.rollout_id][:kept]

@@ -32,7 +32,7 @@ from lightningrl.training.parts import Parts
 from lightningrl.training.policies import load_backend
 from lightningrl.training.run_folder import RunFolder
 from lightningrl.training.tasks import plan_group
-from lightningrl.types import Outcome, RolloutState
+from lightningrl.types import Outcome, RolloutMode, RolloutState
 
 RECIPE = Path(__file__).parent / "crash" / "recipe.toml"
 
@@ -240,9 +240,14 @@ async def check_weights(folder: RunFolder, recipe: Recipe, parts: Parts, store: 
     expected, disturbed = build(), build()
     try:
         load_backend(disturbed, found, recipe.policy.name)
+        of_source: defaultdict[str, list[str]] = defaultdict(list)
+        for record in await store.list_rollouts(RolloutFilter(mode=RolloutMode.BRANCH, limit=100_000)):
+            assert record.spec.branch is not None
+            of_source[record.spec.branch.rollout_id].append(record.spec.id)
         for names in planned:
             trajectories = await parts.scorer.reward(await store.trajectories(names))
-            scored = parts.scorer.build(parts.scorer.credit(trajectories))
+            branches = await parts.scorer.reward(await store.trajectories(sorted(one for name in names for one in of_source[name])))
+            scored = parts.scorer.build(parts.scorer.credit(trajectories, branches))
             if scored.samples:
                 await asyncio.to_thread(expected.learn, scored.samples)
         ours, theirs = (backend.learner.parameters for backend in (expected, disturbed))  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.testing.whole_path import WholePath, running_services
+from lightningrl.testing.whole_path import WholePath, repeated_calls, running_services
 from lightningrl.types import Outcome, ToolStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -42,6 +42,9 @@ async def test_roles_and_spans_reach_the_recorded_transitions_and_long_prompts_o
             assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
             assert [transition.agent for transition in trajectory.transitions] == expected
             assert len({transition.span_id for transition in trajectory.transitions} - {None}) == len(expected)
+            for calls in range(len(trajectory.transitions) + 1):
+                branch = await path.branch(trajectory, calls)
+                assert (branch.outcome, repeated_calls(branch, trajectory.transitions)) == (Outcome.SUCCEEDED, calls), branch.error
         for kind in ("async", "round_robin"):
             trajectory = await path.run_one(f"long-{kind}", {"kind": kind, "text": "a long story " * 3000})
             assert (trajectory.outcome, trajectory.transitions) == (Outcome.CONTEXT_OVERFLOW, ()), kind
@@ -56,11 +59,14 @@ async def test_a_tool_call_is_joined_to_the_transition_that_asked_and_each_way_o
     async with path.workers("autogen_agents.py:add_with_tools", adapters=["autogen"], base_dir=HERE):
         path.engine.enqueue(tool_call("add", '{"a": 20, "b": 22}'), "the sum is 42")
         good = await path.run_one("tool", "what is 20 + 22?")
+        branches = [await path.branch(good, calls) for calls in range(3)]
         for asked, status in ways.items():
             path.engine.enqueue(asked, "done")
             trajectory = await path.run_one(status.value, "please")
             assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
             assert [(tool.status, tool.transition_id) for tool in trajectory.tool_calls] == [(status, trajectory.transitions[0].id)]
+    assert [branch.output for branch in branches] == ["writer", "writer", "the sum is 42"]
+    assert [repeated_calls(branch, good.transitions) for branch in branches] == [0, 1, 2]
     assert (good.outcome, good.output) == (Outcome.SUCCEEDED, "the sum is 42"), good.error
     (tool,) = good.tool_calls
     assert (tool.name, tool.result, tool.status, tool.agent) == ("add", "42", ToolStatus.OK, "calculator")

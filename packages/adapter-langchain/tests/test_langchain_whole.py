@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.testing.whole_path import WholePath, running_services
+from lightningrl.testing.whole_path import WholePath, repeated_calls, running_services
 from lightningrl.types import Outcome, ToolStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -26,7 +26,9 @@ async def path(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WholeP
         yield path
 
 
-async def test_roles_and_spans_reach_the_recorded_transitions_and_a_long_prompt_overflows(path: WholePath) -> None:
+async def test_roles_and_spans_reach_the_calls_each_can_be_branched_at_and_a_long_prompt_overflows(
+    path: WholePath,
+) -> None:
     async with path.workers("graph_agents.py:answer", adapters=["langchain"], base_dir=HERE):
         for kind in ("sync", "async", "stream", "async_stream", "threads"):
             trajectory = await path.run_one(kind, {"kind": kind, "text": "hello"})
@@ -34,6 +36,9 @@ async def test_roles_and_spans_reach_the_recorded_transitions_and_a_long_prompt_
             each = 3 if kind == "threads" else 1
             assert [transition.agent for transition in trajectory.transitions] == ["draft"] * each + ["review"] * each
             assert len({transition.span_id for transition in trajectory.transitions} - {None}) == 2 * each
+            for calls in range(len(trajectory.transitions) + 1):
+                branch = await path.branch(trajectory, calls)
+                assert (branch.outcome, repeated_calls(branch, trajectory.transitions)) == (Outcome.SUCCEEDED, calls), branch.error
         trajectory = await path.run_one("long", {"kind": "sync", "text": "a long story " * 3000})
     assert (trajectory.outcome, trajectory.transitions) == (Outcome.CONTEXT_OVERFLOW, ())
 
@@ -42,8 +47,12 @@ async def test_a_tool_call_is_joined_to_the_transition_that_asked(path: WholePat
     path.engine.enqueue(TOOL_CALL, "the sum is 42")
     async with path.workers("graph_agents.py:add_with_tools", adapters=["langchain"], base_dir=HERE):
         trajectory = await path.run_one("tool", "what is 20 + 22?")
+        branches = [await path.branch(trajectory, calls) for calls in range(3)]
     assert (trajectory.outcome, trajectory.output) == (Outcome.SUCCEEDED, "the sum is 42"), trajectory.error
     (tool,) = trajectory.tool_calls
     assert (tool.name, tool.result, tool.status, tool.agent) == ("add", "42", ToolStatus.OK, "model")
     assert tool.transition_id == trajectory.transitions[0].id
     assert tool.id in trajectory.transitions[0].tool_call_ids
+    assert [repeated_calls(branch, trajectory.transitions) for branch in branches] == [0, 1, 2]
+    assert [branch.output for branch in branches] == ["ok", "ok", "the sum is 42"], "the tool ran again"
+    assert [len(branch.tool_calls) for branch in branches] == [0, 1, 1]

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.testing.whole_path import WholePath, running_services
+from lightningrl.testing.whole_path import WholePath, repeated_calls, running_services
 from lightningrl.types import Outcome, ToolStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -38,8 +38,12 @@ async def test_agents_spans_and_tools_reach_the_recorded_transitions(path: Whole
             assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
             assert [transition.agent for transition in trajectory.transitions] == ["draft", "review"]
             assert len({transition.span_id for transition in trajectory.transitions} - {None}) == 2
+            for calls in range(len(trajectory.transitions) + 1):
+                branch = await path.branch(trajectory, calls)
+                assert (branch.outcome, repeated_calls(branch, trajectory.transitions)) == (Outcome.SUCCEEDED, calls), branch.error
         path.engine.enqueue(asking("add", '{"a": 20, "b": 22}'), "the sum is 42")
         with_tool = await path.run_one(f"{api}-tool", {"kind": "tools", "text": "what is 20 + 22?"})
+        branches = [await path.branch(with_tool, calls) for calls in range(3)]
         path.engine.enqueue(asking("transfer_to_writer", "{}"), "a poem")
         handed_over = await path.run_one(f"{api}-handoff", {"kind": "handoff", "text": "write"})
         path.engine.enqueue(asking("nonsense", "{}"))
@@ -49,6 +53,8 @@ async def test_agents_spans_and_tools_reach_the_recorded_transitions(path: Whole
     assert (tool.name, tool.result, tool.status, tool.agent) == ("add", "42", ToolStatus.OK, "worker")
     assert tool.transition_id == with_tool.transitions[0].id
     assert tool.id in with_tool.transitions[0].tool_call_ids
+    assert [branch.output for branch in branches] == ["ok", "ok", "the sum is 42"]
+    assert [repeated_calls(branch, with_tool.transitions) for branch in branches] == [0, 1, 2]
     assert handed_over.outcome is Outcome.SUCCEEDED, handed_over.error
     assert [transition.agent for transition in handed_over.transitions] == ["triage", "writer"]
     (tool,) = handed_over.tool_calls

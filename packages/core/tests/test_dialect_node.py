@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from sizes import PATIENCE_S
 
-from lightningrl.testing.live_gateway import live_gateway
-from lightningrl.types import Transition
+from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
+from lightningrl.testing.whole_path import repeated_calls
+from lightningrl.types import BranchPoint, Outcome, Trajectory, Transition
 
 AGENT = """
 import OpenAI from "openai";
@@ -126,6 +127,18 @@ async def run_node(folder: Path, environment: dict[str, str]) -> dict[str, Any]:
     return said
 
 
+ANSWERS = ("chat", "chatStream", "runTools", "responses", "responsesStream")
+
+
+async def branch_node(gateway: LiveGateway, folder: Path, recorded: LiveAttempt, calls: int) -> tuple[Trajectory, dict[str, Any]]:
+    """The agent again, its first so many calls answered as they were."""
+    attempt = await gateway.attempt(branch=BranchPoint(rollout_id=recorded.rollout_id, attempt=recorded.attempt, calls=calls))
+    said = await run_node(folder, {"OPENAI_BASE_URL": attempt.base_url, "OPENAI_API_KEY": attempt.key})
+    await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED)
+    (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
+    return trajectory, said
+
+
 @pytest.mark.slow
 async def test_an_agent_in_javascript_is_recorded_like_any_other(tmp_path: Path, node_folder: Path) -> None:
     (node_folder / "agent.mjs").write_text(AGENT, encoding="utf-8")
@@ -136,9 +149,14 @@ async def test_an_agent_in_javascript_is_recorded_like_any_other(tmp_path: Path,
         said = await run_node(node_folder, {"OPENAI_BASE_URL": attempt.base_url, "OPENAI_API_KEY": attempt.key})
         transitions = await attempt.transitions()
         prompt = gateway.engine.tokenizer.decode(transitions[3].prompt_ids.tolist())
+        await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED)
+        branches = [await branch_node(gateway, node_folder, attempt, calls) for calls in range(7)]
+    for calls, (branch, again) in enumerate(branches):
+        assert (branch.outcome, repeated_calls(branch, transitions)) == (Outcome.SUCCEEDED, calls), branch.error
+        assert [again[key] == said[key] for key in ANSWERS] == [calls > last for last in (0, 1, 3, 4, 5)]
     assert said["deltas"] > 5
     assert said["error"] == ["BadRequestError", 400, "previous_response_not_found"]
-    assert {key: said[key] for key in ("chat", "chatStream", "runTools", "responses", "responsesStream")} == {
+    assert {key: said[key] for key in ANSWERS} == {
         "chat": "zweiundvierzig 🙂",
         "chatStream": "Grüße aus der Stadt",
         "runTools": "found it",

@@ -13,7 +13,7 @@ from attribution import Crowd
 
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.testing.whole_path import WholePath, running_services
+from lightningrl.testing.whole_path import WholePath, repeated_calls, running_services
 from lightningrl.types import Outcome, RolloutState, Trajectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -53,6 +53,9 @@ async def path(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WholeP
 async def test_every_plain_client_is_recorded_with_no_code_changes(path: WholePath, agent: str, kinds: tuple[str, ...]) -> None:
     async with path.workers(f"hand_agents.py:{agent}", base_dir=HERE):
         trajectories = await path.run({f"{agent}-{kind}": {"client": kind, "rid": f"{agent}-{kind}"} for kind in kinds})
+        branches = [await path.branch(trajectory, 2) for trajectory in trajectories]
+    for branch, trajectory in zip(branches, trajectories, strict=True):
+        assert (branch.outcome, repeated_calls(branch, trajectory.transitions)) == (Outcome.SUCCEEDED, 2), branch.error
     for trajectory in trajectories:
         check(trajectory)
         assert trajectory.output == ["fine, thanks"] * 4

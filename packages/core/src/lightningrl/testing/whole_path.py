@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.link import EngineLink
 from lightningrl.runtime.pool import WorkerPool
@@ -24,9 +26,9 @@ from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.types import RolloutSpec, Task, Trajectory
+from lightningrl.types import BranchPoint, RolloutMode, RolloutSpec, Task, Trajectory, Transition
 
-__all__ = ["WholePath", "running_services", "whole_path"]
+__all__ = ["WholePath", "repeated_calls", "running_services", "whole_path"]
 
 RUN_KEY: Final = "the-run-key"
 
@@ -43,11 +45,22 @@ class WholePath:
     async def run(self, inputs: Mapping[str, Any], *, wait_s: float = 900.0, timeout_s: float = 900.0) -> list[Trajectory]:
         """One rollout per task input, by id, all at once; their trajectories in that order. `timeout_s` is each rollout's."""
         specs = [RolloutSpec(id=rid, task=Task(id=rid, input=task), group_id="g", timeout_s=timeout_s) for rid, task in inputs.items()]
+        return await self._run(specs, wait_s)
+
+    async def branch(self, recorded: Trajectory, calls: int, *, wait_s: float = 900.0) -> Trajectory:
+        """The agent again, its first so many calls answered as they were."""
+        point = BranchPoint(rollout_id=recorded.rollout_id, attempt=recorded.attempt, calls=calls)
+        name = f"{recorded.rollout_id}.after-{calls}"
+        spec = RolloutSpec(id=name, task=recorded.task, group_id=name, mode=RolloutMode.BRANCH, timeout_s=wait_s, branch=point)
+        return (await self._run([spec], wait_s))[0]
+
+    async def _run(self, specs: Sequence[RolloutSpec], wait_s: float) -> list[Trajectory]:
         await self.client.create_rollouts(specs)
+        ids = [spec.id for spec in specs]
         ends = time.monotonic() + wait_s
-        while len(await self.client.wait(list(inputs), wait_s)) < len(inputs) and time.monotonic() < ends:
+        while len(await self.client.wait(ids, wait_s)) < len(ids) and time.monotonic() < ends:
             pass  # the server answers a wait after a minute at the latest
-        return list(await self.client.trajectories(list(inputs)))
+        return list(await self.client.trajectories(ids))
 
     async def run_one(self, rollout_id: str, task_input: Any) -> Trajectory:
         """A single rollout's trajectory."""
@@ -58,6 +71,19 @@ class WholePath:
         """Workers for an agent, as a context manager. `base_dir` has the agent's file."""
         settings: dict[str, Any] = {"workers": workers, "concurrency": concurrency, "adapters": adapters, "base_dir": base_dir}
         return WorkerPool(self.url, RUN_KEY, agent, log_folder=self.folder, **settings)
+
+
+def repeated_calls(branch: Trajectory, recorded: Sequence[Transition]) -> int:
+    """How many calls of a branch repeat recorded ones, token for token."""
+    known = {call.id: call for call in recorded}
+    repeated = [(call, known[call.replayed_from]) for call in branch.transitions if call.replayed_from is not None]
+    return sum(
+        np.array_equal(call.prompt_ids, was.prompt_ids)
+        and np.array_equal(call.completion_ids, was.completion_ids)
+        and np.array_equal(call.logprobs, was.logprobs)
+        and not call.trainable
+        for call, was in repeated
+    )
 
 
 @asynccontextmanager
