@@ -76,6 +76,7 @@ def _title(call: CallTrace, names: dict[str, int], *, shows_policy: bool) -> Tex
     words = [f"call {made.index}", made.agent or "no role"]
     words += [made.policy] if shows_policy else []
     words += [f"version {made.policy_version}", f"{call.prompt_tokens} → {len(made.completion_ids)} tokens"]
+    words += [f"as recorded in {made.replayed_from}"] if made.replayed_from is not None else []
     if made.is_break:
         words.append("BREAK: history rendered anew")
     elif made.parent_id is not None:
@@ -113,7 +114,7 @@ def _sampled(segment: Segment, call: CallTrace) -> Text:
 def _credit(call: CallTrace) -> Text:
     made, advantages = call.call, call.advantages
     if not made.trainable:
-        credit = Text("policy not trained")
+        credit = Text("policy not trained" if made.replayed_from is None else "not sampled here, so not trained")
     elif advantages is None:
         credit = Text("not scored")
     else:

@@ -19,6 +19,7 @@ from lightningrl.store.errors import AttemptOver, Conflict, UnknownRecord
 from lightningrl.store.protocol import CallRecord, Lease, RolloutFilter, RunningAttempt, Score, SpanRecord, Store, ToolCallRecord
 from lightningrl.testing._pytest import pytest
 from lightningrl.types import (
+    BranchPoint,
     Evidence,
     FinishReason,
     OtherCall,
@@ -208,6 +209,41 @@ class StoreConformance:
         trajectory = (await store.trajectories(["a"]))[0]
         assert (trajectory.output, trajectory.duration_s, trajectory.task.answer) == ({"sql": "x"}, 1.5, 42)
         assert (await store.counts()).late == 1
+
+    @pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.AGENT_ERROR])
+    async def test_a_branch_that_ends_before_it_has_repeated_its_calls_has_diverged(self, store: Store, outcome: Outcome) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        await store.append_calls([make_call(lease, f"c{number}", [1, number], [2]) for number in range(2)])
+        point = BranchPoint(rollout_id="a", attempt=1, calls=2)
+        with pytest.raises(Conflict, match="still runs"):
+            await store.create_rollouts([make_spec("early", branch=point)])
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        for name, repeated in (("short", 1), ("whole", 2)):
+            await store.create_rollouts([make_spec(name, mode=RolloutMode.BRANCH, branch=point)])
+            again = await leased(store)
+            for number in range(repeated):
+                await store.append_call(make_call(again, f"{name}{number}", [1, number], [2], replayed_from=f"c{number}", trainable=False))
+            await store.finish_attempt(name, 1, outcome)
+        short, whole = await store.trajectories(["short", "whole"])
+        assert (short.outcome, whole.outcome) == (Outcome.DIVERGED, outcome)
+        assert "ended 1 calls before the branch point" in str(short.error)
+        assert (whole.branch, [call.replayed_from for call in whole.transitions]) == (point, ["c0", "c1"])
+        assert await store.finish_attempt("short", 1, outcome) is RolloutState.FAILED, "the worker says it again"
+
+    async def test_a_branch_point_that_is_none_is_refused(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        await store.append_call(make_call(lease, "c0", [1], [2]))
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        for point, error in (
+            (BranchPoint(rollout_id="a", attempt=1, calls=2), Conflict),
+            (BranchPoint(rollout_id="a", attempt=2, calls=0), UnknownRecord),
+            (BranchPoint(rollout_id="b", attempt=1, calls=0), UnknownRecord),
+        ):
+            with pytest.raises(error):
+                await store.create_rollouts([make_spec("new", branch=point)])
+        assert [record.spec.id for record in await store.list_rollouts()] == ["a"]
 
     @pytest.mark.parametrize("outcome", [Outcome.AGENT_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW, Outcome.CANCELLED])
     async def test_what_the_policy_did_is_not_retried(self, store: Store, outcome: Outcome) -> None:
