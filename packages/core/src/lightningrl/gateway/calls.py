@@ -206,7 +206,7 @@ class Caller:
                 yield choice.last_delta
         yield answer
 
-    async def _repeat(self, call: _Call, prompt: Prompt, recorded: Sequence[CallRecord]) -> Answer:
+    async def _repeat(self, call: _Call, prompt: Prompt, recorded: tuple[CallRecord, ...]) -> Answer:
         """Answer a call of a branch as it was answered in the recorded rollout."""
         transition_id = self._next_id(call.info)
         choices = [
