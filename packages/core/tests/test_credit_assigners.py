@@ -101,7 +101,7 @@ def test_comparing_by_role_without_returns_says_what_to_add() -> None:
 
 
 def test_unknown_baseline_and_bad_gamma_are_named() -> None:
-    with pytest.raises(ConfigError, match="no baseline named 'gae'; there are: grpo, dr_grpo, rloo, none"):
+    with pytest.raises(ConfigError, match="no baseline named 'gae'; there are: grpo, dr_grpo, rloo, maxrl, opo, none"):
         IdenticalAssignment(baseline="gae")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"gamma 1\.5"):
         DiscountedReturns(gamma=1.5)

@@ -32,6 +32,7 @@ NEEDS: Mapping[str, Need] = {
         lambda recipe: bool(recipe.adapters or recipe.roles),
         "name an adapter in `adapters`, or the agent's roles in [roles.NAME] tables",
     ),
+    "state_key": Need(lambda recipe: True, "every run has it: see lightningrl.credit.state_keys"),
     "judge": Need(lambda recipe: recipe.judge is not None, "add a [judge] table with base_url and model"),
 }
 """By the name that stands in an assigner's `requires`."""

@@ -1,0 +1,115 @@
+"""State keys: which calls of a task's rollouts faced the same decision. The state after a call is the state before the next.
+
+| key             | two calls are in the same state where                                                                  |
+|-----------------|--------------------------------------------------------------------------------------------------------|
+| `"prompt"`      | the policy saw the same prompt, token for token                                                        |
+| `"observation"` | their prompts add the same tokens to those of the call they continue (a first call: the whole prompt)   |
+| `"tool_result"` | the last results of tools were the same, but for what `normalize` strips, and equally many calls ago     |
+| `"file.py:key"` | the user's function says so: called with the trajectory, it returns something hashable for each call     |
+
+A transition has its prompt's tokens and not its text, so only results of tools can be rid of timestamps and ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightningrl.errors import ConfigError, PluginError
+from lightningrl.loading import is_reference, load_callable
+from lightningrl.types import ToolCall, Trajectory
+
+__all__ = ["KEYS", "StateKey", "find_key", "normalize", "state_keys", "tools_of"]
+
+StateKey = Callable[[Trajectory], Sequence[Hashable]]
+"""For each call of a trajectory what its state is known by."""
+
+_VOLATILE = re.compile(
+    r"""
+      \b\d{4}-\d\d-\d\d (?: [T\ ] \d\d:\d\d (?: :\d\d (?: [.,]\d+ )? )? (?: Z | [+-]\d\d:?\d\d )? )?  # 2026-11-22T18:04:05.1Z
+    | \b\d\d?:\d\d:\d\d (?: [.,]\d+ )? \b                                                             # 18:04:05.123
+    | \b1\d{9} (?: \d{3} | \.\d+ )? \b                                                                # seconds or milliseconds since 1970
+    | \b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b                                # a UUID
+    | \b(?: call | chatcmpl | toolu | run | req | msg | id )[_-] (?= \w*\d ) \w{6,}                   # call_9sK2mQ4x
+    | \b(?= [0-9a-f]*[a-f] ) (?= [0-9a-f]*\d ) [0-9a-f]{12,}\b                                        # a hash
+    | \b0x[0-9a-f]+\b                                                                                 # an address
+    | \b(?: step | turn | attempt | iteration | round | try ) (?: \ (?: no\.? | number ) )? \s*[:#=]?\s* \d+ (?: \s* (?: / | of ) \s* \d+ )?
+    | \b\d+ (?: \.\d+ )? \s? (?: ms | milliseconds? | s | secs? | seconds? ) \b                       # 12.3 ms
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def normalize(text: str) -> str:
+    """Text without what changes from run to run while the state stays: dates and times, durations in seconds, UUIDs, hashes, addresses and
+    call ids, counters of steps, turns and attempts; runs of white space are one space."""
+    return " ".join(_VOLATILE.sub("", text).split())
+
+
+def by_prompt(trajectory: Trajectory) -> list[Hashable]:
+    return [call.prompt_ids.tobytes() for call in trajectory.transitions]
+
+
+def by_observation(trajectory: Trajectory) -> list[Hashable]:
+    seen = {call.id: len(call.prompt_ids) + len(call.completion_ids) for call in trajectory.transitions}
+    return [call.prompt_ids[seen.get(call.parent_id or "", 0) :].tobytes() for call in trajectory.transitions]
+
+
+def by_tool_result(trajectory: Trajectory) -> list[Hashable]:
+    keys: list[Hashable] = []
+    last: tuple[tuple[str, str], ...] = ()
+    since = 0
+    for tools in tools_of(trajectory):
+        keys.append((last, since))
+        since += 1
+        if tools:
+            last, since = tuple(sorted((tool.name, normalize(tool.result)) for tool in tools)), 0
+    return keys
+
+
+KEYS: Mapping[str, StateKey] = {"prompt": by_prompt, "observation": by_observation, "tool_result": by_tool_result}
+
+
+def find_key(key: str | StateKey, folder: Path | str = ".") -> StateKey:
+    """The key by its name, a user's by `"file.py:name"`, or the function itself. Raises ConfigError."""
+    if callable(key):
+        return key
+    if isinstance(key, str) and is_reference(key):
+        return load_callable(key, folder)
+    if key not in KEYS:
+        raise ConfigError(f"no state key named {key!r}; there are: {', '.join(KEYS)}, or your own function as 'file.py:name'")
+    return KEYS[key]
+
+
+def state_keys(trajectory: Trajectory, key: StateKey) -> Sequence[Hashable]:
+    """One for each call. Raises PluginError where they are too few, too many, or cannot be compared."""
+    found: Any = key(trajectory)
+    name, rollout = getattr(key, "__name__", type(key).__name__), trajectory.rollout_id
+    if not isinstance(found, Sequence) or isinstance(found, str | bytes) or len(found) != len(trajectory.transitions):
+        counted = f"{len(found)} keys" if isinstance(found, Sequence) and not isinstance(found, str | bytes) else type(found).__name__
+        raise PluginError(
+            f"state key {name!r} returned {counted} for rollout {rollout!r} with {len(trajectory.transitions)} calls; return a list with one each"
+        )
+    for number, value in enumerate(found):
+        try:
+            hash(value)
+        except TypeError:
+            raise PluginError(
+                f"state key {name!r} returned a {type(value).__name__} for call {number} of rollout {rollout!r}, which is not hashable; "
+                "return a text, a number or a tuple"
+            ) from None
+    return found
+
+
+def tools_of(trajectory: Trajectory) -> list[list[ToolCall]]:
+    """For each call the tools that it asked for."""
+    index = {call.id: t for t, call in enumerate(trajectory.transitions)}
+    asked_by = {name: t for t, call in enumerate(trajectory.transitions) for name in call.tool_call_ids}
+    tools: list[list[ToolCall]] = [[] for _ in trajectory.transitions]
+    for tool in trajectory.tool_calls:
+        t = index.get(tool.transition_id or "", asked_by.get(tool.id))
+        if t is not None:
+            tools[t].append(tool)
+    return tools
