@@ -67,16 +67,16 @@ def baseline_advantages(
         tokens = np.ones(n) if lengths is None or not lengths.any() else np.bincount(owners, weights=lengths)
         # A_i = R_i - Σ_j ℓ_j R_j / Σ_j ℓ_j  (OPO, arXiv 2505.23585, eq. 8), from a return of the set, so that near ones round to nothing
         least = means.min()
-        return (returns - least) - float(tokens @ (means - least)) / float(tokens.sum())
+        middle = float(tokens @ (means - least)) / float(tokens.sum())
+        weighed: FloatArray = returns - least - middle
+        return weighed
     middle = mean(means)
     centred: FloatArray = returns - middle
     if baseline == "dr_grpo":
         return centred  # A_i = R_i - μ  (Dr. GRPO)
     if baseline == "maxrl":
         if (least := float(returns.min())) < 0.0:
-            raise ConfigError(
-                f"baseline 'maxrl' divides by the mean return, and one is {least:g}; give rewards of 0 or more, or take 'grpo'"
-            )
+            raise ConfigError(f"baseline 'maxrl' divides by the mean return, and one is {least:g}; reward with 0 or more, or take 'grpo'")
         return centred / (middle + epsilon)  # A_i = (R_i - μ) / (μ + ε)  (MaxRL, arXiv 2602.02710, algorithm 1)
     variance = float((centred**2 / counts[owners]).sum()) / (n - 1)
     return centred / (math.sqrt(variance) + epsilon)  # A_i = (R_i - μ) / (σ + ε)  (GRPO, outcome supervision)

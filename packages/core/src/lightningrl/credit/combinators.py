@@ -96,9 +96,9 @@ class Sum(Combination):
 
     def __init__(self, *parts: tuple[CreditAssigner, float]) -> None:
         if not parts:
-            raise ConfigError(
-                "a sum of credit assigners has no parts; set options.parts = [{ use = 'grpo' }, { use = 'turns', weight = 0.5 }]"
-            )
+            raise ConfigError("a sum of credit assigners has no parts; set options.parts = [{ use = 'grpo' }, { use = 'turns' }]")
+        if odd := [weight for _, weight in parts if not isinstance(weight, int | float) or not np.isfinite(weight)]:
+            raise ConfigError(f"the weight of a credit assigner's part is {odd[0]!r}; give a number")
         super().__init__(*(part for part, _ in parts))
         self.weights = tuple(weight for _, weight in parts)
 
@@ -122,7 +122,7 @@ class _Wrapper(Combination):
 
 
 class PerAgent(_Wrapper):
-    """Each role's calls are compared with that role's alone (Dr. MAS, arXiv 2602.08847): what `credit.compare = "role"` does to the whole."""
+    """Each role's calls are compared with that role's alone (Dr. MAS, arXiv 2602.08847), as `credit.compare = "role"` does it."""
 
     def __init__(self, of: CreditAssigner, *, counted: Counted = "rollouts") -> None:
         """`counted`: whether each rollout weighs the same in a role's mean, or each of its `calls`, as in the paper."""
@@ -132,9 +132,7 @@ class PerAgent(_Wrapper):
         if counted not in ("rollouts", "calls"):
             raise ConfigError(f"per_agent counts 'rollouts' or 'calls'; counted is {counted!r}")
         if counted == "calls" and isinstance(of, ComparesRoles):
-            raise ConfigError(
-                f"per_agent cannot count calls for {type(of).__name__!r}, which compares roles by itself; set counted = 'rollouts'"
-            )
+            raise ConfigError(f"per_agent cannot count calls for {type(of).__name__!r}, which compares roles itself; count 'rollouts'")
         self.requires |= {"agents"}
 
     def _combine(self, group: TrajectoryGroup, assign: _Assign) -> Advantages:
@@ -165,8 +163,8 @@ class Clip(_Wrapper):
         return tuple(tuple(None if credit is None else np.clip(credit, -self.at, self.at) for credit in by_call) for by_call in advantages)
 
 
-def _add(credits: Sequence[Array | None], weights: Sequence[float]) -> Array | None:
-    scored = [weight * credit.astype(np.float64) for credit, weight in zip(credits, weights, strict=True) if credit is not None]
+def _add(parts: Sequence[Array | None], weights: Sequence[float]) -> Array | None:
+    scored = [weight * credit.astype(np.float64) for credit, weight in zip(parts, weights, strict=True) if credit is not None]
     return sum(scored[1:], scored[0]).astype(np.float32) if scored else None
 
 

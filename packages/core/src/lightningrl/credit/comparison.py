@@ -49,8 +49,8 @@ def check_comparison(assigner: CreditAssigner, compare: Compare) -> None:
 
 
 def assign_by_role(assigner: CreditAssigner, group: TrajectoryGroup, *, counted: Counted = "rollouts") -> Advantages:
-    """Advantages of the group, compared within each role's calls. `counted`: whether each rollout weighs the same in a mean, or each call of
-    the role, as in the paper."""
+    """Advantages of the group, compared within each role's calls. `counted`: whether each rollout weighs the same in a role's mean, or
+    each of its calls, as in the paper."""
     if isinstance(assigner, ComparesRoles):
         return assigner.assign_by_role(group)
     check_comparison(assigner, "role")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lightningrl.credit.turns import ComparedTurns
     from lightningrl.protocols import CreditAssigner
 
-    Build = Callable[[Mapping[str, Any]], CreditAssigner]
+    Build = Callable[[Any], CreditAssigner]
     """Of a part as the recipe has it: `{ use = …, options = … }`."""
 
 __all__ = ["PLUGINS"]
@@ -118,25 +118,30 @@ def _states(
     )
 
 
-def _sum(*, parts: Sequence[Mapping[str, Any]], build: Build) -> Sum:
+def _sum(*, parts: Sequence[Any], build: Build) -> Sum:
     from lightningrl.credit import Sum
 
-    return Sum(*((build({key: value for key, value in part.items() if key != "weight"}), part.get("weight", 1.0)) for part in parts))
+    def weigh(part: Any) -> tuple[CreditAssigner, float]:
+        if not isinstance(part, Mapping):
+            return build(part), 1.0
+        return build({key: value for key, value in part.items() if key != "weight"}), part.get("weight", 1.0)
+
+    return Sum(*map(weigh, parts))
 
 
-def _per_agent(*, of: Mapping[str, Any], build: Build, counted: Counted = "rollouts") -> PerAgent:
+def _per_agent(*, of: Any, build: Build, counted: Counted = "rollouts") -> PerAgent:
     from lightningrl.credit import PerAgent
 
     return PerAgent(build(of), counted=counted)
 
 
-def _whiten(*, of: Mapping[str, Any], build: Build) -> Whiten:
+def _whiten(*, of: Any, build: Build) -> Whiten:
     from lightningrl.credit import Whiten
 
     return Whiten(build(of))
 
 
-def _clip(*, of: Mapping[str, Any], at: float, build: Build) -> Clip:
+def _clip(*, of: Any, at: float, build: Build) -> Clip:
     from lightningrl.credit import Clip
 
     return Clip(build(of), at=at)

@@ -121,7 +121,7 @@ def _sets(
     channels: Sequence[Channel], owners: _Indices, numbers: _Indices, rewards: FloatArray, *, is_whole: bool
 ) -> Iterator[tuple[_Indices, _Indices, FloatArray]]:
     """The calls that are compared with each other, the trajectories that have none among them, and what these are compared by."""
-    turns = None if any(channel.turns is None for channel in channels) else np.concatenate([channel.turns for channel in channels])  # type: ignore[misc]
+    turns = None if any(channel.turns is None for channel in channels) else np.concatenate([channel.turns for channel in channels])
     for number in range(1 if is_whole else int(numbers.max(initial=-1)) + 1):
         here = np.flatnonzero(numbers == number)
         is_member = np.ones(len(rewards), dtype=bool) if is_whole else _among(owners[here], len(rewards))

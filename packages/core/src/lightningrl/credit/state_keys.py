@@ -86,19 +86,19 @@ def find_key(key: str | StateKey, folder: Path | str = ".") -> StateKey:
 def state_keys(trajectory: Trajectory, key: StateKey) -> Sequence[Hashable]:
     """One for each call. Raises PluginError where they are too few, too many, or cannot be compared."""
     found: Any = key(trajectory)
-    name, rollout = getattr(key, "__name__", type(key).__name__), trajectory.rollout_id
-    if not isinstance(found, Sequence) or isinstance(found, str | bytes) or len(found) != len(trajectory.transitions):
-        counted = f"{len(found)} keys" if isinstance(found, Sequence) and not isinstance(found, str | bytes) else type(found).__name__
-        raise PluginError(
-            f"state key {name!r} returned {counted} for rollout {rollout!r} with {len(trajectory.transitions)} calls; return a list with one each"
-        )
+    name, calls = getattr(key, "__name__", type(key).__name__), len(trajectory.transitions)
+    of = f"rollout {trajectory.rollout_id!r}"
+    if not isinstance(found, list | tuple):
+        raise PluginError(f"state key {name!r} returned {type(found).__name__} for {of}; return a list with one key for each call")
+    if len(found) != calls:
+        raise PluginError(f"state key {name!r} returned {len(found)} keys for {of} with {calls} calls; return one for each")
     for number, value in enumerate(found):
         try:
             hash(value)
         except TypeError:
             raise PluginError(
-                f"state key {name!r} returned a {type(value).__name__} for call {number} of rollout {rollout!r}, which is not hashable; "
-                "return a text, a number or a tuple"
+                f"state key {name!r} returned a {type(value).__name__} for call {number} of {of}, which is not hashable; "
+                "return a text, a number or a tuple of them"
             ) from None
     return found
 

@@ -5,20 +5,23 @@
     A^S_{i,t} = baseline({G_{j,k} : s_{j,k} = s_{i,t}})   over the calls in the state, each of them once         (eq. 5 to 7)
     G_{i,t}   = Σ_{k ≥ t} γ^{k-t} r_{i,k} + γ^{T_i - t} R_i
 
-A state that fewer than two rollouts were in says nothing: its calls have A^S = 0, not their return. So has a group whose rollouts all earned
-the same, however long they took.
+A state that fewer than two rollouts were in says nothing: its calls have A^S = 0, not their return. So has a group whose
+rollouts all earned the same, however long they took.
 
-| option                 | is                                                                                                     |
-|------------------------|--------------------------------------------------------------------------------------------------------|
-| `history` K, `alpha`   | HGPO, arXiv 2602.22817: A^S = Σ_k w_k A_k, A_k among calls that share their last k states, k = 1 … K + 1, w_k ∝ (k + 1)^α |
-| `shrinkage` κ          | ECPO, arXiv 2606.05885: μ̃_{s,u} = (n_{s,u} Ḡ_{s,u} + κ μ_s) / (n_{s,u} + κ); a call gets its action's μ̃ - μ_s, over σ_s    |
-| `gate` τ               | ECPO: A^S · tanh(n_s / τ) · B_s / (B_s + W_s), B and W the variance between and within actions           |
-| `lam` λ                | G bootstraps from the state's mean V: G_t = r_t + γ[(1 - λ) V(s_{t+1}) + λ G_{t+1}] (GAGPO, arXiv 2605.13217)   |
+| option              | is                                                                                                |
+|---------------------|---------------------------------------------------------------------------------------------------|
+| `history`, `alpha`  | HGPO, arXiv 2602.22817: A^S = Σ_k w_k A_k, A_k among calls that share their last k states,         |
+|                     | k = 1 … history + 1, w_k ∝ (k + 1)^α                                                               |
+| `shrinkage` κ       | ECPO, arXiv 2606.05885: μ̃_{s,u} = (n_{s,u} Ḡ_{s,u} + κ μ_s) / (n_{s,u} + κ); a call's A^S is its    |
+|                     | action's (μ̃ - μ_s) / σ_s                                                                           |
+| `gate` τ            | ECPO: A^S · tanh(n_s / τ) · B_s / (B_s + W_s), the variance between and within actions              |
+| `lam` λ             | GAGPO, arXiv 2605.13217: G_t = r_t + γ[(1 - λ) V(s_{t+1}) + λ G_{t+1}], V a state's mean return      |
 
-HGPO is `episode = 0`, after the authors' code, with two differences: σ divides by n - 1, and a group of states that compares counts in Σ w
-also where it says 0. ECPO's formulas are from two summaries of the paper, whose own text was not to be had: that its advantages are divided by
-the deviation of the state's returns, and that an action is the tools called with their arguments (else the completion), are ours. λ is written
-from GAGPO's definition of δ as we know it; in a branched history it goes by the first call that follows.
+HGPO is `episode = 0`, after the authors' code, with two differences: σ divides by n - 1, and a set of calls that compares
+counts in Σ w also where it says 0. ECPO's formulas are from two summaries of the paper, whose own text was not to be had:
+that its advantages are divided by the deviation of the state's returns, and that an action is the tools called with their
+arguments (else the completion), are ours. λ is derived from GAGPO's δ as it is quoted elsewhere, not from the paper; in a
+branched history it goes by the first call that follows.
 """
 
 from __future__ import annotations
@@ -67,17 +70,17 @@ class StateGroups:
         epsilon: float = 1e-6,
         folder: Path | str = ".",
     ) -> None:
-        """`key`: see `lightningrl.credit.state_keys`. `gamma` and `omega` are 0.95 and 1 in 2505.10978; `episode` weighs A^E. `alpha` is 1 in
-        2602.22817, `history` 2 to 4. `shrinkage` is 2 in 2606.05885. `gate` None = none. `weights` weighs turn rewards by name. `baseline` of
-        both parts: `dr_grpo` is the authors' `mean_norm`. `folder` is where a key's file is looked for."""
+        """`key`: see `lightningrl.credit.state_keys`. `gamma` and `omega` are 0.95 and 1 in 2505.10978; `episode` weighs A^E.
+        `alpha` is 1 in 2602.22817. `shrinkage` is 2 in 2606.05885, 0 = none; `gate` None = none. `weights` weighs turn rewards
+        by name. `baseline` is that of both parts. `folder` is where a key's file is looked for."""
         check_gamma("gamma", gamma)
         check_gamma("lam", lam)
         if baseline not in get_args(StateBaseline):
-            raise ConfigError(
-                f"states are compared by {', '.join(get_args(StateBaseline))}, not by baseline {baseline!r}; choose one of them"
-            )
-        if history < 0 or shrinkage < 0 or (gate is not None and gate <= 0):
-            raise ConfigError(f"history {history!r} and shrinkage {shrinkage!r} are 0 or more, gate {gate!r} is above 0, or none")
+            raise ConfigError(f"states cannot be compared by baseline {baseline!r}; choose {', '.join(get_args(StateBaseline))}")
+        if history < 0 or shrinkage < 0.0:
+            raise ConfigError(f"history is {history!r} and shrinkage {shrinkage!r}; both are 0 or more")
+        if gate is not None and gate <= 0.0:
+            raise ConfigError(f"gate is {gate!r}; it is a number of calls above 0, or left out")
         self.key = find_key(key, folder)
         self.omega = omega
         self.history = history

@@ -87,7 +87,7 @@ class TurnReturns:
         later = following(transitions)
         after = np.array([len(calls) for calls in later], dtype=np.intp)
         reward = float(trajectory.reward or 0.0)
-        outcome = Channel(returns=np.full(count, reward), factors=self.outcome_gamma ** (after - 1.0), turns=None)
+        outcome = Channel(returns=np.full(count, reward), factors=np.power(self.outcome_gamma, after - 1, dtype=np.float64), turns=None)
         if all(len(calls) == count - t for t, calls in enumerate(later)):  # nothing branches: G_t = r_t + γ·G_{t+1}
             to_go, turns = rewards.copy(), np.arange(count)
             for t in range(count - 2, -1, -1):
