@@ -28,7 +28,7 @@ def firsts(advantages: Advantages) -> list[list[float]]:
 def walk(name: str, states: Sequence[int], reward: float, *, says: Sequence[int] = (), agent: str | None = None) -> Trajectory:
     """An episode through numbered states: the prompt is the state. `says` are its completions, different ones unless given."""
     calls = [
-        make_transition(f"{name}/{t}", prompt=[state], completion=[says[t] if says else hash(name) % 997 * 50 + t], index=t, agent=agent)
+        make_transition(f"{name}/{t}", prompt=[state], completion=[says[t] if says else 100 * ord(name[0]) + t], index=t, agent=agent)
         for t, state in enumerate(states)
     ]
     return make_trajectory(name, calls, reward=reward)
