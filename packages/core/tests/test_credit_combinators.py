@@ -32,7 +32,7 @@ def all_of(advantages: Advantages) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def turned_group() -> TrajectoryGroup:
-    return make_group((0.1, None, -0.2), (0.0, 0.3), (0.5, 0.5, 0.1), rewards=(0.0, 1.0, 0.25))
+    return make_group((0.1, None, -0.2), (0.0, 0.3), (0.5,), rewards=(0.0, 1.0, 0.25))
 
 
 class Grades:
@@ -170,7 +170,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def credit_of(folder: Path, use: str, **options: Any) -> CreditAssigner:
+def credit_of(folder: Path, use: str, options: dict[str, Any]) -> CreditAssigner:
     recipe = Recipe.model_validate(
         {
             "agent": "mixed_credit.py:answer",
@@ -189,11 +189,13 @@ def test_a_recipe_names_parts_as_it_names_an_assigner(folder: Path) -> None:
     made = credit_of(
         folder,
         "sum",
-        parts=[
-            {"use": "clip", "options": {"of": {"use": "states", "options": {"key": "mixed_credit.py:board", "omega": 0.5}}, "at": 5.0}},
-            {"use": "turns", "options": {"gamma": 0.9}, "weight": 0.25},
-            {"use": "mixed_credit.py:Mine", "options": {"scale": 3.0}},
-        ],
+        {
+            "parts": [
+                {"use": "clip", "options": {"of": {"use": "states", "options": {"key": "mixed_credit.py:board", "omega": 0.5}}, "at": 5.0}},
+                {"use": "turns", "options": {"gamma": 0.9}, "weight": 0.25},
+                {"use": "mixed_credit.py:Mine", "options": {"scale": 3.0}},
+            ]
+        },
     )
     assert isinstance(made, Sum)
     clipped, turns, mine = made.parts
@@ -229,12 +231,10 @@ def test_a_recipe_names_parts_as_it_names_an_assigner(folder: Path) -> None:
 )
 def test_what_cannot_be_built_is_one_sentence(folder: Path, use: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(Exception, match=says) as refused:
-        credit_of(folder, use, **options)
+        credit_of(folder, use, options)
     assert "\n" not in str(refused.value)
 
 
 def test_maxrl_refuses_a_return_below_zero_in_one_sentence() -> None:
-    with pytest.raises(
-        ConfigError, match="baseline 'maxrl' divides by the mean return, and one is -1; reward with 0 or more, or take 'grpo'"
-    ):
+    with pytest.raises(ConfigError, match="'maxrl' divides by the mean return, and one is -1; reward with 0 or more, or take 'grpo'"):
         IdenticalAssignment(baseline="maxrl").assign(make_group((-1.0,), (1.0,)))

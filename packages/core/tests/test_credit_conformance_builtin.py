@@ -32,7 +32,7 @@ from lightningrl.types import Advantages, TrajectoryGroup
 
 INSTALLED = load_plugins().credit_assigners
 ASKS_NOBODY = {"group", "turn_rewards", "agents", "state_key"}
-BY_NAME: Mapping[str, Baseline] = {name: name for name in ("dr_grpo", "rloo", "maxrl", "opo")} | {"reinforce": "none"}  # type: ignore[dict-item]
+BY_NAME: Mapping[str, Baseline] = {name: name for name in ("dr_grpo", "rloo", "maxrl", "opo")} | {"reinforce": "none"}
 MADE_OF_OTHERS: Mapping[str, Mapping[str, Any]] = {
     "sum": {"parts": [{"use": "turns", "weight": 0.25}, {"use": "states", "weight": 0.75}]},
     "per_agent": {"of": {"use": "turns"}},

@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightningrl.config import OutcomesConfig, SamplesConfig
 from lightningrl.credit import IdenticalAssignment, StateGroups, assign_credit
-from lightningrl.credit.scoring import Scorer
+from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.credit.state_keys import KEYS, find_key, normalize, state_keys
 from lightningrl.errors import ConfigError, PluginError
+from lightningrl.plugins import load_plugins
+from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Advantages, ToolCall, Trajectory, TrajectoryGroup
 
@@ -102,7 +105,7 @@ def test_gigpo_agrees_with_the_papers_equations(seed: int, has_turns: bool) -> N
         )
     )
     for baseline in ("grpo", "dr_grpo"):
-        found = firsts(StateGroups(gamma=0.9, baseline=baseline).assign(group))  # type: ignore[arg-type]
+        found = firsts(StateGroups(gamma=0.9, baseline=baseline).assign(group))
         for ours, theirs in zip(found, by_the_paper(group, 0.9, has_deviation=baseline == "grpo"), strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-6, rtol=1e-6)
 
@@ -281,9 +284,15 @@ def test_keys_that_cannot_be_used_are_one_sentence(returned: Any, says: str) -> 
 
 
 def test_a_run_reports_how_many_calls_have_a_state_to_be_compared_in() -> None:
-    from test_credit_equal_returns import make_scorer
-
-    scorer: Scorer = make_scorer(StateGroups())
+    scorer = Scorer(
+        rewards=RewardSet([NamedReward(name="none", function=lambda task, output, trajectory: None)]),
+        intermediate={},
+        credit=StateGroups(),
+        samples=SamplesConfig(),
+        outcomes=OutcomesConfig(),
+        trained={"policy": TrainedCalls()},
+        plugins=load_plugins(),
+    )
     rollouts = (walk("a", [1, 2], 1.0), walk("b", [1, 3, 4], 0.0))
     metrics = scorer.build(scorer.credit(rollouts)).metrics
     assert metrics["credit/anchor_hit_rate"] == pytest.approx(2 / 5)

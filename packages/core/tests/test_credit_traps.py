@@ -184,7 +184,7 @@ def test_trap_13_without_the_deviation_hard_and_easy_tasks_count_by_what_is_to_b
     """σ blows up the group with the smallest difference; dr_grpo, rloo, opo and reinforce leave it small."""
     near, far = make_group((0.99,), (1.0,)), make_group((0.0,), (1.0,))
     for baseline in ("dr_grpo", "rloo", "opo"):
-        small, large = (firsts(IdenticalAssignment(baseline=baseline).assign(group))[1][0] for group in (near, far))  # type: ignore[arg-type]
+        small, large = (firsts(IdenticalAssignment(baseline=baseline).assign(group))[1][0] for group in (near, far))
         assert small == pytest.approx(large / 100, rel=1e-3)
     small, large = (firsts(IdenticalAssignment().assign(group))[1][0] for group in (near, far))
     assert small == pytest.approx(large, rel=1e-3)
@@ -206,7 +206,7 @@ def test_trap_14_credit_is_assigned_before_rows_and_splitting_a_rollout_changes_
     advantages = assigner.assign(group)
     sums = {}
     for rows in ("call", "merged"):
-        samples = build_samples([group], [advantages], rows=rows, aggregation="rollout_mean")  # type: ignore[arg-type]
+        samples = build_samples([group], [advantages], rows=rows, aggregation="rollout_mean")
         sums[rows] = [
             (
                 sum(float(sample.weights.sum()) for sample in samples if sample.rollout_id == one.rollout_id),
