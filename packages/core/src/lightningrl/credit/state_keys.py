@@ -26,26 +26,40 @@ __all__ = ["KEYS", "StateKey", "find_key", "normalize", "state_keys", "tools_of"
 StateKey = Callable[[Trajectory], Sequence[Hashable]]
 """For each call of a trajectory what its state is known by."""
 
-_VOLATILE = re.compile(
-    r"""
-      \b\d{4}-\d\d-\d\d (?: [T\ ] \d\d:\d\d (?: :\d\d (?: [.,]\d+ )? )? (?: Z | [+-]\d\d:?\d\d )? )?  # 2026-11-22T18:04:05.1Z
-    | \b\d\d?:\d\d:\d\d (?: [.,]\d+ )? \b                                                             # 18:04:05.123
-    | \b1\d{9} (?: \d{3} | \.\d+ )? \b                                                                # seconds or milliseconds since 1970
-    | \b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b                                # a UUID
-    | \b(?: call | chatcmpl | toolu | run | req | msg | id )[_-] (?= \w*\d ) \w{6,}                   # call_9sK2mQ4x
-    | \b(?= [0-9a-f]*[a-f] ) (?= [0-9a-f]*\d ) [0-9a-f]{12,}\b                                        # a hash
-    | \b0x[0-9a-f]+\b                                                                                 # an address
-    | \b(?: step | turn | attempt | iteration | round | try ) (?: \ (?: no\.? | number ) )? \s*[:#=]?\s* \d+ (?: \s* (?: / | of ) \s* \d+ )?
-    | \b\d+ (?: \.\d+ )? \s? (?: ms | milliseconds? | s | secs? | seconds? ) \b                       # 12.3 ms
-    """,
-    re.VERBOSE | re.IGNORECASE,
+# Each starts with a class of characters, by which `re` skips the others quickly; `(?<! \w. )` says that a word begins there.
+_DIGITS = re.compile(
+    r"""[0-9] (?<! \w. ) (?:
+          [0-9]{3}-[0-9]{2}-[0-9]{2} (?: [T\ ][0-9]{2}:[0-9]{2} (?: :[0-9]{2} (?: [.,][0-9]+ )? )? (?: Z | [+-][0-9]{2}:?[0-9]{2} )? )?
+        | [0-9]?:[0-9]{2}:[0-9]{2} (?: [.,][0-9]+ )? \b                                                # 18:04:05.123
+        | (?<= 1 ) [0-9]{9} (?: [0-9]{3} | \.[0-9]+ )? \b                                              # (milli)seconds since 1970
+        | [0-9]* (?: \.[0-9]+ )? \ ? (?: ms | milliseconds? | s | secs? | seconds? ) \b               # 12.3 ms
+        | (?: (?<= [sS]tep[\ :=\#]. ) | (?<= [tT]urn[\ :=\#]. ) | (?<= [tT]ry[\ :=\#]. ) | (?<= ttempt[\ :=\#]. ) | (?<= teration[\ :=\#]. )
+            | (?<= [rR]ound[\ :=\#]. ) | (?<= [sS]tep[:\ ][\ \#]. ) | (?<= [tT]urn[:\ ][\ \#]. ) | (?<= ttempt[:\ ][\ \#]. )
+          ) [0-9]* (?: \ ? (?: / | of ) \ ? [0-9]+ )?                                                # of step 3 of 10 the numbers
+    )""",
+    re.VERBOSE,
 )
+_HEX = re.compile(
+    r"""[0-9a-fA-F] (?<! \w. ) (?:
+          (?<= 0 ) x[0-9a-fA-F]+                                                                      # an address
+        | (?= [0-9a-fA-F]{7} ) (?:
+              [0-9a-fA-F]{7}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}             # a UUID
+            | (?: (?<= [0-9] ) (?= [0-9]*[a-fA-F] ) | (?<= [a-fA-F] ) (?= [a-fA-F]*[0-9] ) ) [0-9a-fA-F]{11,}  # a hash
+        )
+    ) \b""",
+    re.VERBOSE,
+)
+_ID_PREFIXES = ("call_", "chatcmpl-", "toolu_", "run_", "req_", "msg_", "id_")
+_IDS = re.compile(rf"\b(?:{'|'.join(_ID_PREFIXES)})(?=\w*[0-9])\w{{6,}}")  # call_9sK2mQ4x
 
 
 def normalize(text: str) -> str:
     """Text without what changes from run to run while the state stays: dates and times, durations in seconds, UUIDs, hashes, addresses and
-    call ids, counters of steps, turns and attempts; runs of white space are one space."""
-    return " ".join(_VOLATILE.sub("", text).split())
+    call ids, numbers of steps, turns, rounds, tries, attempts and iterations; runs of white space are one space."""
+    text = _HEX.sub("", _DIGITS.sub("", " ".join(text.split())))
+    if any(prefix in text for prefix in _ID_PREFIXES):
+        text = _IDS.sub("", text)
+    return " ".join(text.split())
 
 
 def by_prompt(trajectory: Trajectory) -> list[Hashable]:

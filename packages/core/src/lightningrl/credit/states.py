@@ -46,6 +46,7 @@ __all__ = ["StateBaseline", "StateGroups"]
 
 StateBaseline = Literal["grpo", "dr_grpo", "rloo"]
 _Indices = NDArray[np.intp]
+MOST_COMPARED = 512
 
 
 class StateGroups:
@@ -93,21 +94,23 @@ class StateGroups:
         self._episode = episode
         self._outcome = IdenticalAssignment(baseline=baseline, epsilon=epsilon)
         self._turns = TurnReturns(gamma=gamma, weights=weights)
+        self._compared: dict[int, tuple[TrajectoryGroup, FloatArray, NDArray[np.bool_]]] = {}
+        """What was found of the groups that `finish_step` has yet to see, by `id`, so that it need not be found again."""
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
-        return to_tokens(group, self._episode * call_advantages(group, self._outcome) + self.omega * self._compare_states(group)[0])
+        return to_tokens(group, self._episode * call_advantages(group, self._outcome) + self.omega * self._steps(group)[0])
 
     def assign_by_role(self, group: TrajectoryGroup) -> Advantages:
         """The outcome compared within each role's calls; a state is always one role's."""
         outcome = call_advantages(group, self._outcome, set_of=lambda call: call.agent)
-        return to_tokens(group, self._episode * outcome + self.omega * self._compare_states(group)[0])
+        return to_tokens(group, self._episode * outcome + self.omega * self._steps(group)[0])
 
     def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> dict[str, float]:
         """`anchor_hit_rate`, the share of trained calls whose state another rollout was in as well, and `zero_step_credit`, the share of
         trained tokens that have no credit from their state."""
         hits, tokens, zeros = [], [], []
         for group, by_trajectory in zip(groups, advantages, strict=True):
-            step, is_hit = self._compare_states(group)
+            step, is_hit = self._steps(group)
             calls = [
                 (call, credit)
                 for trajectory, by_call in zip(group.trajectories, by_trajectory, strict=True)
@@ -119,10 +122,19 @@ class StateGroups:
             hits.append(is_hit[is_trained])
             tokens.append(lengths[is_trained].sum())
             zeros.append(lengths[is_trained & (step == 0.0)].sum())
+        self._compared.clear()
         hit = np.concatenate([np.zeros(0, np.bool_), *hits])
         if not hit.size:
             return {}
         return {"anchor_hit_rate": float(hit.mean()), "zero_step_credit": float(sum(zeros) / sum(tokens))}
+
+    def _steps(self, group: TrajectoryGroup) -> tuple[FloatArray, NDArray[np.bool_]]:
+        found = self._compared.get(id(group))
+        if found is None:
+            if len(self._compared) >= MOST_COMPARED:
+                self._compared.clear()
+            found = self._compared[id(group)] = (group, *self._compare_states(group))
+        return found[1:]
 
     def _compare_states(self, group: TrajectoryGroup) -> tuple[FloatArray, NDArray[np.bool_]]:
         """A^S of each call of the trajectories that have a reward, and whether its state compares."""
@@ -149,8 +161,9 @@ class StateGroups:
 
     def _pasts(self, trajectory: Trajectory) -> list[list[Hashable]]:
         """For each call its state and those before it, the latest first, as many as count."""
-        keys = state_keys(trajectory, self.key)
-        states = [(call.agent, call.policy, key) for call, key in zip(trajectory.transitions, keys, strict=True)]
+        states = [
+            (call.agent, call.policy, key) for call, key in zip(trajectory.transitions, state_keys(trajectory, self.key), strict=True)
+        ]
         if not self.history:
             return [[state] for state in states]
         pasts: list[list[Hashable]] = [[state] for state in states]

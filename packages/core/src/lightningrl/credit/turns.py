@@ -109,10 +109,12 @@ class TurnReturns:
 
 def turn_rewards(transitions: tuple[Transition, ...], weights: Mapping[str, float]) -> FloatArray:
     """The weighted sum of each call's rewards; one of None adds nothing."""
-    return np.array(
-        [sum(weights.get(name, 1.0) * value for name, value in call.rewards.items() if value is not None) for call in transitions],
-        dtype=np.float64,
-    )
+    rewards = np.zeros(len(transitions))
+    for t, call in enumerate(transitions):
+        for name, value in call.rewards.items():
+            if value is not None:
+                rewards[t] += weights.get(name, 1.0) * value
+    return rewards
 
 
 def check_gamma(name: str, gamma: float) -> None:
