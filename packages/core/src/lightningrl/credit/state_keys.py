@@ -34,7 +34,7 @@ _DIGITS = re.compile(
         | (?<= 1 ) [0-9]{9} (?: [0-9]{3} | \.[0-9]+ )? \b                                              # (milli)seconds since 1970
         | [0-9]* (?: \.[0-9]+ )? \ ? (?: ms | milliseconds? | s | secs? | seconds? ) \b               # 12.3 ms
         | (?: (?<= [sS]tep[\ :=\#]. ) | (?<= [tT]urn[\ :=\#]. ) | (?<= [tT]ry[\ :=\#]. ) | (?<= ttempt[\ :=\#]. ) | (?<= teration[\ :=\#]. )
-            | (?<= [rR]ound[\ :=\#]. ) | (?<= [sS]tep[:\ ][\ \#]. ) | (?<= [tT]urn[:\ ][\ \#]. ) | (?<= ttempt[:\ ][\ \#]. )
+            | (?<= [rR]ound[\ :=\#]. ) | (?<= [sS]tep[:\ ][\ \#]. ) | (?<= [tT]urn[:\ ][\ \#]. ) | (?<= ttempt[:\ ][\ \#]. ) | (?<= [rR]ound[:\ ][\ \#]. )
           ) [0-9]* (?: \ ? (?: / | of ) \ ? [0-9]+ )?                                                # of step 3 of 10 the numbers
     )""",
     re.VERBOSE,
