@@ -14,6 +14,7 @@ import pytest
 from lightningrl.config import Recipe
 from lightningrl.credit import Clip, IdenticalAssignment, PerAgent, StateGroups, Sum, TurnReturns, Whiten, assign_credit
 from lightningrl.credit.evidence import check_evidence
+from lightningrl.credit.scoring import Scorer
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, Witness
@@ -170,7 +171,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def credit_of(folder: Path, use: str, options: dict[str, Any]) -> CreditAssigner:
+def scorer_of(folder: Path, use: str, options: dict[str, Any]) -> Scorer:
     recipe = Recipe.model_validate(
         {
             "agent": "mixed_credit.py:answer",
@@ -182,7 +183,11 @@ def credit_of(folder: Path, use: str, options: dict[str, Any]) -> CreditAssigner
             "folder": folder,
         }
     )
-    return build_scorer(recipe, load_plugins())._credit
+    return build_scorer(recipe, load_plugins())
+
+
+def credit_of(folder: Path, use: str, options: dict[str, Any]) -> CreditAssigner:
+    return scorer_of(folder, use, options)._credit
 
 
 def test_a_recipe_names_parts_as_it_names_an_assigner(folder: Path) -> None:
@@ -233,6 +238,14 @@ def test_what_cannot_be_built_is_one_sentence(folder: Path, use: str, options: d
     with pytest.raises(Exception, match=says) as refused:
         credit_of(folder, use, options)
     assert "\n" not in str(refused.value)
+
+
+def test_evidence_is_asked_for_again_where_the_file_of_a_part_has_changed(folder: Path) -> None:
+    whole = ("clip", {"of": {"use": "sum", "options": {"parts": ["grpo", "mixed_credit.py:Mine"]}}, "at": 1.0})
+    before, again = (scorer_of(folder, *whole)._digests["credit"] for _ in range(2))
+    assert before == again
+    (folder / "mixed_credit.py").write_text(FILES + "# another\n")
+    assert scorer_of(folder, *whole)._digests["credit"] != before
 
 
 def test_maxrl_refuses_a_return_below_zero_in_one_sentence() -> None:
