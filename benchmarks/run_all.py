@@ -30,6 +30,7 @@ BENCHMARKS = (
     Benchmark(what="gateway CPU per recorded, durable call", script="gateway_cpu.py", target=1.5, unit="ms"),
     Benchmark(what="calls in flight, none failing", script="gateway_in_flight.py", target=1000, unit="calls", at_least=True),
     Benchmark(what="trace → samples, 50 turns", script="trace_to_samples.py", target=3.0, unit="ms CPU"),
+    Benchmark(what="credit of 128 rollouts × 8 turns, the dearest that asks nobody", script="credit_cpu.py", target=50.0, unit="ms CPU"),
     Benchmark(what="stored bytes, 50 turns", script="store_bytes.py", target=80_000, unit="bytes"),
     Benchmark(what="one-call rollout beyond the agent's own time", script="rollout_overhead.py", target=0.1, unit="s"),
     Benchmark(what="import lightningrl", script="import_time.py", target=0.3, unit="s"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lightningrl.credit import IdenticalAssignment
+from lightningrl.credit import IdenticalAssignment, whiten
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import TrajectoryGroup
 
@@ -38,7 +40,7 @@ def random_groups(seed: int) -> list[TrajectoryGroup]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("baseline", ["grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize("baseline", ["grpo", "dr_grpo", "rloo", "opo"])
 def test_advantages_agree_with_verl(core_algos: Any, baseline: Any, seed: int) -> None:
     import torch
 
@@ -52,12 +54,51 @@ def test_advantages_agree_with_verl(core_algos: Any, baseline: Any, seed: int) -
     index = np.array([g for g, _ in members])
     if baseline == "rloo":
         theirs, _ = core_algos.compute_rloo_outcome_advantage(rewards, mask, index)
+    elif baseline == "opo":
+        theirs, _ = core_algos.compute_opo_outcome_advantage(rewards, mask, index)
     else:
         theirs, _ = core_algos.compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=baseline == "grpo")
     ours = [credit[0] for group in groups for credit in IdenticalAssignment(baseline=baseline).assign(group)]
     for row, (advantages, length) in enumerate(zip(ours, lengths, strict=True)):
         assert advantages is not None
         np.testing.assert_allclose(advantages, theirs[row, :length].numpy(), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("baseline", ["none", "dr_grpo"])
+def test_whitened_advantages_agree_with_verls_reinforce_plus_plus(core_algos: Any, baseline: Any, seed: int) -> None:
+    """Without a baseline REINFORCE++, with the group's mean REINFORCE++-baseline. verl's variance divides by n - 1, ours by n."""
+    import torch
+
+    groups = [group for group in random_groups(seed) if len(group.trajectories) > 1]
+    members = [(g, trajectory) for g, group in enumerate(groups) for trajectory in group.trajectories]
+    lengths = [len(trajectory.transitions[0].completion_ids) for _, trajectory in members]
+    mask = torch.tensor([[float(t < length) for t in range(max(lengths))] for length in lengths], dtype=torch.float64)
+    rewards = torch.zeros_like(mask)
+    for row, ((_, trajectory), length) in enumerate(zip(members, lengths, strict=True)):
+        rewards[row, length - 1] = trajectory.reward or 0.0
+    if baseline == "none":
+        theirs, _ = core_algos.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, config=SimpleNamespace(gamma=1.0))
+    else:
+        index = np.array([g for g, _ in members])
+        theirs, _ = core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, mask, index)
+    found = whiten(groups, [IdenticalAssignment(baseline=baseline).assign(group) for group in groups])
+    ours = np.concatenate([tokens for group in found for calls in group for tokens in calls if tokens is not None])
+    count = len(ours)
+    np.testing.assert_allclose(ours * np.sqrt((count - 1) / count), theirs[mask.bool()].numpy(), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_maxrl_agrees_with_the_authors_formula(seed: int) -> None:
+    """verl has none. The authors' `compute_maxrl_outcome_advantage` is (score - mean) / (mean + 1e-6) within a prompt's scores."""
+    for group in random_groups(seed):
+        rewards = np.abs([trajectory.reward or 0.0 for trajectory in group.trajectories])
+        if len(rewards) < 2 or np.ptp(rewards) == 0.0:
+            continue
+        positive = [replace(trajectory, reward=float(r)) for trajectory, r in zip(group.trajectories, rewards, strict=True)]
+        credit = IdenticalAssignment(baseline="maxrl").assign(replace(group, trajectories=tuple(positive)))
+        ours = [float(tokens[0]) for calls in credit for tokens in calls if tokens is not None]
+        np.testing.assert_allclose(ours, (rewards - rewards.mean()) / (rewards.mean() + 1e-6), atol=1e-6, rtol=1e-6)
 
 
 def test_group_of_one_differs_from_verl_on_purpose(core_algos: Any) -> None:

@@ -7,10 +7,15 @@
 | `grpo`       | R, the episode's (identical assignment, arXiv 2508.03680) | (R - mean) / (std + ε), arXiv 2402.03300 |
 | `dr_grpo`    | R                                   | R - mean, arXiv 2503.20783                            |
 | `rloo`       | R                                   | R - mean of the others, arXiv 2402.14740              |
+| `maxrl`      | R                                   | (R - mean) / (mean + ε), arXiv 2602.02710             |
+| `opo`        | R                                   | R - mean weighed by tokens, arXiv 2505.23585          |
 | `reinforce`  | R                                   | R                                                     |
-| `branches`   | V̂ of the next state, by branching there | V̂(s_{t+1}) - V̂(s_t), arXiv 2410.01679             |
-| `discounted` | Σ γ^k · turn reward                 | any of the above among the same turns                 |
+| `turns`      | Σ γ^k · turn reward                 | any of the above among the same turns                 |
 |              | R, discounted once it is compared   | … plus γ^(calls that follow) · any of the above       |
+| `states`     | both, discounted                    | among the calls in one state, plus that of R          |
+| `branches`   | V̂ of the next state, by branching   | V̂(s_{t+1}) - V̂(s_t), arXiv 2410.01679                |
+
+`Sum`, `PerAgent`, `Whiten` and `Clip` are made of others.
 
 `assign_credit` compares any of them within each role's calls (Dr. MAS, arXiv 2602.08847), and pays each role with its own rewards. `whiten`
 normalises over all of a step:
@@ -22,21 +27,32 @@ normalises over all of a step:
 
 from lightningrl.credit.baselines import Baseline, baseline_advantages, center, mean
 from lightningrl.credit.branches import Branches
+from lightningrl.credit.combinators import Clip, PerAgent, Sum, Whiten
 from lightningrl.credit.comparison import Compare, assign_credit
-from lightningrl.credit.discounted import DiscountedReturns
 from lightningrl.credit.identical import IdenticalAssignment
 from lightningrl.credit.signal import has_signal
 from lightningrl.credit.spread import Channel, ReturnBased
+from lightningrl.credit.states import StateGroups
+from lightningrl.credit.turns import TurnReturns
 from lightningrl.credit.whiten import whiten
+
+DiscountedReturns = TurnReturns
+"""The name that it had."""
 
 __all__ = [
     "Baseline",
     "Branches",
     "Channel",
+    "Clip",
     "Compare",
     "DiscountedReturns",
     "IdenticalAssignment",
+    "PerAgent",
     "ReturnBased",
+    "StateGroups",
+    "Sum",
+    "TurnReturns",
+    "Whiten",
     "assign_credit",
     "baseline_advantages",
     "center",

@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from lightningrl.errors import ConfigError
 
-__all__ = ["Baseline", "FloatArray", "baseline_advantages", "center", "check_baseline", "mean"]
+__all__ = ["Baseline", "FloatArray", "are_equal", "baseline_advantages", "center", "check_baseline", "mean"]
 
-Baseline = Literal["grpo", "dr_grpo", "rloo", "none"]
+Baseline = Literal["grpo", "dr_grpo", "rloo", "maxrl", "opo", "none"]
 FloatArray = NDArray[np.float64]
 
 _ROUNDING = 1e-12
@@ -32,7 +32,7 @@ def mean(values: Iterable[float]) -> float:
 def center(values: ArrayLike) -> FloatArray:
     """The values less their mean: R - μ. Values that are equal but for rounding give exact zeros."""
     found = np.asarray(values, dtype=np.float64)
-    return np.zeros_like(found) if _are_equal(found) else found - mean(found)
+    return np.zeros_like(found) if are_equal(found) else found - mean(found)
 
 
 def check_baseline(baseline: str) -> None:
@@ -41,30 +41,47 @@ def check_baseline(baseline: str) -> None:
         raise ConfigError(f"no baseline named {baseline!r}; there are: {', '.join(get_args(Baseline))}")
 
 
-def baseline_advantages(returns: FloatArray, owners: NDArray[np.intp], *, baseline: Baseline, epsilon: float = 1e-6) -> FloatArray:
+def baseline_advantages(
+    returns: FloatArray, owners: NDArray[np.intp], *, baseline: Baseline, epsilon: float = 1e-6, lengths: FloatArray | None = None
+) -> FloatArray:
     """Advantages of `returns[n]`, where `owners[n]` is the trajectory (0…N-1, none empty) that return n belongs to.
 
     Mean and standard deviation weigh each trajectory once, split evenly over its returns, so long episodes count no
     more than short ones; with one return per trajectory these are the ordinary ones. The standard deviation is the
-    sample's (ddof = 1), as in verl and TRL; ε is verl's. One trajectory, or returns that are all equal but for rounding,
-    give exact zeros, except with `none`, which has no baseline.
+    sample's (ddof = 1), as in verl and TRL; ε is verl's. `lengths`: sampled tokens of each return's call, which `opo` weighs by; None =
+    equal. One trajectory, or returns that are all equal but for rounding, give exact zeros, except with `none`, which has no baseline.
+
+    Raises ConfigError where `maxrl` has a return below 0.
     """
     if baseline == "none":
         return returns.copy()
     counts = np.bincount(owners).astype(np.float64)
     n = len(counts)
-    if n < 2 or _are_equal(returns):
+    if n < 2 or are_equal(returns):
         return np.zeros_like(returns)
     means: FloatArray = np.bincount(owners, weights=returns) / counts
     if baseline == "rloo":
         others: FloatArray = (means.sum() - means[owners]) / (n - 1)
         return returns - others  # A_i = R_i - 1/(N-1) Σ_{j≠i} R_j  (RLOO)
-    centred: FloatArray = returns - mean(means)
+    if baseline == "opo":
+        tokens = np.ones(n) if lengths is None or not lengths.any() else np.bincount(owners, weights=lengths)
+        # A_i = R_i - Σ_j ℓ_j R_j / Σ_j ℓ_j  (OPO, arXiv 2505.23585, eq. 8), from a return of the set, so that near ones round to nothing
+        least = means.min()
+        middle = float(tokens @ (means - least)) / float(tokens.sum())
+        weighed: FloatArray = returns - least - middle
+        return weighed
+    middle = mean(means)
+    centred: FloatArray = returns - middle
     if baseline == "dr_grpo":
         return centred  # A_i = R_i - μ  (Dr. GRPO)
+    if baseline == "maxrl":
+        if (least := float(returns.min())) < 0.0:
+            raise ConfigError(f"baseline 'maxrl' divides by the mean return, and one is {least:g}; reward with 0 or more, or take 'grpo'")
+        return centred / (middle + epsilon)  # A_i = (R_i - μ) / (μ + ε)  (MaxRL, arXiv 2602.02710, algorithm 1)
     variance = float((centred**2 / counts[owners]).sum()) / (n - 1)
     return centred / (math.sqrt(variance) + epsilon)  # A_i = (R_i - μ) / (σ + ε)  (GRPO, outcome supervision)
 
 
-def _are_equal(values: FloatArray) -> bool:
+def are_equal(values: FloatArray) -> bool:
+    """Whether the values are the same but for rounding; none are."""
     return not values.size or bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
-from lightningrl.credit.spread import ReturnBased, spread
+from lightningrl.credit.spread import Counted, ReturnBased, spread
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
 
-__all__ = ["Compare", "PaidRoles", "assign_credit", "check_comparison"]
+__all__ = ["Compare", "ComparesRoles", "PaidRoles", "assign_by_role", "assign_credit", "check_comparison"]
 
 Compare = Literal["group", "role"]
+
+
+@runtime_checkable
+class ComparesRoles(Protocol):
+    """An assigner that knows itself how its calls are compared within each role."""
+
+    def assign_by_role(self, group: TrajectoryGroup, /) -> Advantages: ...
 
 
 class PaidRoles(Protocol):
@@ -34,11 +41,21 @@ class PaidRoles(Protocol):
 
 def check_comparison(assigner: CreditAssigner, compare: Compare) -> None:
     """Raise ConfigError where an assigner's calls cannot be compared so."""
-    if compare == "role" and not isinstance(assigner, ReturnBased):
+    if compare == "role" and not isinstance(assigner, ComparesRoles | ReturnBased):
         raise ConfigError(
             f"credit assigner {type(assigner).__name__!r} cannot compare by role: it has no `returns(trajectory)`; "
             "add `returns`, `baseline` and `epsilon` to it, or set credit.compare = 'group'"
         )
+
+
+def assign_by_role(assigner: CreditAssigner, group: TrajectoryGroup, *, counted: Counted = "rollouts") -> Advantages:
+    """Advantages of the group, compared within each role's calls. `counted`: whether each rollout weighs the same in a role's mean, or
+    each of its calls, as in the paper."""
+    if isinstance(assigner, ComparesRoles):
+        return assigner.assign_by_role(group)
+    check_comparison(assigner, "role")
+    assert isinstance(assigner, ReturnBased)
+    return spread(group, assigner, set_of=lambda call: call.agent, counted=counted)
 
 
 def assign_credit(
@@ -48,9 +65,7 @@ def assign_credit(
     own. With `paid`, each call is credited with the rewards that its role is paid and with no other."""
 
     def assign(seen: TrajectoryGroup) -> Advantages:
-        if compare == "role" and isinstance(assigner, ReturnBased):
-            return spread(seen, assigner, set_of=lambda call: call.agent)
-        return assigner.assign(seen)
+        return assign_by_role(assigner, seen) if compare == "role" else assigner.assign(seen)
 
     if paid is None:
         return assign(group)

@@ -36,6 +36,7 @@ NEEDS: Mapping[str, Need] = {
         lambda recipe: recipe.loop.max_staleness == 0,
         "a branch is sampled by the weights of the rollout that it leaves: set loop.max_staleness = 0",
     ),
+    "state_key": Need(lambda recipe: True, "every run has it: see lightningrl.credit.state_keys"),
     "judge": Need(lambda recipe: recipe.judge is not None, "add a [judge] table with base_url and model"),
 }
 """By the name that stands in an assigner's `requires`."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lightningrl.plugins import Plugin
 
 if TYPE_CHECKING:
-    from lightningrl.credit import Baseline, Branches, DiscountedReturns, IdenticalAssignment
+    from lightningrl.credit import Baseline, Branches, Clip, IdenticalAssignment, PerAgent, StateGroups, Sum, TurnReturns, Whiten
+    from lightningrl.credit.spread import Counted
+    from lightningrl.credit.state_keys import StateKey
+    from lightningrl.credit.states import StateBaseline
+    from lightningrl.credit.turns import ComparedTurns
+    from lightningrl.protocols import CreditAssigner
+
+    Build = Callable[[Any], CreditAssigner]
+    """Of a part as the recipe has it: `{ use = …, options = … }`."""
 
 __all__ = ["PLUGINS"]
 
@@ -31,16 +40,111 @@ def _rloo() -> IdenticalAssignment:
     return _identical(baseline="rloo")
 
 
+def _maxrl(*, epsilon: float = 1e-6) -> IdenticalAssignment:
+    return _identical(baseline="maxrl", epsilon=epsilon)
+
+
+def _opo() -> IdenticalAssignment:
+    return _identical(baseline="opo")
+
+
 def _reinforce() -> IdenticalAssignment:
     return _identical(baseline="none")
 
 
+def _turns(
+    *,
+    gamma: float = 1.0,
+    outcome_gamma: float | None = None,
+    turn_weight: float = 1.0,
+    weights: Mapping[str, float] | None = None,
+    baseline: Baseline = "grpo",
+    turn_baseline: Baseline | None = None,
+    compared: ComparedTurns = "turn",
+    epsilon: float = 1e-6,
+) -> TurnReturns:
+    from lightningrl.credit import TurnReturns
+
+    return TurnReturns(
+        gamma=gamma,
+        outcome_gamma=outcome_gamma,
+        turn_weight=turn_weight,
+        weights=weights,
+        baseline=baseline,
+        turn_baseline=turn_baseline,
+        compared=compared,
+        epsilon=epsilon,
+    )
+
+
 def _discounted(
     *, gamma: float = 1.0, weights: Mapping[str, float] | None = None, baseline: Baseline = "grpo", epsilon: float = 1e-6
-) -> DiscountedReturns:
-    from lightningrl.credit import DiscountedReturns
+) -> TurnReturns:
+    return _turns(gamma=gamma, weights=weights, baseline=baseline, epsilon=epsilon)
 
-    return DiscountedReturns(gamma=gamma, weights=weights, baseline=baseline, epsilon=epsilon)
+
+def _states(
+    *,
+    key: str | StateKey = "prompt",
+    gamma: float = 0.95,
+    omega: float = 1.0,
+    episode: float = 1.0,
+    history: int = 0,
+    alpha: float = 1.0,
+    shrinkage: float = 0.0,
+    gate: float | None = None,
+    lam: float = 1.0,
+    weights: Mapping[str, float] | None = None,
+    baseline: StateBaseline = "grpo",
+    epsilon: float = 1e-6,
+    folder: Path | str = ".",
+) -> StateGroups:
+    from lightningrl.credit import StateGroups
+
+    return StateGroups(
+        key=key,
+        gamma=gamma,
+        omega=omega,
+        episode=episode,
+        history=history,
+        alpha=alpha,
+        shrinkage=shrinkage,
+        gate=gate,
+        lam=lam,
+        weights=weights,
+        baseline=baseline,
+        epsilon=epsilon,
+        folder=folder,
+    )
+
+
+def _sum(*, parts: Sequence[Any], build: Build) -> Sum:
+    from lightningrl.credit import Sum
+
+    def weigh(part: Any) -> tuple[CreditAssigner, float]:
+        if not isinstance(part, Mapping):
+            return build(part), 1.0
+        return build({key: value for key, value in part.items() if key != "weight"}), part.get("weight", 1.0)
+
+    return Sum(*map(weigh, parts))
+
+
+def _per_agent(*, of: Any, build: Build, counted: Counted = "rollouts") -> PerAgent:
+    from lightningrl.credit import PerAgent
+
+    return PerAgent(build(of), counted=counted)
+
+
+def _whiten(*, of: Any, build: Build) -> Whiten:
+    from lightningrl.credit import Whiten
+
+    return Whiten(build(of))
+
+
+def _clip(*, of: Any, at: float, build: Build) -> Clip:
+    from lightningrl.credit import Clip
+
+    return Clip(build(of), at=at)
 
 
 def _branches(*, samples: int = 4, points: int = 0, rollouts: int = 0, equal: bool = False, train: bool = False) -> Branches:
@@ -54,7 +158,15 @@ PLUGINS: tuple[Plugin, ...] = (
     Plugin(name="grpo", summary="each call gets (R - mean) / std of its group", factory=_grpo),
     Plugin(name="dr_grpo", summary="each call gets R - mean of its group", factory=_dr_grpo),
     Plugin(name="rloo", summary="each call gets R - mean of the others", factory=_rloo),
+    Plugin(name="maxrl", summary="each call gets (R - mean) / mean of its group", factory=_maxrl),
+    Plugin(name="opo", summary="each call gets R - mean of its group by tokens", factory=_opo),
     Plugin(name="reinforce", summary="each call gets R, with no baseline", factory=_reinforce),
     Plugin(name="branches", summary="the value of each state by branching the rollout there (VinePPO)", factory=_branches),
-    Plugin(name="discounted", summary="discounted turn rewards to go", factory=_discounted),
+    Plugin(name="turns", summary="turn rewards to go and the outcome, each with its baseline", factory=_turns),
+    Plugin(name="discounted", summary="`turns`, by the name that it had", factory=_discounted),
+    Plugin(name="states", summary="calls in the same state are compared (GiGPO, HGPO, ECPO)", factory=_states),
+    Plugin(name="sum", summary="weighted sum of other assigners", factory=_sum),
+    Plugin(name="per_agent", summary="another assigner, compared within each role's calls", factory=_per_agent),
+    Plugin(name="whiten", summary="another assigner, its group's tokens with mean 0 and deviation 1", factory=_whiten),
+    Plugin(name="clip", summary="another assigner, cut at a bound", factory=_clip),
 )

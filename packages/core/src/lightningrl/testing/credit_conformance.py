@@ -10,6 +10,7 @@ A deviation is an override marked `xfail(reason="…")`.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,9 @@ from lightningrl.credit import Compare, assign_credit, has_signal
 from lightningrl.credit.evidence import check_evidence
 from lightningrl.credit.needs import NEEDS
 from lightningrl.credit.samples import Rows, build_samples
-from lightningrl.protocols import CreditAssigner, Witness
-from lightningrl.testing.groups import make_group
+from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, Witness
+from lightningrl.testing._pytest import pytest
+from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
 
 __all__ = ["CreditConformance"]
@@ -37,6 +39,9 @@ class CreditConformance:
 
     compare: Compare = "group"
     """With whom a run compares a call."""
+
+    outcomes: Sequence[float] = (0.0, 1.0, 0.25, 1.0, -0.5)
+    """Returns that `expected` is asked for."""
 
     def make_assigner(self) -> CreditAssigner:
         """A fresh assigner."""
@@ -127,6 +132,13 @@ class CreditConformance:
                 "take their mean with lightningrl.credit.mean, or lightningrl.credit.center, which leaves exactly 0.0"
             )
 
+    def test_equal_turns_of_equal_episodes_are_scored_without_gradient(self) -> None:
+        turns = make_group(*((0.1, 0.3, None, 0.0, 0.2),) * 4, rewards=(1.0,) * 4)
+        for group in (turns, _with_repeated_states(turns)):
+            values = _values(self._assign(group))
+            assert len(values) > 0
+            assert not self.is_group_relative or set(values) == {0.0}, "four equal episodes differ by the position of their turns alone"
+
     def test_trajectory_without_reward_gets_none_and_changes_nobody(self) -> None:
         group = self.scored_group()
         failed = make_group((9.0, -9.0), rewards=(None,), id="failed").trajectories
@@ -134,6 +146,47 @@ class CreditConformance:
         credit = self._assign(with_failed)
         assert credit[0] == (None, None)
         _assert_equal(credit[1:], self._assign(group))
+
+    def test_a_reward_of_none_is_not_a_reward_of_zero(self) -> None:
+        group = self.scored_group()
+        first = group.trajectories[0]
+        for reward in (None, 0.0):
+            credit = self._assign(replace(group, trajectories=(replace(first, reward=reward), *group.trajectories[1:])))[0]
+            assert all((advantages is None) == (reward is None) for advantages in credit), f"reward {reward!r} was taken for another"
+
+    def test_credit_never_crosses_branches(self) -> None:
+        """What came of the branches beside it says nothing of one: two that earned the same are credited the same."""
+
+        def fork(name: str, *rewards: float) -> Trajectory:
+            calls = [make_transition(f"{name}/0", rewards={"turn": 0.0})]
+            for n, reward in enumerate(rewards, start=1):
+                prompt, turn = [1, 2, 3, 4, 5, n], {"turn": reward}
+                calls.append(make_transition(f"{name}/{n}", prompt=prompt, completion=[7, n], index=n, parent=f"{name}/0", rewards=turn))
+            return make_trajectory(name, calls, reward=1.0)
+
+        credit = self._assign(TrajectoryGroup(id="g", trajectories=(fork("a", -4.0, 0.0, 4.0), fork("b", 0.0, 0.0, 0.0))))
+        _assert_equal((credit[0][2:3],), (credit[1][2:3],))
+
+    def test_metrics_of_a_step_are_finite(self) -> None:
+        assigner = self.make_assigner()
+        if not isinstance(assigner, CreditMonitor):
+            pytest.skip("it reports no metrics")
+        group = self.scored_group()
+        metrics = assigner.finish_step([group], [self._assign(group, assigner)])
+        assert all(math.isfinite(value) for value in metrics.values()), metrics
+
+    def test_state_is_restored_bit_for_bit(self) -> None:
+        assigner, restored = self.make_assigner(), self.make_assigner()
+        if not isinstance(assigner, CreditMemory) or not isinstance(restored, CreditMemory):
+            pytest.skip("it remembers nothing")
+        group = self.scored_group()
+        for _ in range(3):
+            advantages = self._assign(group, assigner)
+            if isinstance(assigner, CreditMonitor):
+                assigner.finish_step([group], [advantages])
+        restored.load(json.loads(json.dumps(assigner.state())))
+        assert restored.state() == assigner.state()
+        _assert_equal(self._assign(group, assigner), self._assign(group, restored), tolerance=0.0)
 
     def test_group_without_any_reward_gets_none(self) -> None:
         group = make_group((0.0, 0.0), (0.0,), rewards=(None, None))
@@ -159,12 +212,24 @@ class CreditConformance:
         assert self._assign(TrajectoryGroup(id="empty", trajectories=())) == ()
 
     def test_without_turn_rewards_it_is_the_outcome_method(self) -> None:
-        rewards = (0.0, 1.0, 0.25, 1.0, -0.5)
-        group = make_group(*((reward,) * (1 + i % 3) for i, reward in enumerate(rewards)))
-        for credit, expected in zip(self._assign(group), self.expected(rewards), strict=True):
+        group = make_group(*((reward,) * (1 + i % 3) for i, reward in enumerate(self.outcomes)))
+        for credit, expected in zip(self._assign(group), self.expected(self.outcomes), strict=True):
             for advantages in credit:
                 assert advantages is not None
                 np.testing.assert_allclose(advantages, expected, atol=1e-6, rtol=1e-6)
+
+
+def _with_repeated_states(group: TrajectoryGroup) -> TrajectoryGroup:
+    """The group with the same prompts in all its trajectories, and one prompt that comes twice in each."""
+
+    def repeat(trajectory: Trajectory) -> Trajectory:
+        prompts = [np.array([1, 2, min(t, 3)], dtype=np.int32) for t in range(len(trajectory.transitions))]
+        return replace(
+            trajectory,
+            transitions=tuple(replace(call, prompt_ids=prompt) for call, prompt in zip(trajectory.transitions, prompts, strict=True)),
+        )
+
+    return replace(group, trajectories=tuple(map(repeat, group.trajectories)))
 
 
 def _values(advantages: Advantages) -> list[float]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.config import Recipe, check_options
+from lightningrl.credit.combinators import Combination
 from lightningrl.credit.comparison import check_comparison
 from lightningrl.credit.judge import Judge
 from lightningrl.credit.needs import check_needs
@@ -101,7 +102,8 @@ def build_scorer(recipe: Recipe, plugins: PluginManager) -> Scorer:
         digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name], part.options)
     assigner = _credit(recipe, plugins)
     judge = None if recipe.judge is None else f"{recipe.judge.model} at {recipe.judge.base_url}"
-    digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge})
+    nested = {"parts": [digest_of(part, {}) for part in _nested(assigner)]} if isinstance(assigner, Combination) else {}
+    digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge, **nested})
     _check_samples(recipe, plugins)
     return Scorer(
         rewards=RewardSet(named),
@@ -139,12 +141,18 @@ def _trained_calls(recipe: Recipe, _: PluginManager) -> dict[str, TrainedCalls]:
     return trained
 
 
-def _part(plugins: PluginManager, hook: str, use: Any, options: Mapping[str, Any], folder: Path) -> Any:
-    """An installed plugin's product, a user's class or factory called with `options`, or the object itself."""
+def _part(
+    plugins: PluginManager, hook: str, use: Any, options: Mapping[str, Any], folder: Path, *, offered: Mapping[str, Any] | None = None
+) -> Any:
+    """An installed plugin's product, a user's class or factory called with `options`, or the object itself. A plugin's factory has what is
+    `offered` where it takes it."""
     if isinstance(use, str) and not is_reference(use):
         plugin = plugins.find(hook, use)
-        check_options(plugin.factory, options, what=f"{use!r}")
-        return plugin.factory(**options)
+        taken = {name: value for name, value in (offered or {}).items() if name in inspect.signature(plugin.factory).parameters}
+        check_options(plugin.factory, options, what=f"{use!r}", reserved=tuple(taken))
+        if missing := [name for name in _required(plugin.factory) if name not in options and name not in taken]:
+            raise ConfigError(*(f"{use!r} needs the setting {name!r}; set it in its options" for name in missing))
+        return plugin.factory(**options, **taken)
     part = resolve(use, folder) if isinstance(use, str) else use
     if isinstance(part, type):
         check_options(part, options, what=f"{use!r}")
@@ -185,10 +193,38 @@ def _check_reward(name: str, use: Any, reward: Any) -> None:
         ) from None
 
 
-def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
-    assigner: CreditAssigner = _part(plugins, "lightningrl_credit_assigners", recipe.credit.use, recipe.credit.options, recipe.folder)
+def _required(factory: Callable[..., Any]) -> list[str]:
+    """Names of the keyword parameters that have no default."""
+    parameters = inspect.signature(factory).parameters.values()
+    return [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY and one.default is inspect.Parameter.empty]
+
+
+def _assigner(plugins: PluginManager, use: Any, options: Mapping[str, Any], folder: Path) -> CreditAssigner:
+    """A credit assigner with those that it is made of, each as `{ use = …, options = … }`."""
+
+    def build(part: Any) -> CreditAssigner:
+        if isinstance(part, str):
+            part = {"use": part}
+        if not isinstance(part, Mapping) or not {"use"} <= part.keys() <= {"use", "options"}:
+            raise ConfigError(f"credit assigner {use!r} is made of others, each as {{ use = …, options = … }}; one is {part!r}")
+        return _assigner(plugins, part["use"], part.get("options", {}), folder)
+
+    assigner: CreditAssigner = _part(
+        plugins, "lightningrl_credit_assigners", use, options, folder, offered={"build": build, "folder": folder}
+    )
     if not hasattr(assigner, "assign"):
-        raise ConfigError(f"credit.use {recipe.credit.use!r} has no `assign(group)`; name a class with `requires` and `assign`")
+        raise ConfigError(f"credit.use {use!r} has no `assign(group)`; name a class with `requires` and `assign`")
+    return assigner
+
+
+def _nested(assigner: CreditAssigner) -> Iterator[CreditAssigner]:
+    for part in assigner.parts if isinstance(assigner, Combination) else ():
+        yield part
+        yield from _nested(part)
+
+
+def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
+    assigner = _assigner(plugins, recipe.credit.use, recipe.credit.options, recipe.folder)
     is_paid_by_role = any(reward.agents is not None and reward.weight != 0.0 for reward in recipe.rewards.values())
     by_role = recipe.credit.compare == "role" or is_paid_by_role
     gather(

@@ -1,0 +1,125 @@
+"""CPU of a step's credit (DESIGN's target: at most 50 ms): 128 rollouts of 8 turns, every installed assigner that asks nobody.
+
+python benchmarks/credit_cpu.py
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from lightningrl.credit import assign_credit
+from lightningrl.credit.comparison import Compare
+from lightningrl.plugins import load_plugins
+from lightningrl.protocols import CreditAssigner, CreditMonitor
+from lightningrl.testing.groups import make_trajectory, make_transition
+from lightningrl.types import ToolCall, Trajectory, TrajectoryGroup, Transition
+
+GROUPS, ROLLOUTS, TURNS = 16, 8, 8
+PROMPT, COMPLETION, RESULT = 1000, 64, 150
+"""Tokens."""
+WORDS = "a table, a chair and what else there was in the room of 12 by 9 feet; " * 8
+REPEATS = 15
+ASKS_NOBODY = {"group", "turn_rewards", "agents", "state_key"}
+OPTIONS: Mapping[str, list[Mapping[str, Any]]] = {
+    "turns": [{"gamma": 0.9}, {"compared": "all"}],
+    "states": [
+        {},
+        {"key": "observation"},
+        {"key": "tool_result"},
+        {"history": 4, "shrinkage": 2.0, "gate": 4.0, "lam": 0.9},
+    ],
+    "sum": [{"parts": [{"use": "turns", "weight": 0.5}, {"use": "states"}]}],
+    "per_agent": [{"of": {"use": "turns"}}],
+    "whiten": [{"of": {"use": "turns"}}],
+    "clip": [{"of": {"use": "states"}, "at": 5.0}],
+}
+INSTALLED = load_plugins().credit_assigners
+
+
+def build(part: Mapping[str, Any]) -> CreditAssigner:
+    factory = INSTALLED[part["use"]].factory
+    offered = {"build": build} if part["use"] in ("sum", "per_agent", "whiten", "clip") else {}
+    made: CreditAssigner = factory(**part.get("options", {}), **offered)
+    return made
+
+
+def make_rollout(group: int, number: int, random: np.random.Generator) -> Trajectory:
+    """A chat with a tool in every turn; results are of few kinds, so that states repeat."""
+    prompt = [group, *range(PROMPT)]
+    calls: list[Transition] = []
+    tools: list[ToolCall] = []
+    for t in range(TURNS):
+        name, completion, result = f"{group}/{number}/{t}", random.integers(0, 5000, COMPLETION).tolist(), int(random.integers(0, 4))
+        parent = calls[-1].id if calls else None
+        calls.append(
+            make_transition(
+                name,
+                prompt=prompt,
+                completion=completion,
+                index=t,
+                parent=parent,
+                agent=("search", "answer")[t % 2],
+                rewards={"tool": float(random.normal())},
+                tool_call_ids=(f"call_{name}",),
+            )
+        )
+        tools.append(
+            ToolCall(
+                id=f"call_{name}", name="find", arguments=f'{{"page": {result}}}', result=f"page {result} at 18:04:{number:02} has {WORDS}"
+            )
+        )
+        prompt = [*prompt, *completion, *range(result, result + RESULT)]
+    return make_trajectory(f"{group}/{number}", calls, reward=float(random.integers(0, 2)), group_id=str(group), tool_calls=tools)
+
+
+def cpu_ms(work: Callable[[], Any]) -> float:
+    """Least CPU time of one call, in milliseconds: what else the machine does only adds to it."""
+    work()
+    times = []
+    for _ in range(REPEATS):
+        began = time.thread_time()
+        work()
+        times.append(time.thread_time() - began)
+    return min(times) * 1e3
+
+
+def main() -> None:
+    random = np.random.default_rng(0)
+    groups = [
+        TrajectoryGroup(id=str(group), trajectories=tuple(make_rollout(group, number, random) for number in range(ROLLOUTS)))
+        for group in range(GROUPS)
+    ]
+
+    def step(assigner: CreditAssigner, compare: Compare) -> None:
+        found = [assign_credit(assigner, group, compare=compare) for group in groups]
+        if isinstance(assigner, CreditMonitor):
+            assigner.finish_step(groups, found)
+
+    costs: dict[str, float] = {}
+    for name, plugin in INSTALLED.items():
+        if name in OPTIONS:
+            builds = [{"use": name, "options": options} for options in OPTIONS[name]]
+        elif plugin.factory().requires <= ASKS_NOBODY:
+            builds = [{"use": name}]
+        else:
+            continue
+        for part in builds:
+            said = ", ".join(f"{key} = {value}" for key, value in part.get("options", {}).items() if not isinstance(value, dict | list))  # type: ignore[attr-defined]
+            costs[f"{name} {said}".strip()] = cpu_ms(lambda part=part: step(build(part), "group"))  # type: ignore[misc]
+    costs["grpo, compare = role"] = cpu_ms(lambda: step(build({"use": "grpo"}), "role"))
+    costs["turns, compare = role"] = cpu_ms(lambda: step(build({"use": "turns"}), "role"))
+    print(
+        f"{GROUPS * ROLLOUTS} rollouts × {TURNS} turns, prompts up to {len(groups[0].trajectories[0].transitions[-1].prompt_ids):,} tokens"
+    )
+    print(f"{'assigner':<64}{'CPU ms':>8}{'÷ grpo':>9}")
+    for name, cost in costs.items():
+        print(f"{name:<64}{cost:8.1f}{cost / costs['grpo']:9.1f}")
+    print(f"RESULT {max(costs.values()):.1f}")
+
+
+if __name__ == "__main__":
+    main()

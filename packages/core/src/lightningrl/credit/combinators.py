@@ -1,0 +1,178 @@
+"""Assigners made of assigners: Sum, PerAgent, Whiten, Clip.
+
+    Sum((TurnReturns(), 1.0), (Clip(StateGroups(), at=5.0), 0.5))       options.parts = [{ use = "turns" }, { use = "clip", … }]
+
+What a part needs, asks for, reports and remembers is the whole's: evidence and state are kept for each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lightningrl.credit.comparison import ComparesRoles, assign_by_role, check_comparison
+from lightningrl.credit.spread import Counted, ReturnBased
+from lightningrl.credit.whiten import whiten
+from lightningrl.errors import ConfigError
+from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, Witness
+from lightningrl.types import Advantages, Array, Evidence, Trajectory, TrajectoryGroup
+
+__all__ = ["Clip", "Combination", "PerAgent", "Sum", "Whiten"]
+
+_Assign = Callable[[CreditAssigner, TrajectoryGroup], Advantages]
+
+
+class Combination:
+    """What all of them share. A whole has `score`, `finish_step`, `state` and `load` where a part has them."""
+
+    score: Callable[..., Awaitable[Evidence]]
+    finish_step: Callable[[Sequence[TrajectoryGroup], Sequence[Advantages]], Mapping[str, float]]
+    state: Callable[[], Any]
+    load: Callable[[Any], None]
+    assign_by_role: Callable[[TrajectoryGroup], Advantages]
+
+    def __init__(self, *parts: CreditAssigner) -> None:
+        self.parts = parts
+        self.requires: frozenset[str] = frozenset[str]().union(*(part.requires for part in parts))
+        if any(isinstance(part, Witness) for part in parts):
+            self.score = self._score
+        if any(isinstance(part, CreditMonitor) for part in parts):
+            self.finish_step = self._finish_step
+        if any(isinstance(part, CreditMemory) for part in parts):
+            self.state, self.load = self._state, self._load
+        if all(isinstance(part, ComparesRoles | ReturnBased) for part in parts):
+            self.assign_by_role = lambda group: self._combine(group, self._by_role)
+
+    def assign(self, group: TrajectoryGroup) -> Advantages:
+        return self._combine(group, lambda part, seen: part.assign(seen))
+
+    def _combine(self, group: TrajectoryGroup, assign: _Assign) -> Advantages:
+        raise NotImplementedError
+
+    def _by_role(self, part: CreditAssigner, group: TrajectoryGroup) -> Advantages:
+        return assign_by_role(part, group)
+
+    async def _score(self, trajectory: Trajectory, *services: Any) -> Evidence:
+        """The evidence of all parts; a part's number stands before each name."""
+        calls: dict[str, Array] = {}
+        tokens: dict[str, tuple[Array, ...]] = {}
+        for number, part in enumerate(self.parts):
+            if isinstance(part, Witness):
+                found = await part.score(trajectory, *services)
+                calls |= {f"{number}.{name}": values for name, values in found.calls.items()}
+                tokens |= {f"{number}.{name}": values for name, values in found.tokens.items()}
+        return Evidence(calls=calls, tokens=tokens)
+
+    def _seen_by(self, number: int, group: TrajectoryGroup) -> TrajectoryGroup:
+        """The group with the evidence that a part asked for, by the names that it gave."""
+        if not isinstance(self.parts[number], Witness):
+            return group
+        return replace(group, trajectories=tuple(_with_own(trajectory, f"{number}.") for trajectory in group.trajectories))
+
+    def _finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> dict[str, float]:
+        """The metrics of all parts; of two with one name the later has its part's number."""
+        metrics: dict[str, float] = {}
+        for number, part in enumerate(self.parts):
+            if isinstance(part, CreditMonitor):
+                seen = [self._seen_by(number, group) for group in groups]
+                own = advantages if len(self.parts) == 1 else [part.assign(group) for group in seen]
+                metrics |= {f"{name}_{number}" if name in metrics else name: value for name, value in part.finish_step(seen, own).items()}
+        return metrics
+
+    def _state(self) -> list[Any]:
+        return [part.state() if isinstance(part, CreditMemory) else None for part in self.parts]
+
+    def _load(self, state: Sequence[Any], /) -> None:
+        for part, own in zip(self.parts, state, strict=True):
+            if isinstance(part, CreditMemory):
+                part.load(own)
+
+
+class Sum(Combination):
+    """A = Σ_k w_k A_k. A call that some part scored is scored; one that none did is None."""
+
+    def __init__(self, *parts: tuple[CreditAssigner, float]) -> None:
+        if not parts:
+            raise ConfigError("a sum of credit assigners has no parts; set options.parts = [{ use = 'grpo' }, { use = 'turns' }]")
+        if odd := [weight for _, weight in parts if not isinstance(weight, int | float) or not np.isfinite(weight)]:
+            raise ConfigError(f"the weight of a credit assigner's part is {odd[0]!r}; give a number")
+        super().__init__(*(part for part, _ in parts))
+        self.weights = tuple(weight for _, weight in parts)
+
+    def _combine(self, group: TrajectoryGroup, assign: _Assign) -> Advantages:
+        found = [assign(part, self._seen_by(number, group)) for number, part in enumerate(self.parts)]
+        return tuple(
+            tuple(_add([by_trajectory[t] for by_trajectory in by_part], self.weights) for t in range(len(trajectory.transitions)))
+            for trajectory, *by_part in zip(group.trajectories, *found, strict=True)
+        )
+
+
+class _Wrapper(Combination):
+    def __init__(self, of: CreditAssigner) -> None:
+        super().__init__(of)
+
+    def _combine(self, group: TrajectoryGroup, assign: _Assign) -> Advantages:
+        return self._finish(group, assign(self.parts[0], self._seen_by(0, group)))
+
+    def _finish(self, group: TrajectoryGroup, advantages: Advantages) -> Advantages:
+        raise NotImplementedError
+
+
+class PerAgent(_Wrapper):
+    """Each role's calls are compared with that role's alone (Dr. MAS, arXiv 2602.08847), as `credit.compare = "role"` does it."""
+
+    def __init__(self, of: CreditAssigner, *, counted: Counted = "rollouts") -> None:
+        """`counted`: whether each rollout weighs the same in a role's mean, or each of its `calls`, as in the paper."""
+        check_comparison(of, "role")
+        super().__init__(of)
+        self.counted: Counted = counted
+        if counted not in ("rollouts", "calls"):
+            raise ConfigError(f"per_agent counts 'rollouts' or 'calls'; counted is {counted!r}")
+        if counted == "calls" and isinstance(of, ComparesRoles):
+            raise ConfigError(f"per_agent cannot count calls for {type(of).__name__!r}, which compares roles itself; count 'rollouts'")
+        self.requires |= {"agents"}
+
+    def _combine(self, group: TrajectoryGroup, assign: _Assign) -> Advantages:
+        return self._by_role(self.parts[0], self._seen_by(0, group))
+
+    def _by_role(self, part: CreditAssigner, group: TrajectoryGroup) -> Advantages:
+        return assign_by_role(part, group, counted=self.counted)
+
+
+class Whiten(_Wrapper):
+    """Mean 0 and deviation 1 over the group's trained tokens, so that the parts of a sum are of one size. The step's is `credit.whiten`."""
+
+    def _finish(self, group: TrajectoryGroup, advantages: Advantages) -> Advantages:
+        return whiten([group], [advantages])[0]
+
+
+class Clip(_Wrapper):
+    """A ← min(max(A, -c), c)."""
+
+    def __init__(self, of: CreditAssigner, *, at: float) -> None:
+        """`at` is c; ROLL trains with 0.2 to 10."""
+        if not at > 0.0:
+            raise ConfigError(f"advantages are clipped at {at!r}, which is not above 0; try 5.0")
+        super().__init__(of)
+        self.at = at
+
+    def _finish(self, group: TrajectoryGroup, advantages: Advantages) -> Advantages:
+        return tuple(tuple(None if credit is None else np.clip(credit, -self.at, self.at) for credit in by_call) for by_call in advantages)
+
+
+def _add(parts: Sequence[Array | None], weights: Sequence[float]) -> Array | None:
+    scored = [weight * credit.astype(np.float64) for credit, weight in zip(parts, weights, strict=True) if credit is not None]
+    return sum(scored[1:], scored[0]).astype(np.float32) if scored else None
+
+
+def _with_own(trajectory: Trajectory, prefix: str) -> Trajectory:
+    if trajectory.evidence is None:
+        return trajectory
+    calls, tokens = (
+        {name.removeprefix(prefix): values for name, values in kind.items() if name.startswith(prefix)}
+        for kind in (trajectory.evidence.calls, trajectory.evidence.tokens)
+    )
+    return replace(trajectory, evidence=Evidence(calls=calls, tokens=tokens))  # type: ignore[arg-type]
