@@ -9,9 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from lightningrl.types import (
     Advantages,
+    Array,
     EngineInfo,
     Evidence,
     GenerateRequest,
+    IntArray,
     Sample,
     Task,
     TokenChunk,
@@ -23,6 +25,7 @@ __all__ = [
     "Ask",
     "Backend",
     "Capabilities",
+    "Continuation",
     "CreditAssigner",
     "CreditMemory",
     "CreditMonitor",
@@ -30,7 +33,10 @@ __all__ = [
     "IntermediateReward",
     "LearnReport",
     "Reward",
+    "Services",
     "StepReport",
+    "TokenScorer",
+    "Valuer",
     "Witness",
 ]
 
@@ -70,11 +76,32 @@ class Ask(Protocol):
         ...
 
 
+class Services(Ask, Protocol):
+    """All that may be asked about one rollout: called, it is the judge. `policy` is a name of the run; None = the rollout's own.
+
+    Raises BackendError where there is no answer, or the budget (`credit.max_tokens`) is used up."""
+
+    async def logprobs(
+        self, tokens: Sequence[int] | IntArray, context: Sequence[int] | IntArray, *, policy: str | None = None, reference: bool = False
+    ) -> Array:
+        """log π(token | context, the tokens before it), one per token, at temperature 1: of the policy's weights of now, or of those that
+        it started from (`reference`)."""
+        ...
+
+    async def values(self, contexts: Sequence[Sequence[int] | IntArray], *, policy: str | None = None) -> Array:
+        """The return that the policy's critic expects after each context."""
+        ...
+
+    async def encode(self, text: str, *, policy: str | None = None) -> list[int]:
+        """The text's tokens, none added around them."""
+        ...
+
+
 @runtime_checkable
 class Witness(Protocol):
     """The part of a credit assigner that may wait and cost. What it finds is kept with the attempt: a resumed run asks nobody twice."""
 
-    async def score(self, trajectory: Trajectory, ask: Ask) -> Evidence:
+    async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
         """Evidence of a rewarded trajectory; `assign` finds it in `trajectory.evidence`. Raising = the rollout is left out and counted."""
         ...
 
@@ -130,6 +157,8 @@ class Capabilities:
     """Can turn a call's reward into token advantages with a learned critic (PPO)."""
     several_policies: bool = False
     """A run may have several of it, one for each policy."""
+    services: frozenset[str] = frozenset()
+    """What evidence may ask of it: `logprobs` (it is a `TokenScorer`), `values` (with a critic it is a `Valuer`)."""
 
     def __str__(self) -> str:
         can = {
@@ -139,7 +168,9 @@ class Capabilities:
             "critic": self.critic,
             "several policies": self.several_policies,
         }
-        return ", ".join([*sorted(self.devices), *sorted(self.losses), *(name for name, is_able in can.items() if is_able)])
+        return ", ".join(
+            [*sorted(self.devices), *sorted(self.losses), *(name for name, is_able in can.items() if is_able), *sorted(self.services)]
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,3 +229,30 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Continuation:
+    """Tokens after a context, which is not empty."""
+
+    context: IntArray
+    tokens: IntArray
+
+
+@runtime_checkable
+class TokenScorer(Protocol):
+    """A backend that tells how likely tokens are, beside serving and learning. Blocking; call it in a thread."""
+
+    def logprobs(self, continuations: Sequence[Continuation], *, reference: bool = False) -> Sequence[Array]:
+        """For each its tokens' logprobs at temperature 1, of the weights of now; `reference`: of those that it started from. Computed in
+        forward passes of bounded tokens. Raises BackendError where it keeps no reference, or tokens are not the policy's."""
+        ...
+
+
+@runtime_checkable
+class Valuer(Protocol):
+    """A backend with a critic. Blocking; call it in a thread."""
+
+    def values(self, contexts: Sequence[IntArray]) -> Array:
+        """The value after each context. Raises BackendError where there is no critic, or tokens are not the policy's."""
+        ...

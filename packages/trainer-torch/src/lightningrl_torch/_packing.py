@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lightningrl.types import Sample
 
-__all__ = ["Batch", "build_batches", "build_rows"]
+__all__ = ["Batch", "build_batches", "build_rows", "make_row"]
 
 _SHARED = 0.5
 """A sample joins a tree when it shares at least this fraction of its tokens; less is not worth the attention."""
@@ -74,6 +74,26 @@ class Batch:
     temperatures: NDArray[np.float32]
     calls: NDArray[np.int64]
     """(N,): which call each is of, 0 … calls - 1."""
+
+
+def make_row(context: NDArray[np.int32], tokens: NDArray[np.int32]) -> Sample:
+    """Tokens after a context as a row to be read: no credit, no weight."""
+    length = len(context) + len(tokens)
+    mask = np.arange(length) >= len(context)
+    zeros = np.zeros(length, np.float32)
+    numbers = np.where(mask, 0, -1).astype(np.int32)
+    return Sample(
+        rollout_id="",
+        policy="",
+        token_ids=np.concatenate([context, tokens]).astype(np.int32),
+        mask=mask,
+        logprobs=zeros,
+        advantages=zeros,
+        weights=zeros,
+        versions=numbers,
+        calls=numbers,
+        temperatures=np.ones(length, np.float32),
+    )
 
 
 def build_rows(samples: Sequence[Sample], *, max_tokens: int, share_prefixes: bool) -> list[_Row]:

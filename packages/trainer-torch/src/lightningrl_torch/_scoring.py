@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,9 +57,13 @@ def _logits(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autoca
 
 @contextlib.contextmanager
 def _only_at(head: nn.Module, rows: Tensor, columns: Tensor) -> Iterator[None]:
-    """Let the output embeddings see hidden states at (rows, columns) alone: the vocabulary is most of a small model's work."""
+    """Let the output embeddings see hidden states at (rows, columns) alone: the vocabulary is most of a small model's work. Of this
+    thread's forward passes: the engine's go on beside it."""
+    ours = threading.get_ident()
 
     def pick(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if threading.get_ident() != ours:
+            return arguments
         return (arguments[0][rows, columns][None], *arguments[1:])
 
     hook = head.register_forward_pre_hook(pick)

@@ -88,7 +88,7 @@ class Learner:
             group["lr"] = rate
         totals: dict[str, float] = defaultdict(float)
         with self._training(), self._undone_on_error():
-            recomputed = self._recompute(samples) if settings.importance_cap is not None else None
+            recomputed = self.recompute(samples, self.model) if settings.importance_cap is not None else None
             for _ in range(settings.epochs):
                 minibatches = self._deal(samples)
                 for minibatch in minibatches:
@@ -177,11 +177,13 @@ class Learner:
             sums["kl_reference"] = divergence.detach().sum()
         return (to_tensor(batch.weights, model) * token_loss).sum(), sums
 
-    def _recompute(self, samples: Sequence[Sample]) -> _Recomputed:
+    def recompute(self, samples: Sequence[Sample], model: PreTrainedModel) -> _Recomputed:
+        """Logprobs of the samples' trained tokens, by `id(sample)`, of the policy or its reference."""
+        _check(samples, self._traits.vocabulary)
         found: dict[int, NDArray[np.float32]] = {}
         for batch in self._batches(samples):
             with torch.no_grad():
-                logprobs = self._score(self.model, batch)[0].cpu().numpy()
+                logprobs = self._score(model, batch)[0].cpu().numpy()
             ends = np.cumsum([int(sample.mask.sum()) for sample in batch.samples])
             for sample, part in zip(batch.samples, np.split(logprobs, ends[:-1]), strict=True):
                 found[id(sample)] = part

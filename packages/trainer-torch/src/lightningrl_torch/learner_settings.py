@@ -110,7 +110,7 @@ class LearnerSettings(SettingsTable):
         return {name: value for name, value in clips.items() if value is not None} | self.loss_options
 
 
-def declare(settings: type[LearnerSettings], *, several_policies: bool) -> Capabilities:
+def declare(settings: type[LearnerSettings], *, several_policies: bool, services: frozenset[str] = frozenset()) -> Capabilities:
     """What a backend with these settings can do: read off the table of losses and the fields."""
     fields = settings.model_fields
     return Capabilities(
@@ -121,6 +121,7 @@ def declare(settings: type[LearnerSettings], *, several_policies: bool) -> Capab
         reference_kl="kl_coef" in fields,
         critic="critic" in fields,
         several_policies=several_policies,
+        services=services,
     )
 
 

@@ -18,8 +18,9 @@ import numpy as np
 from lightningrl.config import OutcomesConfig, SamplesConfig
 from lightningrl.credit import Compare, assign_credit, has_signal, whiten
 from lightningrl.credit.evidence import check_evidence
-from lightningrl.credit.judge import Judge, Questions
+from lightningrl.credit.judge import Judge
 from lightningrl.credit.samples import build_samples, teaching_rows
+from lightningrl.credit.services import PolicyQueries, RolloutServices
 from lightningrl.errors import LightningError, PluginError, RewardError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, IntermediateReward, Witness
@@ -112,6 +113,7 @@ class Scorer:
         plugins: PluginManager,
         digests: Mapping[str, str] | None = None,
         judge: Judge | None = None,
+        policies: PolicyQueries | None = None,
     ) -> None:
         """`trained`: by policy; a policy that is not in it stays as it is. `dynamic_sampling`: groups without signal are left
         out of the step and its means (DAPO); others stand in for them. `digests`: of the parts, by the recipe's key."""
@@ -127,6 +129,8 @@ class Scorer:
         self._plugins = plugins
         self._digests = dict(digests or {})
         self._judge = judge
+        self.policies = policies or PolicyQueries({})
+        """What evidence asks the run's policies by; whoever builds their backends connects them."""
         self._witnesses = asyncio.Semaphore(WITNESSES_AT_ONCE)
 
     async def reward(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
@@ -264,10 +268,10 @@ class Scorer:
         digests = self._digests_of("credit")
         if trajectory.evidence is not None and digests.items() <= trajectory.digests.items():
             return trajectory
-        questions, evidence, failure = Questions(self._judge), None, None
+        services, evidence, failure = RolloutServices(self._judge, self.policies, trajectory), None, None
         try:
             async with asyncio.timeout(LONGEST_SCORE_S):
-                evidence = await witness.score(trajectory, questions)
+                evidence = await witness.score(trajectory, services)
             check_evidence(evidence, trajectory)
         except PluginError:
             raise
@@ -279,7 +283,7 @@ class Scorer:
                 attempt=trajectory.attempt,
                 evidence=evidence,
                 digests=digests if evidence is not None else {},
-                asked=tuple(questions.asked),
+                asked=tuple(services.asked),
             )
             await keep([kept])
         return replace(
@@ -288,7 +292,7 @@ class Scorer:
             unrewarded=failure,
             evidence=evidence,
             digests={**trajectory.digests, **(digests if evidence is not None else {})},
-            other_calls=(*trajectory.other_calls, *questions.asked),
+            other_calls=(*trajectory.other_calls, *services.asked),
         )
 
     def _digests_of(self, *keys: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from lightningrl.credit.comparison import check_comparison
 from lightningrl.credit.judge import Judge
 from lightningrl.credit.needs import check_needs
 from lightningrl.credit.scoring import Scorer, TrainedCalls
+from lightningrl.credit.services import PolicyQueries
 from lightningrl.dialects import Dialect, build_dialects
 from lightningrl.errors import ConfigError, PluginError, gather
 from lightningrl.loading import digest_of, is_reference, load_callable
@@ -56,7 +57,7 @@ class Parts:
                 plugins.find("lightningrl_adapters", adapter)
             return cls(
                 backends=build_backends(recipe, plugins, models, will_run=will_run),
-                scorer=build_scorer(recipe, plugins),
+                scorer=build_scorer(recipe, plugins, models),
                 models=models,
                 dialects=build_dialects(plugins),
                 tasks=TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder)),
@@ -89,8 +90,8 @@ def _one_by_one(recipe: Recipe, plugins: PluginManager, *, will_run: bool) -> It
     yield partial(build_dialects, plugins)
 
 
-def build_scorer(recipe: Recipe, plugins: PluginManager) -> Scorer:
-    """Rewards, judge and credit as the recipe has them. Raises ConfigError or PluginError."""
+def build_scorer(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str] | None = None) -> Scorer:
+    """Rewards, judge and credit as the recipe has them; `models` by policy, for its tokenizers. Raises ConfigError or PluginError."""
     intermediate = {
         name: _part(plugins, "lightningrl_intermediate_rewards", part.use, part.options, recipe.folder)
         for name, part in recipe.intermediate_rewards.items()
@@ -116,6 +117,7 @@ def build_scorer(recipe: Recipe, plugins: PluginManager) -> Scorer:
         plugins=plugins,
         digests=digests,
         judge=_judge(recipe, plugins),
+        policies=PolicyQueries(models or {}, max_tokens=recipe.credit.max_tokens),
     )
 
 
@@ -191,10 +193,12 @@ def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
         raise ConfigError(f"credit.use {recipe.credit.use!r} has no `assign(group)`; name a class with `requires` and `assign`")
     is_paid_by_role = any(reward.agents is not None and reward.weight != 0.0 for reward in recipe.rewards.values())
     by_role = recipe.credit.compare == "role" or is_paid_by_role
+    backend = plugins.trainers.get(recipe.backend)
+    capabilities = None if backend is None else backend.capabilities
     gather(
         lambda: check_comparison(assigner, recipe.credit.compare),
         lambda: _check_judge(recipe, assigner),
-        lambda: check_needs(recipe, recipe.credit.use, assigner.requires | {"agents"} if by_role else assigner.requires),
+        lambda: check_needs(recipe, recipe.credit.use, assigner.requires | {"agents"} if by_role else assigner.requires, capabilities),
     )
     return assigner
 
