@@ -27,7 +27,7 @@ def declared(*services: str) -> Capabilities:
     [
         ((), {}, "logprobs", "use a trainer backend that tells logprobs of given tokens: backend = 'torch'"),
         (("logprobs",), {"critic": {}}, "values", "use a trainer backend with a critic that tells values"),
-        (("logprobs", "values"), {}, "values", r"a table \[learner\.critic\]"),
+        (("logprobs", "values"), {}, "values", r".*a table \[learner\.critic\]"),
         (("logprobs", "values"), {}, "logprobs", None),
         (("logprobs", "values"), {"critic": {}}, "values", None),
     ],
