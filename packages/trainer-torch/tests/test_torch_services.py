@@ -142,7 +142,7 @@ async def test_what_cannot_be_answered_is_one_sentence(make_backend: MakeBackend
         await ask.encode("a")
     with pytest.raises(BackendError, match=r"may read 100 tokens of policies and critics; raise credit\.max_tokens"):
         await ask.logprobs([1] * 90, [1] * 10)
-    with pytest.raises(BackendError, match=r"129 tokens to score are more than policy .* reads \(128\)"):
+    with pytest.raises(BackendError, match=r"129 tokens are more than policy .* reads \(128\)"):
         await services(connected(backend)).logprobs([1], [1] * 128)
 
 

@@ -9,6 +9,7 @@ from lightningrl.plugins import Plugin
 
 if TYPE_CHECKING:
     from lightningrl.credit import Baseline, DiscountedReturns, IdenticalAssignment
+    from lightningrl.credit.turn_gae import TurnGae
 
 __all__ = ["PLUGINS"]
 
@@ -43,6 +44,20 @@ def _discounted(
     return DiscountedReturns(gamma=gamma, weights=weights, baseline=baseline, epsilon=epsilon)
 
 
+def _turn_gae(
+    *, gamma: float = 0.99, lam: float = 0.9, bi_level: bool = False, token_lam: float = 1.0, weights: Mapping[str, float] | None = None
+) -> TurnGae:
+    from lightningrl.credit.turn_gae import TurnGae
+
+    return TurnGae(gamma=gamma, lam=lam, level="both" if bi_level else "turn", token_lam=token_lam, weights=weights)
+
+
+def _gae(*, gamma: float = 1.0, lam: float = 1.0, weights: Mapping[str, float] | None = None) -> TurnGae:
+    from lightningrl.credit.turn_gae import TurnGae
+
+    return TurnGae(gamma=gamma, lam=lam, level="token", weights=weights)
+
+
 PLUGINS: tuple[Plugin, ...] = (
     Plugin(name="identical", summary="each call gets the episode's return; choose the baseline", factory=_identical),
     Plugin(name="grpo", summary="each call gets (R - mean) / std of its group", factory=_grpo),
@@ -50,4 +65,6 @@ PLUGINS: tuple[Plugin, ...] = (
     Plugin(name="rloo", summary="each call gets R - mean of the others", factory=_rloo),
     Plugin(name="reinforce", summary="each call gets R, with no baseline", factory=_reinforce),
     Plugin(name="discounted", summary="discounted turn rewards to go", factory=_discounted),
+    Plugin(name="turn_gae", summary="advantages over turns, with a critic (Turn-PPO; bi-level as in VAGEN)", factory=_turn_gae),
+    Plugin(name="gae", summary="advantages over tokens, with a critic (PPO)", factory=_gae),
 )
