@@ -24,7 +24,7 @@ class Scores(NamedTuple):
 
     logprobs: Tensor
     entropies: Tensor
-    """Without a gradient."""
+    """With a gradient where a loss has a term of them."""
     states: Tensor
     """(N, hidden): what the output embeddings saw where the token was predicted."""
 
@@ -34,7 +34,7 @@ def to_tensor(values: NDArray[Any], model: PreTrainedModel) -> Tensor:
     return torch.from_numpy(values).to(model.device)
 
 
-def score_batch(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autocast: bool) -> Scores:
+def score_batch(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autocast: bool, entropy_gradient: bool = False) -> Scores:
     """Logprobs and entropies float32, in the softmax at the token's temperature."""
     logits, states = _forward(model, traits, batch, autocast=autocast)
     logits = logits.float()
@@ -43,7 +43,7 @@ def score_batch(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, au
         temperatures = np.where(batch.temperatures == 0.0, np.float32(1.0), batch.temperatures)
         logits = logits / to_tensor(temperatures, model)[:, None]
     logprobs = logits.log_softmax(-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropies = -(logprobs.exp() * logprobs).sum(-1)
     return Scores(logprobs.gather(-1, to_tensor(batch.targets, model)[:, None])[:, 0], entropies, states)
 

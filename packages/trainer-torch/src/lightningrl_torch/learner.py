@@ -29,7 +29,7 @@ from lightningrl_torch._packing import Batch, build_batches
 from lightningrl_torch._scoring import Scores, score_batch, to_tensor
 from lightningrl_torch.chosen_loss import ChosenLoss
 from lightningrl_torch.critic import Critic, value_losses
-from lightningrl_torch.losses import TokenBatch, approximate_kl, truncated_importance
+from lightningrl_torch.losses import TokenBatch, approximate_kl, masked_importance, truncated_importance
 from lightningrl_torch.schedules import schedule_factor
 from lightningrl_torch.settings import Settings
 
@@ -90,7 +90,7 @@ class Learner:
         started = time.monotonic()
         settings = self._settings
         _check(samples, self._traits.vocabulary)
-        if self._reference is None and not self._loss.has_other_terms:
+        if not self._has_other_terms:
             samples = [sample for sample in samples if sample.advantages.any() or (self.critic is not None and _targets(sample))]
             if not samples:
                 return LearnReport(policy_version=self.step, tokens=0, seconds=time.monotonic() - started)
@@ -123,10 +123,18 @@ class Learner:
         self._zero_gradients()
         return found
 
+    @property
+    def _has_other_terms(self) -> bool:
+        """Whether rows without any advantage have a part in the policy's loss."""
+        return self._reference is not None or self._loss.has_other_terms or self._settings.entropy_coef > 0.0
+
     def _moves_policy(self, samples: Sequence[Sample]) -> bool:
         """Rows that teach the critic alone leave the policy as it is, momentum and all."""
-        has_other_terms = self._reference is not None or self._loss.has_other_terms
-        return has_other_terms or (self.critic is not None and self.critic.settings.joint) or any(one.advantages.any() for one in samples)
+        return (
+            self._has_other_terms
+            or (self.critic is not None and self.critic.settings.joint)
+            or any(one.advantages.any() for one in samples)
+        )
 
     def _zero_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -145,8 +153,8 @@ class Learner:
             self._zero_gradients()
             of_critic = "" if self.critic is None else f", the critic's {critic_norm:g}"
             raise BackendError(
-                f"step {self.step + 1}: loss {settings.loss!r} is {loss:g}, its gradient's norm {norm:g}{of_critic}; the weights stay at "
-                f"version {self.step}; lower the learning rate or look at this step's rewards"
+                f"step {self.step + 1}: loss {settings.loss!r} is {loss:g} and its gradient's norm {norm:g}{of_critic}; the weights stay "
+                f"at version {self.step}; lower the learning rate or look at this step's rewards"
             )
         if self._moves_policy(samples):
             self.optimizer.step()
@@ -200,13 +208,17 @@ class Learner:
         sums = {
             "kl_rollout": approximate_kl(to_rollout).sum(),
             "ratio": to_rollout.exp().sum(),
-            "entropy": entropies.sum(),
+            "entropy": entropies.detach().sum(),
             **{name: values.detach().sum() for name, values in found.metrics.items()},
         }
-        if settings.importance_cap is not None and before.logprobs is not None:
-            importance = truncated_importance(old_logprobs - rollout_logprobs, settings.importance_cap)
+        if before.logprobs is not None:
+            log_ratio = old_logprobs - rollout_logprobs
+            cap, bounds = settings.importance_cap, settings.importance_mask
+            importance = truncated_importance(log_ratio, cap) if bounds is None else masked_importance(log_ratio, *bounds)
             token_loss = token_loss * importance
             sums["importance"] = importance.sum()
+        if settings.entropy_coef > 0.0:
+            token_loss = token_loss - settings.entropy_coef * entropies
         if reference_logprobs is not None:
             divergence = approximate_kl(reference_logprobs - logprobs)
             token_loss = token_loss + settings.kl_coef * divergence
@@ -232,7 +244,7 @@ class Learner:
         settings, critic = self._settings, self.critic
         is_clipped = critic is not None and critic.settings.clip is not None and settings.epochs * settings.minibatches > 1
         return _Before(
-            logprobs=self.recompute(samples, self.model) if settings.importance_cap is not None else None,
+            logprobs=self.recompute(samples, self.model) if settings.is_corrected else None,
             values=self.values(samples) if is_clipped else None,
         )
 
@@ -262,7 +274,9 @@ class Learner:
         return found
 
     def _score(self, model: PreTrainedModel, batch: Batch) -> Scores:
-        return score_batch(model, self._traits, batch, autocast=self._settings.dtype == "bfloat16")
+        return score_batch(
+            model, self._traits, batch, autocast=self._settings.dtype == "bfloat16", entropy_gradient=self._settings.entropy_coef > 0.0
+        )
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
         return build_batches(
