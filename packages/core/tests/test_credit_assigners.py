@@ -111,6 +111,18 @@ def test_ours_need_what_runs_can_provide() -> None:
     for plugin in PLUGINS:
         if plugin.name not in ("sum", "per_agent", "whiten", "clip"):
             assert plugin.factory().requires <= NEEDS.keys(), plugin.name
-    assert {"identical", "grpo", "dr_grpo", "rloo", "maxrl", "opo", "reinforce", "turns", "discounted", "states", "branches"} <= {
-        plugin.name for plugin in PLUGINS
-    }
+    assert {
+        "identical",
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "maxrl",
+        "opo",
+        "reinforce",
+        "turns",
+        "discounted",
+        "states",
+        "branches",
+        "turn_gae",
+        "gae",
+    } <= {plugin.name for plugin in PLUGINS}

@@ -201,6 +201,8 @@ class CreditConfig(_Frozen):
     """With whom a call is compared: all calls of its group, or those of its role (Dr. MAS, arXiv 2602.08847)."""
     whiten: bool = False
     """Give the step's trained tokens together mean 0 and deviation 1 (REINFORCE++, arXiv 2501.03262)."""
+    max_tokens: int = Field(default=4_000_000, ge=1)
+    """That policies and critics may read for the evidence of one rollout."""
     options: dict[str, Any] = Field(default_factory=dict)
 
     @pydantic.model_validator(mode="before")

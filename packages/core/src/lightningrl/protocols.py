@@ -9,10 +9,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from lightningrl.types import (
     Advantages,
+    Array,
     BranchPoint,
     EngineInfo,
     Evidence,
     GenerateRequest,
+    IntArray,
     Sample,
     Task,
     TokenChunk,
@@ -25,14 +27,19 @@ __all__ = [
     "Backend",
     "Brancher",
     "Capabilities",
+    "Continuation",
     "CreditAssigner",
     "CreditMemory",
     "CreditMonitor",
+    "CriticTeacher",
     "Engine",
     "IntermediateReward",
     "LearnReport",
     "Reward",
+    "Services",
     "StepReport",
+    "TokenScorer",
+    "Valuer",
     "Witness",
 ]
 
@@ -72,11 +79,38 @@ class Ask(Protocol):
         ...
 
 
+class Services(Ask, Protocol):
+    """All that may be asked about one rollout: called, it is the judge. `policy` is a name of the run; None = the rollout's own.
+
+    Raises BackendError where there is no answer, or the budget (`credit.max_tokens`) is used up."""
+
+    async def logprobs(
+        self, tokens: Sequence[int] | IntArray, context: Sequence[int] | IntArray, *, policy: str | None = None, reference: bool = False
+    ) -> Array:
+        """log π(token | context, the tokens before it), one per token, at temperature 1: of the policy's weights of now, or of those that
+        it started from (`reference`)."""
+        ...
+
+    async def values(self, contexts: Sequence[Sequence[int] | IntArray], *, policy: str | None = None) -> Array:
+        """The return that the policy's critic expects after each context."""
+        ...
+
+    async def token_values(
+        self, tokens: Sequence[int] | IntArray, context: Sequence[int] | IntArray, *, policy: str | None = None
+    ) -> Array:
+        """The critic's value after the context, and after each token: one more than there are tokens."""
+        ...
+
+    async def encode(self, text: str, *, policy: str | None = None) -> list[int]:
+        """The text's tokens, none added around them."""
+        ...
+
+
 @runtime_checkable
 class Witness(Protocol):
     """The part of a credit assigner that may wait and cost. What it finds is kept with the attempt: a resumed run asks nobody twice."""
 
-    async def score(self, trajectory: Trajectory, ask: Ask) -> Evidence:
+    async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
         """Evidence of a rewarded trajectory; `assign` finds it in `trajectory.evidence`. Raising = the rollout is left out and counted."""
         ...
 
@@ -112,9 +146,20 @@ class CreditMemory(Protocol):
     def load(self, state: Any, /) -> None: ...
 
 
+@runtime_checkable
+class CriticTeacher(Protocol):
+    """The part of a credit assigner that a critic learns from."""
+
+    def value_targets(self, group: TrajectoryGroup, /) -> Advantages:
+        """`[trajectory][transition][token]`: the return to be expected before the token; NaN, or None for a whole call, where none is.
+        Pure numpy, and never whitened."""
+        ...
+
+
 class CreditAssigner(Protocol):
     """Spreads an episode's return over its calls. Pure numpy; the group stays as it was. One that asks first is a `Witness`, too, one that
-    branches a `Brancher`, one that reports metrics a `CreditMonitor`, one that remembers a `CreditMemory`."""
+    branches a `Brancher`, one that reports metrics a `CreditMonitor`, one that remembers a `CreditMemory`, one that trains a critic a
+    `CriticTeacher`."""
 
     @property
     def requires(self) -> frozenset[str]:
@@ -142,6 +187,8 @@ class Capabilities:
     """Can turn a call's reward into token advantages with a learned critic (PPO)."""
     several_policies: bool = False
     """A run may have several of it, one for each policy."""
+    services: frozenset[str] = frozenset()
+    """What evidence may ask of it: `logprobs` (it is a `TokenScorer`), `values` (with a critic it is a `Valuer`)."""
 
     def __str__(self) -> str:
         can = {
@@ -151,7 +198,9 @@ class Capabilities:
             "critic": self.critic,
             "several policies": self.several_policies,
         }
-        return ", ".join([*sorted(self.devices), *sorted(self.losses), *(name for name, is_able in can.items() if is_able)])
+        return ", ".join(
+            [*sorted(self.devices), *sorted(self.losses), *(name for name, is_able in can.items() if is_able), *sorted(self.services)]
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,3 +259,31 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Continuation:
+    """Tokens after a context, which is not empty."""
+
+    context: IntArray
+    tokens: IntArray
+
+
+@runtime_checkable
+class TokenScorer(Protocol):
+    """A backend that tells how likely tokens are, beside serving and learning. Blocking; call it in a thread."""
+
+    def logprobs(self, continuations: Sequence[Continuation], *, reference: bool = False) -> Sequence[Array]:
+        """For each its tokens' logprobs at temperature 1, of the weights of now; `reference`: of those that it started from. Computed in
+        forward passes of bounded tokens. Raises BackendError where it keeps no reference, or tokens are not the policy's."""
+        ...
+
+
+@runtime_checkable
+class Valuer(Protocol):
+    """A backend with a critic. Blocking; call it in a thread."""
+
+    def values(self, continuations: Sequence[Continuation]) -> Sequence[Array]:
+        """For each the value after its context and after each of its tokens, one more than tokens. Computed in forward passes of bounded
+        tokens. Raises BackendError where there is no critic, or tokens are not the policy's."""
+        ...

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lightningrl.types import Sample
 
-__all__ = ["Batch", "build_batches", "build_rows"]
+__all__ = ["Batch", "build_batches", "build_rows", "make_row"]
 
 _SHARED = 0.5
 """A sample joins a tree when it shares at least this fraction of its tokens; less is not worth the attention."""
@@ -74,6 +74,28 @@ class Batch:
     temperatures: NDArray[np.float32]
     calls: NDArray[np.int64]
     """(N,): which call each is of, 0 … calls - 1."""
+    value_targets: NDArray[np.float32]
+    """(N,): NaN where none."""
+
+
+def make_row(context: NDArray[np.int32], tokens: NDArray[np.int32]) -> Sample:
+    """Tokens after a context as a row to be read: no credit, no weight."""
+    length = len(context) + len(tokens)
+    mask = np.arange(length) >= len(context)
+    zeros = np.zeros(length, np.float32)
+    numbers = np.where(mask, 0, -1).astype(np.int32)
+    return Sample(
+        rollout_id="",
+        policy="",
+        token_ids=np.concatenate([context, tokens]).astype(np.int32),
+        mask=mask,
+        logprobs=zeros,
+        advantages=zeros,
+        weights=zeros,
+        versions=numbers,
+        calls=numbers,
+        temperatures=np.ones(length, np.float32),
+    )
 
 
 def build_rows(samples: Sequence[Sample], *, max_tokens: int, share_prefixes: bool) -> list[_Row]:
@@ -121,6 +143,7 @@ def _build_batch(rows: Sequence[_Row]) -> Batch:
     sources: list[NDArray[np.int64]] = []
     picked: dict[str, list[NDArray[np.generic]]] = {name: [] for name in ("token_ids", "logprobs", "advantages", "weights", "temperatures")}
     calls: list[NDArray[np.int64]] = []
+    value_targets: list[NDArray[np.float32]] = []
     calls_before = 0
     for number, row in enumerate(rows):
         token_ids[number, : row.size] = np.concatenate(row.token_ids)
@@ -131,6 +154,8 @@ def _build_batch(rows: Sequence[_Row]) -> Batch:
             sources.append(np.stack([np.full(len(trained), number), path[trained - 1]]))
             for name, parts in picked.items():
                 parts.append(getattr(sample, name)[trained])
+            has_targets = sample.value_targets is not None
+            value_targets.append(sample.value_targets[trained] if has_targets else np.full(len(trained), np.nan, np.float32))
             # a call's tokens are all in one sample, so its calls are numbered on from those before:  3 3 5 │ 0 2  ->  0 0 1 │ 2 3
             found, numbers = np.unique(sample.calls[trained], return_inverse=True)
             calls.append(numbers + calls_before)
@@ -149,4 +174,5 @@ def _build_batch(rows: Sequence[_Row]) -> Batch:
         weights=joined["weights"].astype(np.float32),
         temperatures=joined["temperatures"].astype(np.float32),
         calls=np.concatenate(calls),
+        value_targets=np.concatenate(value_targets),
     )

@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from lightningrl.errors import BackendError
-from lightningrl.protocols import LearnReport
-from lightningrl.types import Sample
+from lightningrl.protocols import Continuation, LearnReport
+from lightningrl.types import Array, IntArray, Sample
+from lightningrl_torch._packing import make_row
 from lightningrl_torch.checkpoint import read_checkpoint, restore_generators, write_checkpoint, written_folder
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.learner import Learner, Reference
@@ -37,7 +40,10 @@ class TorchBackend:
         self.settings = Settings(**settings)
         self._threads = self.settings.threads or torch.get_num_threads()
         self._policy = load_policy(self.settings)
-        self._learner = Learner(self._policy.model, self.settings, reference=_reference(self._policy, self.settings))
+        self._reference = _reference(self._policy, self.settings)
+        self._learner = Learner(self._policy.model, self.settings, reference=self._reference if self.settings.kl_coef else None)
+        self._reading = threading.Lock()
+        """Held by whoever reads the weights beside the engine, or changes them."""
         self._engine = TorchEngine(
             self._policy.model,
             policy=self.settings.name or self.settings.policy,
@@ -73,28 +79,77 @@ class TorchBackend:
     def learn(self, samples: Iterable[Sample]) -> LearnReport:
         """Take one optimisation step; waits for running requests to end, keeps new ones waiting, and serves the new version afterwards."""
         rows = list(samples)
-        with self._engine.held(), _threads(self._threads):
+        with self._reading, self._engine.held(), _threads(self._threads):
             report = self._learner.learn(rows)
             self._engine.set_version(report.policy_version)
         return report
 
+    def logprobs(self, continuations: Sequence[Continuation], *, reference: bool = False) -> list[Array]:
+        """For each its tokens' logprobs at temperature 1, computed beside the engine. The reference of a LoRA policy is the policy without
+        its adapters, so the engine's requests wait meanwhile."""
+        rows = self._rows([(one.context, one.tokens) for one in continuations])
+        if not rows:
+            return []
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._read())
+            model = self._policy.model
+            if reference:
+                if self._reference is None:
+                    raise BackendError(
+                        f"policy {self.settings.policy!r} keeps no reference to score with; set learner.kl_coef above 0, or train with "
+                        "[learner.lora]"
+                    )
+                if self._policy.adapters is not None:
+                    stack.enter_context(self._engine.held())
+                model = stack.enter_context(self._reference())
+            found = self._learner.recompute(rows, model)
+        return [found[id(row)] for row in rows]
+
+    def values(self, continuations: Sequence[Continuation]) -> list[Array]:
+        """For each the critic's value after the context and after each token, computed beside the engine."""
+        if self._learner.critic is None:
+            raise BackendError(f"policy {self.settings.policy!r} has no critic; add a table [learner.critic]")
+        # the value before a token that nobody sampled is the one after all that stands there
+        rows = self._rows([(one.context, np.append(one.tokens, np.int32(0))) for one in continuations])
+        if not rows:
+            return []
+        with self._read():
+            found = self._learner.values(rows)
+        return [found[id(row)] for row in rows]
+
+    def _rows(self, read: Sequence[tuple[IntArray, IntArray]]) -> list[Sample]:
+        rows = [make_row(context, tokens) for context, tokens in read]
+        for row in rows:
+            if len(row.token_ids) > self._policy.context_length:
+                raise BackendError(
+                    f"{len(row.token_ids)} tokens are more than policy {self.settings.policy!r} reads ({self._policy.context_length}); "
+                    "shorten the context"
+                )
+        return rows
+
+    @contextlib.contextmanager
+    def _read(self) -> Iterator[None]:
+        """Weights that stay as they are, read by no more threads than the engine has."""
+        with self._reading, _threads(self.settings.engine_threads or self._threads):
+            yield
+
     def save(self, folder: Path) -> None:
         """Write trained weights (safetensors), optimiser, schedule and random generators; complete when it returns."""
         state = {"policy": self.settings.policy, "learner": self._learner.state(), "engine": self._engine.random_state()}
-        write_checkpoint(folder, self._learner.parameters, state)
+        write_checkpoint(folder, self._weights, state)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote: on the CPU, learning and sampling go on bit for bit."""
         weights, state = read_checkpoint(folder, self._policy.device)
-        parameters = self._learner.parameters
+        parameters = self._weights
         for name in sorted(parameters.keys() | weights.keys()):
             ours, theirs = (tuple(found[name].shape) if name in found else None for found in (parameters, weights))
             if ours != theirs:
                 raise BackendError(
                     f"checkpoint {str(folder)!r} does not fit policy {self.settings.policy!r}: {name!r} is {theirs} there and {ours} here; "
-                    "use the policy and LoRA settings that it was saved with"
+                    "use the policy, LoRA and critic settings that it was saved with"
                 )
-        with self._engine.held():
+        with self._reading, self._engine.held():
             with torch.no_grad():
                 for name, parameter in parameters.items():
                     parameter.copy_(weights[name])
@@ -116,14 +171,18 @@ class TorchBackend:
         """Stop the engine's thread."""
         self._engine.close()
 
+    @property
+    def _weights(self) -> dict[str, torch.nn.Parameter]:
+        """All that learns."""
+        critic = self._learner.critic
+        return {**self._learner.parameters, **({f"critic.{name}": one for name, one in critic.parameters.items()} if critic else {})}
+
     def _text_of(self, token_ids: Sequence[int]) -> str:
         return str(self._policy.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
 
 def _reference(policy: LoadedPolicy, settings: Settings) -> Reference | None:
-    """The starting policy: adapters switched off, or a frozen copy."""
-    if settings.kl_coef == 0.0:
-        return None
+    """The starting policy: adapters switched off, or a frozen copy where the loss measures a KL to it."""
     if policy.adapters is not None:
 
         @contextlib.contextmanager
@@ -132,6 +191,8 @@ def _reference(policy: LoadedPolicy, settings: Settings) -> Reference | None:
                 yield policy.model
 
         return without_adapters
+    if settings.kl_coef == 0.0:
+        return None
     frozen: PreTrainedModel = copy.deepcopy(policy.model).requires_grad_(requires_grad=False).eval()  # type: ignore[no-untyped-call]
     return lambda: contextlib.nullcontext(frozen)
 

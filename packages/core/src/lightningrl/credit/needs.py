@@ -10,8 +10,12 @@ from lightningrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightningrl.config import Recipe
+    from lightningrl.protocols import Capabilities
 
-__all__ = ["NEEDS", "Need", "check_needs"]
+__all__ = ["NEEDS", "SERVICES", "Need", "check_needs"]
+
+SERVICES = frozenset({"logprobs", "values"})
+"""Needs that the trainer backend meets, where it declares them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,19 @@ NEEDS: Mapping[str, Need] = {
     ),
     "state_key": Need(lambda recipe: True, "every run has it: see lightningrl.credit.state_keys"),
     "judge": Need(lambda recipe: recipe.judge is not None, "add a [judge] table with base_url and model"),
+    "logprobs": Need(lambda _: True, "use a trainer backend that tells logprobs of given tokens: backend = 'torch'"),
+    "values": Need(
+        lambda recipe: all(recipe.options_of(one).get("critic") is not None for one in recipe.all_policies.values() if one.trainable),
+        "use a trainer backend with a critic that tells values, and give it one: backend = 'torch' and a table [learner.critic]",
+    ),
 }
 """By the name that stands in an assigner's `requires`."""
 
 
-def check_needs(recipe: Recipe, use: Any, requires: Collection[str]) -> None:
-    """Raise ConfigError with those that the run does not meet."""
+def check_needs(recipe: Recipe, use: Any, requires: Collection[str], capabilities: Capabilities | None = None) -> None:
+    """Raise ConfigError with those that the run does not meet. `capabilities`: of its trainer backend; None = it declares none."""
+    lacking = SERVICES - (SERVICES if capabilities is None else capabilities.services)
     unknown = f"which no run provides; there are: {', '.join(sorted(NEEDS))}"
     remedies = {name: NEEDS[name].remedy if name in NEEDS else unknown for name in sorted(requires)}
-    if unmet := [name for name in remedies if name not in NEEDS or not NEEDS[name].is_met(recipe)]:
+    if unmet := [name for name in remedies if name not in NEEDS or name in lacking or not NEEDS[name].is_met(recipe)]:
         raise ConfigError(*(f"credit assigner {use!r} needs {name!r}; {remedies[name]}" for name in unmet))

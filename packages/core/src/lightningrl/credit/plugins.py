@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lightningrl.credit.spread import Counted
     from lightningrl.credit.state_keys import StateKey
     from lightningrl.credit.states import StateBaseline
+    from lightningrl.credit.turn_gae import TurnGae
     from lightningrl.credit.turns import ComparedTurns
     from lightningrl.protocols import CreditAssigner
 
@@ -153,6 +154,20 @@ def _branches(*, samples: int = 4, points: int = 0, rollouts: int = 0, equal: bo
     return Branches(samples=samples, points=points, rollouts=rollouts, equal=equal, train=train)
 
 
+def _turn_gae(
+    *, gamma: float = 0.99, lam: float = 0.9, bi_level: bool = False, token_lam: float = 1.0, weights: Mapping[str, float] | None = None
+) -> TurnGae:
+    from lightningrl.credit.turn_gae import TurnGae
+
+    return TurnGae(gamma=gamma, lam=lam, level="both" if bi_level else "turn", token_lam=token_lam, weights=weights)
+
+
+def _gae(*, gamma: float = 1.0, lam: float = 1.0, weights: Mapping[str, float] | None = None) -> TurnGae:
+    from lightningrl.credit.turn_gae import TurnGae
+
+    return TurnGae(gamma=gamma, lam=lam, level="token", weights=weights)
+
+
 PLUGINS: tuple[Plugin, ...] = (
     Plugin(name="identical", summary="each call gets the episode's return; choose the baseline", factory=_identical),
     Plugin(name="grpo", summary="each call gets (R - mean) / std of its group", factory=_grpo),
@@ -169,4 +184,6 @@ PLUGINS: tuple[Plugin, ...] = (
     Plugin(name="per_agent", summary="another assigner, compared within each role's calls", factory=_per_agent),
     Plugin(name="whiten", summary="another assigner, its group's tokens with mean 0 and deviation 1", factory=_whiten),
     Plugin(name="clip", summary="another assigner, cut at a bound", factory=_clip),
+    Plugin(name="turn_gae", summary="advantages over turns, with a critic (Turn-PPO; bi-level as in VAGEN)", factory=_turn_gae),
+    Plugin(name="gae", summary="advantages over tokens, with a critic (PPO)", factory=_gae),
 )

@@ -18,11 +18,12 @@ import numpy as np
 from lightningrl.config import OutcomesConfig, SamplesConfig
 from lightningrl.credit import Compare, assign_credit, has_signal, whiten
 from lightningrl.credit.evidence import check_evidence
-from lightningrl.credit.judge import Judge, Questions
+from lightningrl.credit.judge import Judge
 from lightningrl.credit.samples import build_samples, teaching_rows
+from lightningrl.credit.services import PolicyQueries, RolloutServices
 from lightningrl.errors import LightningError, PluginError, RewardError
 from lightningrl.plugins import PluginManager
-from lightningrl.protocols import Brancher, CreditAssigner, CreditMemory, CreditMonitor, IntermediateReward, Witness
+from lightningrl.protocols import Brancher, CreditAssigner, CreditMemory, CreditMonitor, CriticTeacher, IntermediateReward, Witness
 from lightningrl.rewards import RewardSet
 from lightningrl.rewards.reward_set import describe_failure
 from lightningrl.roles import is_role_among
@@ -65,6 +66,8 @@ class CreditedGroup:
     advantages: Advantages
     has_signal: bool
     """Whether some trained call has an advantage other than 0."""
+    value_targets: Advantages | None = None
+    """What a critic learns from it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +136,7 @@ class Scorer:
         plugins: PluginManager,
         digests: Mapping[str, str] | None = None,
         judge: Judge | None = None,
+        policies: PolicyQueries | None = None,
     ) -> None:
         """`trained`: by policy; a policy that is not in it stays as it is. `dynamic_sampling`: groups without signal are left
         out of the step and its means (DAPO); others stand in for them. `digests`: of the parts, by the recipe's key."""
@@ -148,6 +152,8 @@ class Scorer:
         self._plugins = plugins
         self._digests = dict(digests or {})
         self._judge = judge
+        self.policies = policies or PolicyQueries({})
+        """What evidence asks the run's policies by; whoever builds their backends connects them."""
         self._witnesses = asyncio.Semaphore(WITNESSES_AT_ONCE)
 
     async def reward(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
@@ -199,7 +205,9 @@ class Scorer:
             advantages = assign_credit(self._credit, group, compare=self._compare, paid=paid)
             untrained = group.members[len(advantages) :]
             advantages += tuple((None,) * len(branch.transitions) for branch in untrained if branch.branch is not None)
-            credited.append(CreditedGroup(group=group, advantages=advantages, has_signal=has_signal(group, advantages)))
+            targets = self._credit.value_targets(group) if isinstance(self._credit, CriticTeacher) else None
+            signal = has_signal(group, advantages)
+            credited.append(CreditedGroup(group=group, advantages=advantages, has_signal=signal, value_targets=targets))
         return credited
 
     def build(self, credited: Sequence[CreditedGroup]) -> Scored:
@@ -211,7 +219,8 @@ class Scorer:
         advantages = tuple(values if signal else silent(values) for values, signal in zip(advantages, signals, strict=True))
         if self._whitened:
             advantages = whiten(groups, advantages)
-        samples = [row for policy in self._trained for row in self._rows(policy, groups, advantages)]
+        targets = [one.value_targets for one in credited] if isinstance(self._credit, CriticTeacher) else None
+        samples = [row for policy in self._trained for row in self._rows(policy, groups, advantages, targets)]
         members = [trajectory for group in groups for trajectory in group.trajectories]
         return Scored(
             groups=groups,
@@ -262,7 +271,13 @@ class Scorer:
             for group_id, members in by_group.items()
         )
 
-    def _rows(self, policy: str, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> list[Sample]:
+    def _rows(
+        self,
+        policy: str,
+        groups: Sequence[TrajectoryGroup],
+        advantages: Sequence[Advantages],
+        value_targets: Sequence[Advantages | None] | None,
+    ) -> list[Sample]:
         """A policy's own rows: their weights are shares of its own rollouts and tokens."""
         return build_samples(
             groups if len(self._trained) == 1 else [_only(policy, group) for group in groups],
@@ -270,6 +285,7 @@ class Scorer:
             rows=self._samples.rows,
             aggregation=self._samples.aggregation,
             constant_length=self._samples.constant_length,
+            value_targets=value_targets,
         )
 
     async def _reward_one(self, trajectory: Trajectory, keep: KeepScores | None) -> Trajectory:
@@ -300,10 +316,10 @@ class Scorer:
         digests = self._digests_of("credit")
         if trajectory.evidence is not None and digests.items() <= trajectory.digests.items():
             return trajectory
-        questions, evidence, failure = Questions(self._judge), None, None
+        services, evidence, failure = RolloutServices(self._judge, self.policies, trajectory), None, None
         try:
             async with asyncio.timeout(LONGEST_SCORE_S):
-                evidence = await witness.score(trajectory, questions)
+                evidence = await witness.score(trajectory, services)
             check_evidence(evidence, trajectory)
         except PluginError:
             raise
@@ -315,7 +331,7 @@ class Scorer:
                 attempt=trajectory.attempt,
                 evidence=evidence,
                 digests=digests if evidence is not None else {},
-                asked=tuple(questions.asked),
+                asked=tuple(services.asked),
             )
             await keep([kept])
         return replace(
@@ -324,7 +340,7 @@ class Scorer:
             unrewarded=failure,
             evidence=evidence,
             digests={**trajectory.digests, **(digests if evidence is not None else {})},
-            other_calls=(*trajectory.other_calls, *questions.asked),
+            other_calls=(*trajectory.other_calls, *services.asked),
         )
 
     def _digests_of(self, *keys: str) -> dict[str, str]:

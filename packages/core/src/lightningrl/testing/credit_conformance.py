@@ -23,9 +23,10 @@ from lightningrl.credit import Compare, assign_credit, has_signal
 from lightningrl.credit.evidence import check_evidence
 from lightningrl.credit.needs import NEEDS
 from lightningrl.credit.samples import Rows, build_samples
-from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, Witness
+from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, Services, Witness
 from lightningrl.testing._pytest import pytest
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
+from lightningrl.testing.scripted_services import ScriptedServices
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
 
 __all__ = ["CreditConformance"]
@@ -60,6 +61,10 @@ class CreditConformance:
         """What the judge answers an assigner that asks one."""
         raise NotImplementedError
 
+    def services(self) -> Services:
+        """What an assigner asks: the judge is `ask`."""
+        return ScriptedServices(judge=self.ask)
+
     def _assign(self, group: TrajectoryGroup, assigner: CreditAssigner | None = None) -> Advantages:
         """As a run does it: first the evidence, then the arithmetic."""
         assigner = assigner or self.make_assigner()
@@ -70,7 +75,7 @@ class CreditConformance:
     def _heard(self, witness: Witness, trajectory: Trajectory) -> Trajectory:
         if trajectory.reward is None or not trajectory.transitions:
             return trajectory
-        evidence = asyncio.run(witness.score(trajectory, self.ask))
+        evidence = asyncio.run(witness.score(trajectory, self.services()))
         check_evidence(evidence, trajectory)
         return replace(trajectory, evidence=evidence)
 

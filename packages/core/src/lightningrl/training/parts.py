@@ -19,11 +19,12 @@ from lightningrl.credit.comparison import check_comparison
 from lightningrl.credit.judge import Judge
 from lightningrl.credit.needs import check_needs
 from lightningrl.credit.scoring import Scorer, TrainedCalls
+from lightningrl.credit.services import PolicyQueries
 from lightningrl.dialects import Dialect, build_dialects
 from lightningrl.errors import ConfigError, PluginError, gather
 from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
-from lightningrl.protocols import Backend, Capabilities, CreditAssigner, Witness
+from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, Witness
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.tasks import TaskSets
@@ -57,7 +58,7 @@ class Parts:
                 plugins.find("lightningrl_adapters", adapter)
             return cls(
                 backends=build_backends(recipe, plugins, models, will_run=will_run),
-                scorer=build_scorer(recipe, plugins),
+                scorer=build_scorer(recipe, plugins, models),
                 models=models,
                 dialects=build_dialects(plugins),
                 tasks=TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder)),
@@ -90,8 +91,8 @@ def _one_by_one(recipe: Recipe, plugins: PluginManager, *, will_run: bool) -> It
     yield partial(build_dialects, plugins)
 
 
-def build_scorer(recipe: Recipe, plugins: PluginManager) -> Scorer:
-    """Rewards, judge and credit as the recipe has them. Raises ConfigError or PluginError."""
+def build_scorer(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str] | None = None) -> Scorer:
+    """Rewards, judge and credit as the recipe has them; `models` by policy, for its tokenizers. Raises ConfigError or PluginError."""
     intermediate = {
         name: _part(plugins, "lightningrl_intermediate_rewards", part.use, part.options, recipe.folder)
         for name, part in recipe.intermediate_rewards.items()
@@ -118,6 +119,7 @@ def build_scorer(recipe: Recipe, plugins: PluginManager) -> Scorer:
         plugins=plugins,
         digests=digests,
         judge=_judge(recipe, plugins),
+        policies=PolicyQueries(models or {}, max_tokens=recipe.credit.max_tokens),
     )
 
 
@@ -227,10 +229,13 @@ def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
     assigner = _assigner(plugins, recipe.credit.use, recipe.credit.options, recipe.folder)
     is_paid_by_role = any(reward.agents is not None and reward.weight != 0.0 for reward in recipe.rewards.values())
     by_role = recipe.credit.compare == "role" or is_paid_by_role
+    backend = plugins.trainers.get(recipe.backend)
+    capabilities = None if backend is None else backend.capabilities
     gather(
         lambda: check_comparison(assigner, recipe.credit.compare),
         lambda: _check_judge(recipe, assigner),
-        lambda: check_needs(recipe, recipe.credit.use, assigner.requires | {"agents"} if by_role else assigner.requires),
+        lambda: _check_critic(recipe, assigner, capabilities, is_paid_by_role=is_paid_by_role),
+        lambda: check_needs(recipe, recipe.credit.use, assigner.requires | {"agents"} if by_role else assigner.requires, capabilities),
     )
     return assigner
 
@@ -238,6 +243,23 @@ def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
 def _check_judge(recipe: Recipe, assigner: CreditAssigner) -> None:
     if recipe.judge is not None and not isinstance(assigner, Witness):
         raise ConfigError(f"[judge] is set, and credit.use {recipe.credit.use!r} asks none: it has no `score`; remove the table")
+
+
+def _check_critic(recipe: Recipe, assigner: CreditAssigner, capabilities: Capabilities | None, *, is_paid_by_role: bool) -> None:
+    """Raise ConfigError for a critic that nobody teaches, and for one that would have to expect several returns at a time."""
+    if isinstance(assigner, CriticTeacher):
+        if is_paid_by_role:
+            raise ConfigError(
+                f"credit.use {recipe.credit.use!r} teaches a critic the rollout's return, and rewards with `agents` pay each role another; "
+                "remove `agents` from them, or take another credit assigner"
+            )
+        return
+    has_critic = any(recipe.options_of(policy).get("critic") is not None for policy in recipe.all_policies.values())
+    if has_critic and capabilities is not None and "values" in capabilities.services:
+        raise ConfigError(
+            f"[learner.critic] is set, and credit.use {recipe.credit.use!r} teaches it nothing; set credit.use = 'turn_gae' or 'gae', "
+            "or remove the table"
+        )
 
 
 def _check_samples(recipe: Recipe, _: PluginManager) -> None:

@@ -181,6 +181,7 @@ async def serve_policy(
             is_trained = settings.policies[name].trainable
             backend = await asyncio.to_thread(_build_backend, parts, name, checkpoint if is_trained else None)
             stack.callback(backend.close)
+            stack.callback(parts.scorer.policies.connect(name, backend))
             link = EngineLink(backend.engine, server.url, settings.run_key)
             await link.start()
             stack.push_async_callback(link.close)

@@ -1,0 +1,151 @@
+"""Logprobs of given tokens, asked of a backend that serves and learns."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightningrl.credit.services import PolicyQueries, RolloutServices
+from lightningrl.errors import BackendError, PluginError
+from lightningrl.protocols import Backend, Continuation, TokenScorer
+from lightningrl.testing.groups import make_trajectory, make_transition
+from lightningrl.types import Array, GenerateRequest, SamplingSettings
+from lightningrl_torch.backend import TorchBackend
+from lightningrl_torch.testing import make_sample
+
+MakeBackend = Callable[..., TorchBackend]
+
+
+def plain_logprobs(backend: TorchBackend, context: Sequence[int], tokens: Sequence[int]) -> list[float]:
+    """One forward of one row, nothing shared."""
+    ids = torch.tensor([[*context, *tokens]])
+    with torch.no_grad():
+        logprobs = backend.learner.model(input_ids=ids).logits[0].log_softmax(-1)
+    return [float(logprobs[len(context) + t - 1, token]) for t, token in enumerate(tokens)]
+
+
+def services(policies: PolicyQueries) -> RolloutServices:
+    trajectory = make_trajectory("r", [make_transition("r/0", policy="frozen", trainable=False), make_transition("r/1", policy="main")])
+    return RolloutServices(None, policies, trajectory)
+
+
+def connected(backend: Backend, **settings: Any) -> PolicyQueries:
+    policies = PolicyQueries({}, **settings)
+    policies.connect("main", backend)
+    return policies
+
+
+async def test_logprobs_are_those_of_one_row_by_itself(make_backend: MakeBackend) -> None:
+    backend = make_backend(max_tokens_per_microbatch=16)
+    assert isinstance(backend, TokenScorer)
+    asked = [([1, 2, 3], [4, 5]), ([1, 2, 3], [6]), ([9], [1, 2, 3, 4, 5, 6]), ([1, 2, 3, 4], [5])]
+    ask = services(connected(backend))
+    found = await asyncio.gather(*(ask.logprobs(tokens, context) for context, tokens in asked))
+    for (context, tokens), logprobs in zip(asked, found, strict=True):
+        assert logprobs.dtype == np.float32
+        np.testing.assert_allclose(logprobs, plain_logprobs(backend, context, tokens), atol=1e-5)
+
+
+async def test_weights_are_those_of_now_and_the_reference_is_what_it_started_from(make_backend: MakeBackend) -> None:
+    for options in ({"kl_coef": 0.1}, {"lora": {"rank": 4}}):
+        backend = make_backend(**options)
+        ask = services(connected(backend))
+        before = await ask.logprobs([4, 5], [1, 2, 3])
+        np.testing.assert_array_equal(await ask.logprobs([4, 5], [1, 2, 3], reference=True), before)
+        for _ in range(2):  # adapters begin at zero
+            backend.learn([make_sample([1, 2, 3], [4, 5])])
+        now = await ask.logprobs([4, 5], [1, 2, 3])
+        assert (now > before + 0.01).all()
+        np.testing.assert_allclose(await ask.logprobs([4, 5], [1, 2, 3], reference=True), before, atol=1e-6)
+
+
+async def test_a_backend_without_a_reference_says_how_to_have_one(make_backend: MakeBackend) -> None:
+    ask = services(connected(make_backend()))
+    with pytest.raises(BackendError, match=r"keeps no reference to score with; set learner.kl_coef above 0"):
+        await ask.logprobs([4], [1], reference=True)
+
+
+async def test_the_engine_goes_on_beside_it_and_samples_what_it_would_alone(make_backend: MakeBackend) -> None:
+    backend = make_backend()
+    ask = services(connected(backend))
+
+    async def sample() -> tuple[list[int], list[float]]:
+        request = GenerateRequest(id="g", prompt_ids=(1, 2, 3), sampling=SamplingSettings(max_tokens=120, seed=3))
+        chunks = [chunk async for chunk in backend.engine.generate(request)]
+        return [t for c in chunks for t in c.token_ids], [p for c in chunks for p in c.logprobs]
+
+    alone = await sample()
+    sampling = asyncio.create_task(sample())
+    rounds = 0
+    while not sampling.done():
+        await ask.logprobs([4, 5], [1, 2, 3])
+        rounds += 1
+    assert rounds
+    assert sampling.result() == alone
+
+
+class Gate:
+    """A backend that waits to be let on, and writes down its batches; token 0 is one that it cannot read."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.batches: list[int] = []
+
+    def logprobs(self, continuations: Sequence[Continuation], *, reference: bool = False) -> list[Array]:
+        self.batches.append(len(continuations))
+        self.begun.set()
+        self.go.wait()
+        if any(0 in one.tokens for one in continuations):
+            raise BackendError("token 0 is not the policy's")
+        return [np.full(len(one.tokens), -float(one.context[0]), np.float32) for one in continuations]
+
+
+async def test_requests_that_wait_together_are_one_batch_and_a_bad_one_fails_alone() -> None:
+    gate = Gate()
+    policies = connected(gate)  # type: ignore[arg-type]
+    first = asyncio.create_task(services(policies).logprobs([1], [7]))
+    await asyncio.to_thread(gate.begun.wait)
+    others = [asyncio.create_task(services(policies).logprobs([number % 5, 2], [number + 1])) for number in range(1, 21)]
+    given_up = asyncio.create_task(services(policies).logprobs([1], [1]))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    gate.go.set()
+    found = await asyncio.gather(*others, return_exceptions=True)
+    assert (await first).tolist() == [-7.0]
+    assert gate.batches[:2] == [1, 20], "what waited went together, what was given up not at all"
+    for number, values in enumerate(found, start=1):
+        if number % 5:
+            assert isinstance(values, np.ndarray)
+            assert values.tolist() == [-float(number + 1)] * 2
+        else:
+            assert isinstance(values, BackendError)
+    assert len(gate.batches) == 2 + 20, "each once more, by itself"
+
+
+async def test_what_cannot_be_answered_is_one_sentence(make_backend: MakeBackend) -> None:
+    backend = make_backend()
+    ask = services(connected(backend, max_tokens=100))
+    with pytest.raises(BackendError, match="nothing predicts the first token after an empty context"):
+        await ask.logprobs([1], [])
+    with pytest.raises(BackendError, match=r"token ids outside 0\.\.263"):
+        await ask.logprobs([999], [1])
+    assert (await ask.logprobs([], [1])).shape == (0,)
+    with pytest.raises(PluginError, match="no backend serves policy 'other' in this process"):
+        await ask.logprobs([1], [1], policy="other")
+    with pytest.raises(PluginError, match="no policy 'main' to encode for; there are: none here"):
+        await ask.encode("a")
+    with pytest.raises(BackendError, match=r"may read 100 tokens of policies and critics; raise credit\.max_tokens"):
+        await ask.logprobs([1] * 90, [1] * 10)
+    with pytest.raises(BackendError, match=r"129 tokens are more than policy .* reads \(128\)"):
+        await services(connected(backend)).logprobs([1], [1] * 128)
+
+
+async def test_texts_are_encoded_by_the_policys_tokenizer(policy: str) -> None:
+    ask = services(PolicyQueries({"main": policy}))
+    assert await ask.encode("ab") == [ord("a") - 33, ord("b") - 33]
