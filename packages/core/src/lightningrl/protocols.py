@@ -30,6 +30,7 @@ __all__ = [
     "CreditMemory",
     "CreditMonitor",
     "Engine",
+    "GroupWitness",
     "IntermediateReward",
     "LearnReport",
     "Reward",
@@ -96,6 +97,11 @@ class Services(Ask, Protocol):
         """The text's tokens, none added around them."""
         ...
 
+    async def read(self, trajectory: Trajectory, /) -> Sequence[Sequence[tuple[str, str]]]:
+        """For each call what it adds to those before it, as (who, text): `system`, `user`, `tool_result` …, then the policy's own words:
+        `policy`, `policy reasoning`, `policy tool_call`."""
+        ...
+
 
 @runtime_checkable
 class Witness(Protocol):
@@ -103,6 +109,16 @@ class Witness(Protocol):
 
     async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
         """Evidence of a rewarded trajectory; `assign` finds it in `trajectory.evidence`. Raising = the rollout is left out and counted."""
+        ...
+
+
+@runtime_checkable
+class GroupWitness(Protocol):
+    """A `Witness` that looks at the rollouts of a group together, once all of them have ended."""
+
+    async def score_group(self, group: TrajectoryGroup, ask: Services) -> Sequence[Evidence]:
+        """Evidence of each of its trajectories, in their order. Those without a reward are not among them. Raising = all of them are left
+        out and counted. Asked again for all of them where that of one is missing."""
         ...
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+from lightningrl.errors import ConfigError
+from lightningrl.loading import load_callable
 from lightningrl.plugins import Plugin
 
 if TYPE_CHECKING:
     from lightningrl.credit import Baseline, DiscountedReturns, IdenticalAssignment
+    from lightningrl.credit.judge_assigner import Aggregate, GroupJudge, OutcomeUse, Prompt, Scale, TurnJudge
 
 __all__ = ["PLUGINS"]
 
@@ -43,6 +46,47 @@ def _discounted(
     return DiscountedReturns(gamma=gamma, weights=weights, baseline=baseline, epsilon=epsilon)
 
 
+def _judge(
+    *,
+    per: Literal["turn", "group"] = "turn",
+    rubric: str | None = None,
+    prompt: Prompt | str | None = None,
+    scale: Scale = "number",
+    tries: int = 3,
+    longest_text: int = 2000,
+    longest: int = 20_000,
+    shows_answer: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    aggregate: Aggregate | None = None,
+    gamma: float | None = None,
+    outcome: OutcomeUse | None = None,
+    weight: float = 1.0,
+    baseline: Baseline = "grpo",
+    epsilon: float = 1e-6,
+) -> TurnJudge | GroupJudge:
+    from lightningrl.credit.judge_assigner import Bench, GroupJudge, TurnJudge
+
+    bench = Bench(
+        rubric=rubric,
+        prompt=load_callable(prompt) if isinstance(prompt, str) else prompt,
+        scale=scale,
+        tries=tries,
+        longest_text=longest_text,
+        longest=longest,
+        shows_answer=shows_answer,
+        settings=dict(settings or {}),
+    )
+    of_others = {"turn": {"outcome": outcome}, "group": {"aggregate": aggregate, "gamma": gamma}}
+    if per not in of_others:
+        raise ConfigError(f"credit assigner 'judge': per {per!r} is none of {', '.join(map(repr, of_others))}")
+    if unread := [name for name, value in of_others[per].items() if value is not None]:
+        raise ConfigError(f"credit assigner 'judge' with per = {per!r} does not read {', '.join(unread)}; leave it out")
+    if per == "group":
+        return GroupJudge(bench, outcome=outcome or "replace", weight=weight, baseline=baseline, epsilon=epsilon)
+    turns = 1.0 if gamma is None else gamma
+    return TurnJudge(bench, aggregate=aggregate or "min", gamma=turns, weight=weight, baseline=baseline, epsilon=epsilon)
+
+
 PLUGINS: tuple[Plugin, ...] = (
     Plugin(name="identical", summary="each call gets the episode's return; choose the baseline", factory=_identical),
     Plugin(name="grpo", summary="each call gets (R - mean) / std of its group", factory=_grpo),
@@ -50,4 +94,5 @@ PLUGINS: tuple[Plugin, ...] = (
     Plugin(name="rloo", summary="each call gets R - mean of the others", factory=_rloo),
     Plugin(name="reinforce", summary="each call gets R, with no baseline", factory=_reinforce),
     Plugin(name="discounted", summary="discounted turn rewards to go", factory=_discounted),
+    Plugin(name="judge", summary="a judge grades each turn, or the rollouts of a group beside each other", factory=_judge),
 )

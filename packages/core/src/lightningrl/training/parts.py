@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +22,9 @@ from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.credit.services import PolicyQueries
 from lightningrl.dialects import Dialect, build_dialects
 from lightningrl.errors import ConfigError, PluginError, gather
-from lightningrl.loading import digest_of, is_reference, load_callable
+from lightningrl.loading import absolute_reference, digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
-from lightningrl.protocols import Backend, Capabilities, CreditAssigner, Witness
+from lightningrl.protocols import Backend, Capabilities, CreditAssigner, GroupWitness, Witness
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.tasks import TaskSets
@@ -102,7 +103,8 @@ def build_scorer(recipe: Recipe, plugins: PluginManager, models: Mapping[str, st
         digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name], part.options)
     assigner = _credit(recipe, plugins)
     judge = None if recipe.judge is None else f"{recipe.judge.model} at {recipe.judge.base_url}"
-    digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge})
+    files = {name: digest_of(resolve(value, recipe.folder), {}) for name, value in recipe.credit.options.items() if _is_file(value)}
+    digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge, **({"files": files} if files else {})})
     _check_samples(recipe, plugins)
     return Scorer(
         rewards=RewardSet(named),
@@ -146,7 +148,7 @@ def _part(plugins: PluginManager, hook: str, use: Any, options: Mapping[str, Any
     if isinstance(use, str) and not is_reference(use):
         plugin = plugins.find(hook, use)
         check_options(plugin.factory, options, what=f"{use!r}")
-        return plugin.factory(**options)
+        return plugin.factory(**{name: absolute_reference(value, folder) if _is_file(value) else value for name, value in options.items()})
     part = resolve(use, folder) if isinstance(use, str) else use
     if isinstance(part, type):
         check_options(part, options, what=f"{use!r}")
@@ -155,6 +157,11 @@ def _part(plugins: PluginManager, hook: str, use: Any, options: Mapping[str, Any
         check_options(part, options, what=f"{use!r}")
         return partial(part, **options)
     return part
+
+
+def _is_file(value: Any) -> bool:
+    """Whether an option is a reference into a file, `"file.py:name"`, which lies beside the recipe."""
+    return isinstance(value, str) and re.fullmatch(r"[^\s:]*\.py:[\w.]+", value) is not None
 
 
 def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
@@ -204,7 +211,7 @@ def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
 
 
 def _check_judge(recipe: Recipe, assigner: CreditAssigner) -> None:
-    if recipe.judge is not None and not isinstance(assigner, Witness):
+    if recipe.judge is not None and not isinstance(assigner, Witness | GroupWitness):
         raise ConfigError(f"[judge] is set, and credit.use {recipe.credit.use!r} asks none: it has no `score`; remove the table")
 
 
