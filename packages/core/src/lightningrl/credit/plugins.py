@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightningrl.errors import ConfigError
@@ -12,6 +12,7 @@ from lightningrl.plugins import Plugin
 if TYPE_CHECKING:
     from lightningrl.credit import Baseline, DiscountedReturns, IdenticalAssignment
     from lightningrl.credit.judge_assigner import Aggregate, GroupJudge, OutcomeUse, Prompt, Scale, TurnJudge
+    from lightningrl.credit.likelihood import Answer, Compared, Hindsight, InformationGain
 
 __all__ = ["PLUGINS"]
 
@@ -76,15 +77,53 @@ def _judge(
         shows_answer=shows_answer,
         settings=dict(settings or {}),
     )
-    of_others = {"turn": {"outcome": outcome}, "group": {"aggregate": aggregate, "gamma": gamma}}
-    if per not in of_others:
-        raise ConfigError(f"credit assigner 'judge': per {per!r} is none of {', '.join(map(repr, of_others))}")
-    if unread := [name for name, value in of_others[per].items() if value is not None]:
-        raise ConfigError(f"credit assigner 'judge' with per = {per!r} does not read {', '.join(unread)}; leave it out")
-    if per == "group":
-        return GroupJudge(bench, outcome=outcome or "replace", weight=weight, baseline=baseline, epsilon=epsilon)
-    turns = 1.0 if gamma is None else gamma
-    return TurnJudge(bench, aggregate=aggregate or "min", gamma=turns, weight=weight, baseline=baseline, epsilon=epsilon)
+    shared: dict[str, Any] = {"weight": weight, "baseline": baseline, "epsilon": epsilon}
+    options = _of_one("judge", "per", per, {"turn": {"aggregate": aggregate, "gamma": gamma}, "group": {"outcome": outcome}})
+    return TurnJudge(bench, **options, **shared) if per == "turn" else GroupJudge(bench, **options, **shared)
+
+
+def _likelihood(
+    *,
+    method: Literal["gain", "hindsight"] = "gain",
+    answer: Answer | str | None = None,
+    turn_weight: float | None = None,
+    told: str | None = None,
+    omega: float | None = None,
+    temperature: float | None = None,
+    bounds: Sequence[float] | None = None,
+    smoothing: float | None = None,
+    success: float | None = None,
+    gamma: float = 1.0,
+    compared: Compared = "turn",
+    baseline: Baseline = "grpo",
+    epsilon: float = 1e-6,
+) -> InformationGain | Hindsight:
+    from lightningrl.credit.likelihood import Hindsight, InformationGain
+
+    if isinstance(answer, str) and answer.partition(":")[0].endswith(".py"):
+        answer = load_callable(answer)
+    of_gain = {"answer": answer, "turn_weight": turn_weight}
+    of_hindsight = {
+        "told": told,
+        "omega": omega,
+        "temperature": temperature,
+        "bounds": bounds,
+        "smoothing": smoothing,
+        "success": success,
+    }
+    shared: dict[str, Any] = {"gamma": gamma, "compared": compared, "baseline": baseline, "epsilon": epsilon}
+    options = _of_one("likelihood", "method", method, {"gain": of_gain, "hindsight": of_hindsight})
+    return InformationGain(**options, **shared) if method == "gain" else Hindsight(**options, **shared)
+
+
+def _of_one(use: str, key: str, chosen: str, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The options that were given of the chosen kind. Raises ConfigError for one of another kind."""
+    if chosen not in options:
+        raise ConfigError(f"credit assigner {use!r}: {key} {chosen!r} is none of {', '.join(map(repr, options))}")
+    given = {kind: {name: value for name, value in some.items() if value is not None} for kind, some in options.items()}
+    if unread := [name for kind, some in given.items() if kind != chosen for name in some]:
+        raise ConfigError(f"credit assigner {use!r} with {key} = {chosen!r} does not read {', '.join(unread)}; leave it out")
+    return given[chosen]
 
 
 PLUGINS: tuple[Plugin, ...] = (
@@ -95,4 +134,9 @@ PLUGINS: tuple[Plugin, ...] = (
     Plugin(name="reinforce", summary="each call gets R, with no baseline", factory=_reinforce),
     Plugin(name="discounted", summary="discounted turn rewards to go", factory=_discounted),
     Plugin(name="judge", summary="a judge grades each turn, or the rollouts of a group beside each other", factory=_judge),
+    Plugin(
+        name="likelihood",
+        summary="how much likelier a call made the gold answer (IGPO), or success makes the call (HCAPO)",
+        factory=_likelihood,
+    ),
 )

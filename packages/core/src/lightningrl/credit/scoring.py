@@ -133,6 +133,11 @@ class Scorer:
         """What evidence asks the run's policies by; whoever builds their backends connects them."""
         self._witnesses = asyncio.Semaphore(WITNESSES_AT_ONCE)
 
+    @property
+    def requires(self) -> frozenset[str]:
+        """What the credit assigner needs of the run."""
+        return self._credit.requires
+
     async def reward(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
         """`evaluate`, and tell whoever watches rollouts."""
         rewarded = await self.evaluate(trajectories, keep)

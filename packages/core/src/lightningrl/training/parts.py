@@ -17,7 +17,7 @@ from typing import Any
 from lightningrl.config import Recipe, check_options
 from lightningrl.credit.comparison import check_comparison
 from lightningrl.credit.judge import Judge
-from lightningrl.credit.needs import check_needs
+from lightningrl.credit.needs import check_answers, check_needs
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.credit.services import PolicyQueries
 from lightningrl.dialects import Dialect, build_dialects
@@ -56,13 +56,15 @@ class Parts:
             check_lengths(recipe, models)
             for adapter in recipe.adapters:
                 plugins.find("lightningrl_adapters", adapter)
-            return cls(
+            parts = cls(
                 backends=build_backends(recipe, plugins, models, will_run=will_run),
                 scorer=build_scorer(recipe, plugins, models),
                 models=models,
                 dialects=build_dialects(plugins),
                 tasks=TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder)),
             )
+            check_answers(recipe.credit.use, parts.scorer.requires, parts.tasks.train)
+            return parts
         except (ConfigError, PluginError):
             gather(*_one_by_one(recipe, plugins, will_run=will_run))  # raises all that is wrong, not the first
             raise
