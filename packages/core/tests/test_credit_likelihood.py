@@ -142,7 +142,7 @@ def test_a_history_rendered_anew_goes_on_and_those_beside_it_do_not() -> None:
     [
         ("42", "<answer>{answer}</answer>", "<answer>42</answer>"),
         (42, "{answer}", "42"),
-        (["a", "ü"], "{answer}", '["a", "ü"]'),
+        ({"a": "ü"}, "{answer}", '{"a": "ü"}'),
         ("{answer}", "{answer}!", "{answer}!"),
         (None, lambda task: f"{task.id}?", "t?"),
     ],
@@ -157,6 +157,17 @@ def test_how_the_gold_answer_becomes_text(answer: Any, option: Any, said: str) -
     group = with_answer(make_group((None,) * 2, (None,), rewards=(1.0, 0.0)), answer)
     hear(InformationGain(answer=option), group, listen)
     assert heard == [tokens_of(said)] * 2, "of a rollout of one call nothing is asked"
+
+
+def test_of_several_right_answers_the_likeliest_counts() -> None:
+    chances = {("a", 1): 0.1, ("b", 1): 0.2, ("a", 2): 0.7, ("b", 2): 0.3}
+
+    def logprobs(tokens: list[int], context: list[int]) -> list[float]:
+        return [math.log(chances[bytes(tokens).decode(), len(context)])]
+
+    calls = [make_transition("c0", prompt=[1]), make_transition("c1", prompt=[1, 2], parent="c0")]
+    group = TrajectoryGroup(id="g", trajectories=(make_trajectory("r", calls, answer=["a", "b"]),))
+    assert evidence(hear(InformationGain(), group, logprobs), "gain") == [[0.5, 0.0]]
 
 
 def test_a_task_without_an_answer_is_refused_at_the_start_and_left_out_afterwards() -> None:

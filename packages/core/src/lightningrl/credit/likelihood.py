@@ -24,7 +24,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +109,7 @@ class InformationGain(_Likelihood):
         epsilon: float = 1e-6,
     ) -> None:
         """`answer`: how the policy would say the task's answer, as a text with `{answer}` in it or a function of the task; it stands where
-        a completion begins. `turn_weight` multiplies the gains' advantages."""
+        a completion begins. Of a list of answers the likeliest counts. `turn_weight` multiplies the gains' advantages."""
         super().__init__(gamma=gamma, compared=compared, baseline=baseline, epsilon=epsilon)
         if isinstance(answer, str) and "{answer}" not in answer:
             raise ConfigError(f"credit assigner 'likelihood': answer {answer!r} has no {{answer}} in it; write it where the answer stands")
@@ -125,8 +125,12 @@ class InformationGain(_Likelihood):
         needed = sorted({t for t, later in enumerate(following) if later} | {later for some in following for later in some})
         if not needed:  # nothing is asked of a rollout of one call
             return Evidence(calls={"gain": np.zeros(len(calls), np.float32)})
-        answer = await _encode(self._text(trajectory.task), calls, ask)
-        found = await asyncio.gather(*(_probability(answer[calls[t].policy], calls[t].prompt_ids, calls[t].policy, ask) for t in needed))
+        answers = [await _encode(text, calls, ask) for text in self._texts(trajectory.task)]
+
+        async def probability_before(call: Transition) -> float:
+            return max([await _probability(tokens[call.policy], call.prompt_ids, call.policy, ask) for tokens in answers])
+
+        found = await asyncio.gather(*(probability_before(calls[t]) for t in needed))
         probability = dict(zip(needed, found, strict=True))
         gains = [float(np.mean([probability[k] for k in later]) - probability[t]) if later else 0.0 for t, later in enumerate(following)]
         return Evidence(calls={"gain": np.array(gains, np.float32)})
@@ -144,12 +148,13 @@ class InformationGain(_Likelihood):
             ],
         )
 
-    def _text(self, task: Task) -> str:
+    def _texts(self, task: Task) -> list[str]:
         if callable(self.answer):
-            return self.answer(task)
-        if task.answer is None:
+            return [self.answer(task)]
+        if task.answer is None or task.answer == []:
             raise ConfigError(f"task {task.id!r} has no answer to be likely; give each task one, or take another assigner")
-        return self.answer.replace("{answer}", task.answer if isinstance(task.answer, str) else json.dumps(task.answer, ensure_ascii=False))
+        answers: list[Any] = task.answer if isinstance(task.answer, list) else [task.answer]
+        return [self.answer.replace("{answer}", one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)) for one in answers]
 
 
 class Hindsight(_Likelihood):
