@@ -34,10 +34,10 @@ _ESCAPED: Final = re.compile(r"<(?=[|｜/A-Za-z])|\[(?=/?[A-Z_]+\])|[\x7f-\x9f\u
 
 
 def transcripts(rollouts: Sequence[tuple[Trajectory, Messages]], *, longest_text: int, longest: int, shows_answer: bool) -> list[list[str]]:
-    """The lines of each rollout. A text is cut in its middle to `longest_text` characters, all texts alike to fewer where a rollout would
-    be longer than `longest`. `shows_answer`: with the task's reference answer."""
-    texts = max(len(trajectory.tool_calls) * 2 + sum(map(len, messages)) + 3 for trajectory, messages in rollouts)
-    most = max(_SHORTEST, min(longest_text, longest // texts))
+    """The lines of each rollout. A text is cut in its middle to `longest_text` characters, the longest ones to fewer where the texts of a
+    rollout would be more than `longest` together. `shows_answer`: with the task's reference answer."""
+    fair = min(_fair_length(_lengths(trajectory, messages), longest) for trajectory, messages in rollouts)
+    most = max(_SHORTEST, min(longest_text, fair))
     return [_some(_lines(trajectory, messages, most, shows_answer=shows_answer)) for trajectory, messages in rollouts]
 
 
@@ -51,6 +51,23 @@ def clip(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     return f"{text[: most * 2 // 3]} … [{len(text) - most} characters left out] … {text[len(text) - most // 3 :]}"
+
+
+def _lengths(trajectory: Trajectory, messages: Messages) -> list[int]:
+    """Of the texts of a rollout."""
+    of_tools = [length for tool in trajectory.tool_calls for length in (len(tool.arguments), len(tool.result))]
+    return [len(text) for said in messages for _, text in said] + of_tools
+
+
+def _fair_length(lengths: Sequence[int], longest: int) -> int:
+    """To which the longer ones are cut, so that they are `longest` together: (10, 90, 90) of 110 are (10, 50, 50)."""
+    left = longest
+    for number, length in enumerate(sorted(lengths)):
+        share = left // (len(lengths) - number)
+        if length > share:
+            return share
+        left -= length
+    return longest
 
 
 def _lines(trajectory: Trajectory, messages: Messages, most: int, *, shows_answer: bool) -> list[str]:
