@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightningrl.errors import ConfigError
@@ -64,12 +65,13 @@ def _judge(
     weight: float = 1.0,
     baseline: Baseline = "grpo",
     epsilon: float = 1e-6,
+    folder: Path | str = ".",
 ) -> TurnJudge | GroupJudge:
     from lightningrl.credit.judge_assigner import Bench, GroupJudge, TurnJudge
 
     bench = Bench(
         rubric=rubric,
-        prompt=load_callable(prompt) if isinstance(prompt, str) else prompt,
+        prompt=load_callable(prompt, folder) if isinstance(prompt, str) else prompt,
         scale=scale,
         tries=tries,
         longest_text=longest_text,
@@ -97,11 +99,12 @@ def _likelihood(
     compared: Compared = "turn",
     baseline: Baseline = "grpo",
     epsilon: float = 1e-6,
+    folder: Path | str = ".",
 ) -> InformationGain | Hindsight:
     from lightningrl.credit.likelihood import Hindsight, InformationGain
 
     if isinstance(answer, str) and answer.partition(":")[0].endswith(".py"):
-        answer = load_callable(answer)
+        answer = load_callable(answer, folder)
     of_gain = {"answer": answer, "turn_weight": turn_weight}
     of_hindsight = {
         "told": told,

@@ -22,7 +22,7 @@ from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.credit.services import PolicyQueries
 from lightningrl.dialects import Dialect, build_dialects
 from lightningrl.errors import ConfigError, PluginError, gather
-from lightningrl.loading import absolute_reference, digest_of, is_reference, load_callable
+from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, Capabilities, CreditAssigner, GroupWitness, Witness
 from lightningrl.rewards import NamedReward, RewardSet
@@ -145,12 +145,18 @@ def _trained_calls(recipe: Recipe, _: PluginManager) -> dict[str, TrainedCalls]:
     return trained
 
 
-def _part(plugins: PluginManager, hook: str, use: Any, options: Mapping[str, Any], folder: Path) -> Any:
-    """An installed plugin's product, a user's class or factory called with `options`, or the object itself."""
+def _part(
+    plugins: PluginManager, hook: str, use: Any, options: Mapping[str, Any], folder: Path, *, offered: Mapping[str, Any] | None = None
+) -> Any:
+    """An installed plugin's product, a user's class or factory called with `options`, or the object itself. A plugin's factory has what is
+    `offered` where it takes it."""
     if isinstance(use, str) and not is_reference(use):
         plugin = plugins.find(hook, use)
-        check_options(plugin.factory, options, what=f"{use!r}")
-        return plugin.factory(**{name: absolute_reference(value, folder) if _is_file(value) else value for name, value in options.items()})
+        taken = {name: value for name, value in (offered or {}).items() if name in inspect.signature(plugin.factory).parameters}
+        check_options(plugin.factory, options, what=f"{use!r}", reserved=tuple(taken))
+        if missing := [name for name in _required(plugin.factory) if name not in options and name not in taken]:
+            raise ConfigError(*(f"{use!r} needs the setting {name!r}; set it in its options" for name in missing))
+        return plugin.factory(**options, **taken)
     part = resolve(use, folder) if isinstance(use, str) else use
     if isinstance(part, type):
         check_options(part, options, what=f"{use!r}")
@@ -196,8 +202,17 @@ def _check_reward(name: str, use: Any, reward: Any) -> None:
         ) from None
 
 
+def _required(factory: Callable[..., Any]) -> list[str]:
+    """Names of the keyword parameters that have no default."""
+    parameters = inspect.signature(factory).parameters.values()
+    return [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY and one.default is inspect.Parameter.empty]
+
+
 def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
-    assigner: CreditAssigner = _part(plugins, "lightningrl_credit_assigners", recipe.credit.use, recipe.credit.options, recipe.folder)
+    offered = {"folder": recipe.folder}
+    assigner: CreditAssigner = _part(
+        plugins, "lightningrl_credit_assigners", recipe.credit.use, recipe.credit.options, recipe.folder, offered=offered
+    )
     if not hasattr(assigner, "assign"):
         raise ConfigError(f"credit.use {recipe.credit.use!r} has no `assign(group)`; name a class with `requires` and `assign`")
     is_paid_by_role = any(reward.agents is not None and reward.weight != 0.0 for reward in recipe.rewards.values())
