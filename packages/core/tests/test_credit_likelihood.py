@@ -84,6 +84,25 @@ def test_gains_and_outcome_have_baselines_of_their_own_and_go_on_discounted_by_h
     assert of_calls(weighed, hear(weighed, two(), by_prompt)) == [[0.425, 0.45, 0.5], [-0.425, -0.45, -0.5]]
 
 
+def test_gains_go_on_along_branches_and_never_across() -> None:
+    """c0 ─► left, right, and left ─► last: γ = 0.5, gains (of branches their mean) c0: 0.2, left: 0.4."""
+    calls = [
+        make_transition("c0", prompt=[1]),
+        make_transition("left", prompt=[2], parent="c0", index=1),
+        make_transition("right", prompt=[3], parent="c0", index=2),
+        make_transition("last", prompt=[4], parent="left", index=3),
+    ]
+    chance = {1: 0.1, 2: 0.2, 3: 0.4, 4: 0.6, 9: 0.5}
+    other = [make_transition("o", prompt=[9])]
+    group = TrajectoryGroup(
+        id="g", trajectories=(make_trajectory("a", calls, reward=0.0, answer="42"), make_trajectory("b", other, reward=0.0, answer="42"))
+    )
+    assigner = InformationGain(gamma=0.5, baseline="none")
+    heard = hear(assigner, group, lambda tokens, context: [math.log(chance[context[0]])])
+    assert evidence(heard, "gain")[0] == [0.2, 0.4, 0.0, 0.0]
+    assert of_calls(assigner, heard) == [[0.4, 0.4, 0.0, 0.0], [0.0]]
+
+
 def test_over_all_turns_it_is_the_papers_normalisation() -> None:
     """IGPO's: (r - mean) / std over all gains of the group, the outcome's apart, then discounted sums; γ = 1, here with ddof 1 over
     rollouts: gains (0.2, 0.3, 0, 0.1): variance (0.05² + 0.15² + 0.15² + 0.05²)/2 = 0.025."""

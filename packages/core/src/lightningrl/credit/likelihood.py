@@ -40,6 +40,7 @@ __all__ = ["Answer", "Compared", "Hindsight", "InformationGain"]
 Answer = Callable[[Task], str]
 Compared = Literal["turn", "all"]
 _Bools = NDArray[np.bool_]
+_Indices = NDArray[np.intp]
 _LONGEST_OUTPUT = 2000
 """Characters of a rollout's output that are told in hindsight."""
 
@@ -63,36 +64,42 @@ class _Likelihood:
         returns = np.array([trajectory.reward for trajectory in rewarded], dtype=np.float64)
         return self._normalize(returns, np.arange(len(rewarded)))
 
-    def _compare(self, rewarded: Sequence[Trajectory], values: Sequence[FloatArray], counts: Sequence[_Bools]) -> list[FloatArray]:
+    def _places(self, rewarded: Sequence[Trajectory]) -> tuple[list[_Indices], list[FloatArray]]:
+        """Of each call which turn it is, and γ^{T-t}."""
+        channels = [self._turns.channels(trajectory) for trajectory in rewarded]
+        turns = [np.zeros(0, dtype=np.intp) if turns.turns is None else turns.turns for _, turns in channels]
+        return turns, [outcome.factors for outcome, _ in channels]
+
+    def _compare(self, values: Sequence[FloatArray], turns: Sequence[_Indices], counts: Sequence[_Bools]) -> list[FloatArray]:
         """`values[trajectory][call]` less what they are compared with; 0.0 where a call does not count."""
-        turns = [self._turns.channels(trajectory)[1].turns for trajectory in rewarded]
-        keys = [(i, t) for i, counted in enumerate(counts) for t in np.flatnonzero(counted)]
-        flat = np.array([values[i][t] for i, t in keys])
-        of_turn = np.array([0 if (of := turns[i]) is None else of[t] for i, t in keys], dtype=np.intp)
-        owners = np.array([i for i, _ in keys], dtype=np.intp)
-        scores = np.zeros(len(keys))
-        for turn in np.unique(of_turn):
-            here = of_turn == turn
+        if not values:
+            return []
+        counted, of_turn = np.concatenate(counts), np.concatenate(turns)
+        owners = np.repeat(np.arange(len(values)), [len(some) for some in values])
+        flat = np.concatenate(values)
+        scores = np.zeros(len(flat))
+        for turn in np.unique(of_turn[counted]):
+            here = counted & (of_turn == turn)
             scores[here] = self._normalize(flat[here], owners[here])
         if self.compared == "all" and scores.any():  # else they differ by their position alone
-            scores = self._normalize(flat, owners)
-        found = [np.zeros(len(trajectory.transitions)) for trajectory in rewarded]
-        for (i, t), score in zip(keys, scores, strict=True):
-            found[i][t] = score
-        return found
+            scores[counted] = self._normalize(flat[counted], owners[counted])
+        return np.split(scores, np.cumsum([len(some) for some in values])[:-1])
 
-    def _normalize(self, values: FloatArray, owners: NDArray[np.intp]) -> FloatArray:
+    def _normalize(self, values: FloatArray, owners: _Indices) -> FloatArray:
         numbers = np.unique(owners, return_inverse=True)[1]
         return baseline_advantages(values, numbers, baseline=self.baseline, epsilon=self.epsilon) if len(values) else values
 
-    def _to_go(self, trajectory: Trajectory, values: FloatArray) -> FloatArray:
+    def _to_go(self, trajectory: Trajectory, turns: _Indices, values: FloatArray) -> FloatArray:
         """Σ_{k ≥ t} γ^{k-t} values_k over what came of call t."""
+        if not values.any():
+            return values
+        if np.array_equal(turns, np.arange(len(values))):  # nothing branches
+            found = values.copy()
+            for t in range(len(values) - 2, -1, -1):
+                found[t] += self._turns.gamma * found[t + 1]
+            return found
         calls = [replace(call, rewards={"": float(value)}) for call, value in zip(trajectory.transitions, values, strict=True)]
         return self._turns.channels(replace(trajectory, transitions=tuple(calls)))[1].returns
-
-    def _discounts(self, trajectory: Trajectory) -> FloatArray:
-        """γ^{T-t} of each call."""
-        return self._turns.channels(trajectory)[0].factors
 
 
 class InformationGain(_Likelihood):
@@ -138,13 +145,14 @@ class InformationGain(_Likelihood):
     def assign(self, group: TrajectoryGroup) -> Advantages:
         rewarded = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
         outcomes = self._outcomes(rewarded)
+        turns, discounts = self._places(rewarded)
         has_next = [np.array([bool(later) for later in _following_calls(one.transitions)], dtype=np.bool_) for one in rewarded]
-        gains = self._compare(rewarded, [_evidence(one, "gain") for one in rewarded], has_next)
+        gains = self._compare([_evidence(one, "gain") for one in rewarded], turns, has_next)
         return _to_tokens(
             group,
             [
-                self.turn_weight * self._to_go(one, gain) + self._discounts(one) * outcome
-                for one, gain, outcome in zip(rewarded, gains, outcomes, strict=True)
+                self.turn_weight * self._to_go(one, turn, gain) + discount * outcome
+                for one, turn, gain, discount, outcome in zip(rewarded, turns, gains, discounts, outcomes, strict=True)
             ],
         )
 
@@ -210,12 +218,13 @@ class Hindsight(_Likelihood):
     def assign(self, group: TrajectoryGroup) -> Advantages:
         rewarded = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
         outcomes = self._outcomes(rewarded)
+        turns, discounts = self._places(rewarded)
         everywhere = [np.ones(len(one.transitions), dtype=np.bool_) for one in rewarded]
-        micro = self._compare(rewarded, [self._values(one) for one in rewarded], everywhere)
+        micro = self._compare([self._values(one) for one in rewarded], turns, everywhere)
         kept = [np.maximum(term, 0.0) if self._succeeded(one) else term for one, term in zip(rewarded, micro, strict=True)]
         return _to_tokens(
             group,
-            [outcome + self.omega * self._discounts(one) * term for one, term, outcome in zip(rewarded, kept, outcomes, strict=True)],
+            [outcome + self.omega * discount * term for discount, term, outcome in zip(discounts, kept, outcomes, strict=True)],
         )
 
     def _values(self, trajectory: Trajectory) -> FloatArray:
