@@ -33,6 +33,7 @@ __all__ = [
     "CreditMonitor",
     "CriticTeacher",
     "Engine",
+    "GroupWitness",
     "IntermediateReward",
     "LearnReport",
     "Reward",
@@ -105,6 +106,11 @@ class Services(Ask, Protocol):
         """The text's tokens, none added around them."""
         ...
 
+    async def read(self, trajectory: Trajectory, /) -> Sequence[Sequence[tuple[str, str]]]:
+        """For each call what it adds to those before it, as (who, text): `system`, `user`, `tool_result` …, then the policy's own words:
+        `policy`, `policy reasoning`, `policy tool_call`."""
+        ...
+
 
 @runtime_checkable
 class Witness(Protocol):
@@ -122,6 +128,16 @@ class Brancher(Protocol):
     def branch_points(self, trajectories: Sequence[Trajectory], /) -> Mapping[BranchPoint, int]:
         """Where the rewarded rollouts of a group are to branch, and how often; `assign` finds them in `group.branches`, rewarded. The same
         for the same rollouts: a resumed run finds those that it has."""
+        ...
+
+
+@runtime_checkable
+class GroupWitness(Protocol):
+    """A `Witness` that looks at the rollouts of a group together, once all of them have ended."""
+
+    async def score_group(self, group: TrajectoryGroup, ask: Services) -> Sequence[Evidence]:
+        """Evidence of each of its trajectories, in their order. Those without a reward are not among them. Raising = all of them are left
+        out and counted. Asked again for all of them where that of one is missing."""
         ...
 
 

@@ -61,10 +61,11 @@ class Judge:
 
 
 class Questions:
-    """`ask` for one rollout. Its calls are `asked`."""
+    """`ask` for one rollout, or for those of a group, which have their budgets together. Its calls are `asked`."""
 
-    def __init__(self, judge: Judge | None) -> None:
+    def __init__(self, judge: Judge | None, *, rollouts: int = 1) -> None:
         self._judge = judge
+        self._rollouts = rollouts
         self._calls = 0
         self._tokens = 0
         self.asked: list[OtherCall] = []
@@ -77,10 +78,10 @@ class Questions:
         judge = self._judge
         if judge is None:
             raise JudgeError("there is no judge to ask; add a [judge] table with base_url and model")
-        if self._calls >= judge.max_calls:
+        if self._calls >= judge.max_calls * self._rollouts:
             raise JudgeError(f"a rollout may ask its judge {judge.max_calls} times; raise judge.max_calls")
-        if self._tokens >= judge.max_tokens:
-            raise JudgeError(f"a rollout may use {judge.max_tokens} tokens of its judge; raise judge.max_tokens")
+        if self._tokens >= judge.max_tokens * self._rollouts:
+            raise _too_many(judge)
         self._calls += 1
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
         body = {"model": judge.model, "messages": said, **settings}
@@ -94,10 +95,13 @@ class Questions:
             await asyncio.sleep(min(max(pause, wanted), LONGEST_PAUSE_S))
             pause *= 2
         try:
-            self._tokens += int((answer.get("usage") or {}).get("total_tokens") or 0)
-            return str(answer["choices"][0]["message"]["content"] or "")
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            self._tokens += max(0, int((answer.get("usage") or {}).get("total_tokens") or 0))
+            text = str(answer["choices"][0]["message"]["content"] or "")
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
             raise JudgeError(f"the judge at {judge.base_url!r} answered without a text: {str(answer)[:200]!r}") from None
+        if self._tokens > judge.max_tokens * self._rollouts:
+            raise _too_many(judge)
+        return text
 
     async def _try(self, judge: Judge, body: Mapping[str, Any]) -> tuple[int | None, Any, str | None, float]:
         """Status, answer, what went wrong, and how long the endpoint wants one to wait. Recorded, whatever came of it."""
@@ -132,6 +136,10 @@ class Questions:
             )
         )
         return status, answer, problem, wanted
+
+
+def _too_many(judge: Judge) -> JudgeError:
+    return JudgeError(f"a rollout may use {judge.max_tokens} tokens of its judge; raise judge.max_tokens")
 
 
 def _parse(text: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,9 @@ from lightningrl.errors import ConfigError
 if TYPE_CHECKING:
     from lightningrl.config import Recipe
     from lightningrl.protocols import Capabilities
+    from lightningrl.types import Task
 
-__all__ = ["NEEDS", "SERVICES", "Need", "check_needs"]
+__all__ = ["NEEDS", "SERVICES", "Need", "check_answers", "check_needs"]
 
 SERVICES = frozenset({"logprobs", "values"})
 """Needs that the trainer backend meets, where it declares them."""
@@ -42,6 +43,7 @@ NEEDS: Mapping[str, Need] = {
     ),
     "state_key": Need(lambda recipe: True, "every run has it: see lightningrl.credit.state_keys"),
     "judge": Need(lambda recipe: recipe.judge is not None, "add a [judge] table with base_url and model"),
+    "answers": Need(lambda _: True, "give each training task an `answer`"),
     "logprobs": Need(lambda _: True, "use a trainer backend that tells logprobs of given tokens: backend = 'torch'"),
     "values": Need(
         lambda recipe: all(recipe.options_of(one).get("critic") is not None for one in recipe.all_policies.values() if one.trainable),
@@ -58,3 +60,10 @@ def check_needs(recipe: Recipe, use: Any, requires: Collection[str], capabilitie
     remedies = {name: NEEDS[name].remedy if name in NEEDS else unknown for name in sorted(requires)}
     if unmet := [name for name in remedies if name not in NEEDS or name in lacking or not NEEDS[name].is_met(recipe)]:
         raise ConfigError(*(f"credit assigner {use!r} needs {name!r}; {remedies[name]}" for name in unmet))
+
+
+def check_answers(use: Any, requires: Collection[str], tasks: Iterable[Task]) -> None:
+    """Raise ConfigError for the first training task without an answer, where the assigner needs one of each."""
+    without = next((task for task in tasks if task.answer is None), None) if "answers" in requires else None
+    if without is not None:
+        raise ConfigError(f"credit assigner {use!r} needs 'answers', and task {without.id!r} has none; {NEEDS['answers'].remedy}")

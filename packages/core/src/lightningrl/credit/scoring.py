@@ -23,7 +23,17 @@ from lightningrl.credit.samples import build_samples, teaching_rows
 from lightningrl.credit.services import PolicyQueries, RolloutServices
 from lightningrl.errors import LightningError, PluginError, RewardError
 from lightningrl.plugins import PluginManager
-from lightningrl.protocols import Brancher, CreditAssigner, CreditMemory, CreditMonitor, CriticTeacher, IntermediateReward, Witness
+from lightningrl.protocols import (
+    Brancher,
+    CreditAssigner,
+    CreditMemory,
+    CreditMonitor,
+    CriticTeacher,
+    GroupWitness,
+    IntermediateReward,
+    Services,
+    Witness,
+)
 from lightningrl.rewards import RewardSet
 from lightningrl.rewards.reward_set import describe_failure
 from lightningrl.roles import is_role_among
@@ -31,6 +41,7 @@ from lightningrl.store.protocol import Score
 from lightningrl.types import (
     Advantages,
     BranchPoint,
+    Evidence,
     OtherCallKind,
     Outcome,
     RolloutMode,
@@ -156,6 +167,11 @@ class Scorer:
         """What evidence asks the run's policies by; whoever builds their backends connects them."""
         self._witnesses = asyncio.Semaphore(WITNESSES_AT_ONCE)
 
+    @property
+    def requires(self) -> frozenset[str]:
+        """What the credit assigner needs of the run."""
+        return self._credit.requires
+
     async def reward(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
         """`evaluate`, and tell whoever watches rollouts."""
         rewarded = await self.evaluate(trajectories, keep)
@@ -167,20 +183,27 @@ class Scorer:
         """The trajectories with their rewards; one whose outcome is dropped, or whose reward failed, has `reward=None`. Each value is
         kept by `keep` as it is made; those that were kept before, by the same reward, are taken as they are."""
         trajectories = [self._reward_calls(self._classify_tools(trajectory)) for trajectory in trajectories]
+        together: dict[str, list[str]] = {}
+        """Rollouts that a witness sees at once."""
+        for trajectory in trajectories:
+            key = trajectory.group_id if isinstance(self._credit, GroupWitness) else trajectory.rollout_id
+            together.setdefault(key, []).append(trajectory.rollout_id)
 
-        async def reward_one(trajectory: Trajectory) -> Trajectory:
-            rewarded = await self._reward_one(trajectory, keep)
-            if isinstance(self._credit, Witness):
+        async def hear(names: Sequence[str]) -> list[Trajectory]:
+            rewarded = [await rewards[name] for name in names]
+            if isinstance(self._credit, Witness | GroupWitness):
                 async with self._witnesses:
                     rewarded = await self._add_evidence(self._credit, rewarded, keep)
             return rewarded
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(reward_one(trajectory)) for trajectory in trajectories]
+                rewards = {one.rollout_id: group.create_task(self._reward_one(one, keep)) for one in trajectories}
+                tasks = [group.create_task(hear(names)) for names in together.values()]
         except* LightningError as errors:
             raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
+        found = {one.rollout_id: one for task in tasks for one in task.result()}
+        return [found[trajectory.rollout_id] for trajectory in trajectories]
 
     def check_failures(self, rewarded: Sequence[Trajectory], *, to_come: int = 0) -> None:
         """Raise RewardError where more rewards failed than the recipe allows, also if none of the rollouts fails that are `to_come`."""
@@ -309,39 +332,48 @@ class Scorer:
             digests["credit"] = trajectory.digests["credit"]
         return replace(trajectory, rewards=result.values, reward=result.total, unrewarded=result.failure, digests=digests)
 
-    async def _add_evidence(self, witness: Witness, trajectory: Trajectory, keep: KeepScores | None) -> Trajectory:
-        """The trajectory with the evidence that credit needs of it; unrewarded where there is none to be had."""
-        if trajectory.reward is None or trajectory.mode is not RolloutMode.TRAIN or not trajectory.transitions:
-            return trajectory
+    async def _add_evidence(
+        self, witness: Witness | GroupWitness, trajectories: Sequence[Trajectory], keep: KeepScores | None
+    ) -> list[Trajectory]:
+        """The trajectories with the evidence that credit needs of them; unrewarded where there is none to be had."""
+        asked = [one for one in trajectories if one.reward is not None and one.mode is RolloutMode.TRAIN and one.transitions]
         digests = self._digests_of("credit")
-        if trajectory.evidence is not None and digests.items() <= trajectory.digests.items():
-            return trajectory
-        services, evidence, failure = RolloutServices(self._judge, self.policies, trajectory), None, None
+        if all(one.evidence is not None and digests.items() <= one.digests.items() for one in asked):
+            return list(trajectories)
+        services = RolloutServices(self._judge, self.policies, *asked)
+        found: Sequence[Evidence | None]
+        failure = None
         try:
             async with asyncio.timeout(LONGEST_SCORE_S):
-                evidence = await witness.score(trajectory, services)
-            check_evidence(evidence, trajectory)
+                found = await _hear(witness, asked, services)
         except PluginError:
             raise
         except Exception as error:  # noqa: BLE001  the boundary to an assigner that waits for others
-            evidence, failure = None, describe_failure("credit", f"{type(error).__name__}: {error}")
-        if keep is not None:
-            kept = Score(
-                rollout_id=trajectory.rollout_id,
-                attempt=trajectory.attempt,
+            found, failure = [None] * len(asked), describe_failure("credit", f"{type(error).__name__}: {error}")
+        heard: dict[str, Trajectory] = {}
+        for one, evidence in zip(asked, found, strict=True):
+            heard[one.rollout_id] = replace(
+                one,
+                reward=None if evidence is None else one.reward,
+                unrewarded=failure,
                 evidence=evidence,
-                digests=digests if evidence is not None else {},
-                asked=tuple(services.asked),
+                digests={**one.digests, **(digests if evidence is not None else {})},
+                other_calls=one.other_calls if heard else (*one.other_calls, *services.asked),
             )
-            await keep([kept])
-        return replace(
-            trajectory,
-            reward=None if evidence is None else trajectory.reward,
-            unrewarded=failure,
-            evidence=evidence,
-            digests={**trajectory.digests, **(digests if evidence is not None else {})},
-            other_calls=(*trajectory.other_calls, *services.asked),
-        )
+        if keep is not None:
+            await keep(
+                [
+                    Score(
+                        rollout_id=one.rollout_id,
+                        attempt=one.attempt,
+                        evidence=evidence,
+                        digests=digests if evidence is not None else {},
+                        asked=() if number else tuple(services.asked),
+                    )
+                    for number, (one, evidence) in enumerate(zip(asked, found, strict=True))
+                ]
+            )
+        return [heard.get(one.rollout_id, one) for one in trajectories]
 
     def _digests_of(self, *keys: str) -> dict[str, str]:
         return {key: self._digests[key] for key in keys if key in self._digests}
@@ -380,6 +412,22 @@ class Scorer:
         is_role = trained is not None and (trained.agents is None or (call.agent is not None and is_role_among(call.agent, trained.agents)))
         trainable = call.trainable and is_role
         return call if trainable == call.trainable else replace(call, trainable=trainable)
+
+
+async def _hear(witness: Witness | GroupWitness, trajectories: Sequence[Trajectory], services: Services) -> Sequence[Evidence]:
+    """Evidence of each. Raises PluginError where it does not fit."""
+    if isinstance(witness, GroupWitness):
+        group = TrajectoryGroup(id=trajectories[0].group_id, trajectories=tuple(trajectories))
+        found = await witness.score_group(group, services)
+        if len(found) != len(trajectories):
+            raise PluginError(
+                f"`score_group` returned {len(found)} pieces of evidence for {len(trajectories)} rollouts; return one for each"
+            )
+    else:
+        found = [await witness.score(trajectory, services) for trajectory in trajectories]
+    for evidence, trajectory in zip(found, trajectories, strict=True):
+        check_evidence(evidence, trajectory)
+    return found
 
 
 def _without_rounding(advantages: Advantages) -> Advantages:

@@ -7,6 +7,7 @@ score(trajectory, ask) ─► ask.logprobs(tokens, context) ┐   requests of al
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 
 from lightningrl.credit.judge import Judge, Questions
 from lightningrl.errors import BackendError, PluginError
+from lightningrl.look.segments import SegmentReader
+from lightningrl.look.trace import read_messages
 from lightningrl.protocols import Backend, Continuation, TokenScorer, Valuer
 from lightningrl.rendering.tokenizer import QuickTokenizer, load_tokenizer
 from lightningrl.types import Array, IntArray, Trajectory
@@ -33,6 +36,8 @@ class PolicyQueries:
         self._models = dict(models)
         self._backends: dict[str, Backend] = {}
         self._tokenizers: dict[str, QuickTokenizer] = {}
+        self._readers: dict[str, SegmentReader] = {}
+        self._loading = threading.Lock()
         self._queues: dict[tuple[str, str], _Queue] = {}
 
     def connect(self, policy: str, backend: Backend) -> Callable[[], None]:
@@ -66,15 +71,24 @@ class PolicyQueries:
         return _checked(found, (len(continuation.tokens) + 1,), f"values of policy {policy!r}")
 
     async def encode(self, policy: str, text: str) -> list[int]:
-        if policy not in self._models:
-            raise PluginError(f"no policy {policy!r} to encode for; there are: {', '.join(map(repr, sorted(self._models))) or 'none here'}")
-        return await asyncio.to_thread(self._encode, policy, text)
+        return await asyncio.to_thread(lambda: self._tokenizer(policy).encode(text))
 
-    def _encode(self, policy: str, text: str) -> list[int]:
-        tokenizer = self._tokenizers.get(policy)
-        if tokenizer is None:
-            tokenizer = self._tokenizers[policy] = QuickTokenizer(load_tokenizer(self._models[policy]))
-        return tokenizer.encode(text)
+    async def read(self, trajectory: Trajectory) -> list[list[tuple[str, str]]]:
+        return await asyncio.to_thread(read_messages, trajectory, self._reader)
+
+    def _tokenizer(self, policy: str) -> QuickTokenizer:
+        if policy not in self._models:
+            there = ", ".join(map(repr, sorted(self._models))) or "none here"
+            raise PluginError(f"no policy {policy!r} whose tokens could be read; there are: {there}")
+        with self._loading:
+            if policy not in self._tokenizers:
+                self._tokenizers[policy] = QuickTokenizer(load_tokenizer(self._models[policy]))
+            return self._tokenizers[policy]
+
+    def _reader(self, policy: str) -> SegmentReader:
+        if policy not in self._readers:
+            self._readers[policy] = SegmentReader(self._tokenizer(policy))
+        return self._readers[policy]
 
     def _backend(self, policy: str) -> Backend:
         if policy not in self._backends:
@@ -134,12 +148,12 @@ class _Queue:
 
 
 class RolloutServices(Questions):
-    """`ask` for one rollout: called, it asks the judge."""
+    """`ask` for one rollout, or for those of a group: called, it asks the judge."""
 
-    def __init__(self, judge: Judge | None, policies: PolicyQueries, trajectory: Trajectory) -> None:
-        super().__init__(judge)
+    def __init__(self, judge: Judge | None, policies: PolicyQueries, *trajectories: Trajectory) -> None:
+        super().__init__(judge, rollouts=len(trajectories))
         self._policies = policies
-        self._trajectory = trajectory
+        self._trajectories = trajectories
         self._read = 0
 
     async def logprobs(
@@ -173,14 +187,19 @@ class RolloutServices(Questions):
         """The text's tokens, none added around them."""
         return await self._policies.encode(self._policy(policy), text)
 
+    async def read(self, trajectory: Trajectory, /) -> list[list[tuple[str, str]]]:
+        """For each call what it adds to those before it, as (who, text)."""
+        return await self._policies.read(trajectory)
+
     def _policy(self, name: str | None) -> str:
         """The rollout's own is that of its first call that may be trained."""
-        calls = self._trajectory.transitions
+        calls = self._trajectories[0].transitions
         return name or next((call.policy for call in calls if call.trainable), calls[0].policy)
 
     def _spend(self, tokens: int) -> None:
         self._read += tokens
-        if self._read > (most := self._policies.max_tokens):
+        most = self._policies.max_tokens
+        if self._read > most * len(self._trajectories):
             raise BackendError(f"a rollout's evidence may read {most} tokens of policies and critics; raise credit.max_tokens")
 
 

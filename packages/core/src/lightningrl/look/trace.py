@@ -19,7 +19,7 @@ from lightningrl.look.segments import Segment, SegmentKind, SegmentReader
 from lightningrl.store.protocol import RolloutRecord, Score
 from lightningrl.types import Array, OtherCall, ToolCall, Trajectory, Transition
 
-__all__ = ["CallTrace", "Trace", "build_trace", "whole_row"]
+__all__ = ["CallTrace", "Trace", "build_trace", "read_messages", "whole_row"]
 
 _EARLIER: Final = 64
 """Calls that a new history is compared with."""
@@ -70,6 +70,37 @@ class Trace:
 
 def build_trace(rollout: RolloutRecord, trajectory: Trajectory, score: Score | None, reader_of: Callable[[str], SegmentReader]) -> Trace:
     """`reader_of(policy)` reads its tokens."""
+    traces = _read_calls(trajectory, score, reader_of)
+    return Trace(
+        rollout=rollout,
+        attempt=trajectory.attempt,
+        rewards=trajectory.rewards,
+        reported=trajectory.reported,
+        unrewarded=trajectory.unrewarded,
+        calls=tuple(traces.values()),
+        tool_calls=tuple(tool for tool in trajectory.tool_calls if tool.transition_id not in traces),
+        other_calls=_between(trajectory.transitions, trajectory.other_calls).get("", ()),
+    )
+
+
+def read_messages(trajectory: Trajectory, reader_of: Callable[[str], SegmentReader]) -> list[list[tuple[str, str]]]:
+    """For each call what it adds to those before it, as (who, text): `system`, `user`, `tool_result` …, then the policy's own words:
+    `policy`, `policy reasoning`, `policy tool_call`. Markup and what is only white space are left out."""
+    found: list[list[tuple[str, str]]] = []
+    for call in _read_calls(trajectory, None, reader_of).values():
+        messages: list[tuple[str, str]] = []
+        for segment in call.segments:
+            if segment.start >= call.seen and segment.kind is not SegmentKind.MARKUP and segment.text.strip():
+                who = segment.kind.value
+                if segment.is_sampled:
+                    who = f"policy {who}" if segment.kind in (SegmentKind.REASONING, SegmentKind.TOOL_CALL) else "policy"
+                messages.append((who, segment.text.strip()))
+        found.append(messages)
+    return found
+
+
+def _read_calls(trajectory: Trajectory, score: Score | None, reader_of: Callable[[str], SegmentReader]) -> dict[str, CallTrace]:
+    """By id."""
     calls = trajectory.transitions
     others = _between(calls, trajectory.other_calls)
     traces: dict[str, CallTrace] = {}
@@ -98,16 +129,7 @@ def build_trace(rollout: RolloutRecord, trajectory: Trajectory, score: Score | N
             tool_calls=tuple(tool for tool in trajectory.tool_calls if tool.transition_id == call.id),
             other_calls=others.get(call.id, ()),
         )
-    return Trace(
-        rollout=rollout,
-        attempt=trajectory.attempt,
-        rewards=trajectory.rewards,
-        reported=trajectory.reported,
-        unrewarded=trajectory.unrewarded,
-        calls=tuple(traces.values()),
-        tool_calls=tuple(tool for tool in trajectory.tool_calls if tool.transition_id not in traces),
-        other_calls=others.get("", ()),
-    )
+    return traces
 
 
 def whole_row(trace: Trace, call: CallTrace) -> tuple[Segment, ...]:

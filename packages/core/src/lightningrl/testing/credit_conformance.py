@@ -23,7 +23,7 @@ from lightningrl.credit import Compare, assign_credit, has_signal
 from lightningrl.credit.evidence import check_evidence
 from lightningrl.credit.needs import NEEDS
 from lightningrl.credit.samples import Rows, build_samples
-from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, Services, Witness
+from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, GroupWitness, Services, Witness
 from lightningrl.testing._pytest import pytest
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.testing.scripted_services import ScriptedServices
@@ -68,7 +68,9 @@ class CreditConformance:
     def _assign(self, group: TrajectoryGroup, assigner: CreditAssigner | None = None) -> Advantages:
         """As a run does it: first the evidence, then the arithmetic."""
         assigner = assigner or self.make_assigner()
-        if isinstance(assigner, Witness):
+        if isinstance(assigner, GroupWitness):
+            group = self._heard_together(assigner, group)
+        elif isinstance(assigner, Witness):
             group = replace(group, trajectories=tuple(self._heard(assigner, trajectory) for trajectory in group.trajectories))
         return assign_credit(assigner, group, compare=self.compare)
 
@@ -78,6 +80,18 @@ class CreditConformance:
         evidence = asyncio.run(witness.score(trajectory, self.services()))
         check_evidence(evidence, trajectory)
         return replace(trajectory, evidence=evidence)
+
+    def _heard_together(self, witness: GroupWitness, group: TrajectoryGroup) -> TrajectoryGroup:
+        asked = tuple(one for one in group.trajectories if one.reward is not None and one.transitions)
+        if not asked:
+            return group
+        found = asyncio.run(witness.score_group(replace(group, trajectories=asked), self.services()))
+        evidence = dict(zip((one.rollout_id for one in asked), found, strict=True))
+        heard = tuple(replace(one, evidence=evidence.get(one.rollout_id)) for one in group.trajectories)
+        for one in heard:
+            if one.evidence is not None:
+                check_evidence(one.evidence, one)
+        return replace(group, trajectories=heard)
 
     def test_requirements_are_known(self) -> None:
         requires = self.make_assigner().requires

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.types import Array, IntArray
+from lightningrl.look.segments import SegmentReader
+from lightningrl.look.trace import read_messages
+from lightningrl.types import Array, IntArray, Trajectory
 
 __all__ = ["ScriptedServices"]
 
 
 class ScriptedServices:
-    """Implements `lightningrl.protocols.Services`. What has no function raises NotImplementedError."""
+    """Implements `lightningrl.protocols.Services`. What has no function raises NotImplementedError. Texts are tokens' numbers."""
 
     def __init__(
         self,
@@ -56,3 +58,6 @@ class ScriptedServices:
         if self._encode is None:
             raise NotImplementedError
         return self._encode(text)
+
+    async def read(self, trajectory: Trajectory, /) -> list[list[tuple[str, str]]]:
+        return read_messages(trajectory, lambda _: SegmentReader(None))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,14 +18,14 @@ from lightningrl.config import Recipe, check_options
 from lightningrl.credit.combinators import Combination
 from lightningrl.credit.comparison import check_comparison
 from lightningrl.credit.judge import Judge
-from lightningrl.credit.needs import check_needs
+from lightningrl.credit.needs import check_answers, check_needs
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.credit.services import PolicyQueries
 from lightningrl.dialects import Dialect, build_dialects
 from lightningrl.errors import ConfigError, PluginError, gather
 from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
-from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, Witness
+from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.tasks import TaskSets
@@ -56,13 +57,15 @@ class Parts:
             check_lengths(recipe, models)
             for adapter in recipe.adapters:
                 plugins.find("lightningrl_adapters", adapter)
-            return cls(
+            parts = cls(
                 backends=build_backends(recipe, plugins, models, will_run=will_run),
                 scorer=build_scorer(recipe, plugins, models),
                 models=models,
                 dialects=build_dialects(plugins),
                 tasks=TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder)),
             )
+            check_answers(recipe.credit.use, parts.scorer.requires, parts.tasks.train)
+            return parts
         except (ConfigError, PluginError):
             gather(*_one_by_one(recipe, plugins, will_run=will_run))  # raises all that is wrong, not the first
             raise
@@ -104,7 +107,8 @@ def build_scorer(recipe: Recipe, plugins: PluginManager, models: Mapping[str, st
     assigner = _credit(recipe, plugins)
     judge = None if recipe.judge is None else f"{recipe.judge.model} at {recipe.judge.base_url}"
     nested = {"parts": [digest_of(part, {}) for part in _nested(assigner)]} if isinstance(assigner, Combination) else {}
-    digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge, **nested})
+    files = {name: digest_of(resolve(value, recipe.folder), {}) for name, value in recipe.credit.options.items() if _is_file(value)}
+    digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge, **nested, **({"files": files} if files else {})})
     _check_samples(recipe, plugins)
     return Scorer(
         rewards=RewardSet(named),
@@ -163,6 +167,11 @@ def _part(
         check_options(part, options, what=f"{use!r}")
         return partial(part, **options)
     return part
+
+
+def _is_file(value: Any) -> bool:
+    """Whether an option is a reference into a file, `"file.py:name"`, which lies beside the recipe."""
+    return isinstance(value, str) and re.fullmatch(r"[^\s:]*\.py:[\w.]+", value) is not None
 
 
 def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
@@ -241,7 +250,7 @@ def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
 
 
 def _check_judge(recipe: Recipe, assigner: CreditAssigner) -> None:
-    if recipe.judge is not None and not isinstance(assigner, Witness):
+    if recipe.judge is not None and not isinstance(assigner, Witness | GroupWitness):
         raise ConfigError(f"[judge] is set, and credit.use {recipe.credit.use!r} asks none: it has no `score`; remove the table")
 
 

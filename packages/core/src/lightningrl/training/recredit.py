@@ -16,6 +16,7 @@ from lightningrl.config import Recipe
 from lightningrl.look.reader import open_run
 from lightningrl.plugins import load_plugins
 from lightningrl.training.parts import build_scorer
+from lightningrl.training.run_folder import RunOrigin
 from lightningrl.types import Array, Trajectory
 
 __all__ = ["Recredit", "recredit"]
@@ -44,7 +45,7 @@ class Recredit:
 
 async def recredit(folder: Path, recipe: Recipe, steps: Collection[int] | None = None) -> list[Recredit]:
     """Of the steps that were trained; None = all of them. An assigner that remembers begins anew with the first. Raises LightningError."""
-    scorer = build_scorer(recipe, load_plugins())
+    scorer = build_scorer(recipe, load_plugins(), RunOrigin.read(folder).models)
     found: list[Recredit] = []
     async with open_run(folder) as run:
         for step in await run.steps():

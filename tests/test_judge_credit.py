@@ -1,0 +1,138 @@
+"""A judge that ranks groups in a run: it fails on one of them, the run goes on without it, and after `kill -9` nobody is asked twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from crashes import RECIPE, finish, kill_all, read_metrics, resume, store_url
+from processes import TrainRun
+from warm import WarmCommand
+
+from lightningrl.store import SqlStore
+from lightningrl.types import OtherCallKind, Trajectory
+
+pytestmark = pytest.mark.slow
+SETTINGS = (
+    *("credit.use=judge", "credit.options.per=group", "judge.model=grader", "judge.retries=0", "outcomes.max_failed_rewards=0.5"),
+    *("validation.every=0", "loop.checkpoint_every=100"),
+)
+"""Three groups of two rollouts a step."""
+SAID = "the judge's own words"
+
+
+class Judge(ThreadingHTTPServer):
+    """Scores the first rollout of a group 1 and the second 0. It fails on the `hard` task, and keeps the question on the `held` one."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Desk)
+        self.hard = self.held = ""
+        self.asked: Counter[str] = Counter()
+        self.words: list[str] = []
+        """Tasks, in the order in which they were first asked about."""
+        self.lock = threading.Lock()
+        self.released = threading.Event()
+
+
+class Desk(BaseHTTPRequestHandler):
+    server: Judge
+
+    def do_POST(self) -> None:
+        content = json.loads(self.rfile.read(int(self.headers["content-length"])))["messages"][-1]["content"]
+        (word,) = set(re.findall(r'\{"task": "(word \d+)"\}', content))
+        judge = self.server
+        with judge.lock:
+            judge.asked[word] += 1
+            judge.words += [] if word in judge.words else [word]
+            if len(judge.words) == 1 and not judge.hard:
+                judge.hard = word
+            elif len(judge.words) == 3 and not judge.held:
+                judge.held = word
+        if word == judge.held and not judge.released.is_set():
+            judge.released.wait()
+            return  # whoever asked is dead
+        grades = [{"rollout": number, "why": SAID, "grade": float(number == 1)} for number in (1, 2)]
+        said = {"choices": [{"message": {"content": json.dumps({"grades": grades})}}]}
+        data = b"overloaded" if word == judge.hard else json.dumps(said).encode()
+        self.send_response(503 if word == judge.hard else 200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture
+def judge() -> Iterator[Judge]:
+    with Judge() as judge:
+        serving = threading.Thread(target=judge.serve_forever)
+        serving.start()
+        yield judge
+        judge.released.set()
+        judge.shutdown()
+        serving.join()
+
+
+@pytest.fixture
+def run(tmp_path: Path, warm: WarmCommand) -> Iterator[TrainRun]:
+    run = TrainRun(warm, tmp_path / "run", tmp_path / "journal")
+    yield run
+    run.close()
+
+
+def read_trajectories(run: TrainRun, groups: int) -> tuple[Trajectory, ...]:
+    async def read() -> tuple[Trajectory, ...]:
+        store = await SqlStore.open(store_url(run.folder), read_only=True)
+        try:
+            return await store.trajectories([f"g{group:06d}-{member:03d}" for group in range(groups) for member in range(2)])
+        finally:
+            await store.close()
+
+    return asyncio.run(read())
+
+
+@pytest.mark.timeout(1200)
+def test_a_run_goes_on_without_the_group_that_its_judge_cannot_rank_and_asks_nobody_twice_after_kill_9(
+    run: TrainRun, judge: Judge, tiny_policy: Path
+) -> None:
+    url = f"http://127.0.0.1:{judge.server_port}/v1"
+    said = [argument for setting in (*SETTINGS, f"judge.base_url={url}") for argument in ("--set", setting)]
+    run.start(str(RECIPE), "--policy", str(tiny_policy), "--steps", "2", *said)
+    run.wait_for(lambda: bool(judge.held))
+    run.wait_for(lambda: sum(one.evidence is not None for one in read_trajectories(run, 3)) == 2)
+    kill_all(run, random.Random(0))
+    judge.released.set()
+    resume(run)
+    finish(run)
+
+    first_step, ranked = judge.words[:3], [word for word in judge.words if word != judge.hard]
+    assert len(judge.words) == 6
+    assert judge.asked[judge.hard] == 2, "it failed in each process"
+    assert {word: judge.asked[word] for word in ranked} == {word: 2 if word == judge.held else 1 for word in ranked}
+    trajectories = read_trajectories(run, 6)
+    for one in trajectories:
+        if one.task.input == judge.hard:
+            assert one.reward is None
+            assert (one.unrewarded or "").startswith("credit: JudgeError: the judge at")
+        else:
+            assert one.evidence is not None
+            assert one.evidence.calls["grade"].tolist() == [float(one.rollout_id.endswith("0"))] * 3
+    judged = [call for one in trajectories for call in one.other_calls if call.kind is OtherCallKind.JUDGE]
+    assert sum(SAID in json.dumps(call.answer) for call in judged) == 5
+    lines = [line for line in read_metrics(run.folder) if "rows" in line]
+    assert [(line["rewards_failed"], line["rollouts"]) for line in lines] == [(2, 6), (0, 6)]
+    assert [line["groups_without_signal"] for line in lines] == [1, 0]
+    taught = sum(len(call.completion_ids) for one in trajectories if one.reward is not None for call in one.transitions)
+    assert sum(line["trained_tokens"] for line in lines) == taught, "the policy's own tokens, and nothing that the judge said"
+    assert set(first_step) == {one.task.input for one in trajectories[:6]}
