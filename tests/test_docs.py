@@ -87,6 +87,7 @@ def test_a_plugins_page_shows_a_whole_project_with_its_entry_point(page: Path) -
         ("docs/looking.md", "assistant ▸"),
         ("docs/loggers.md", "(3, 0.6"),
         ("docs/python.md", "weights of step 4"),
+        ("docs/credit/rewards.md", "F1 0.67"),
         ("docs/losses.md", "[True, True]"),
         ("docs/plugins/adapter.md", "made lightningrl-haystack"),
         ("docs/plugins/backend.md", "made lightningrl-bigram"),

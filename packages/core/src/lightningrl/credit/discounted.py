@@ -12,13 +12,14 @@ were bad, by their position alone. With γ = 1 and no turn rewards this is ident
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from lightningrl.credit.baselines import Baseline, FloatArray, check_baseline
 from lightningrl.credit.spread import Channel, spread
 from lightningrl.errors import ConfigError
+from lightningrl.lineages import following
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
 
 __all__ = ["DiscountedReturns"]
@@ -54,14 +55,14 @@ class DiscountedReturns:
         transitions = trajectory.transitions
         count = len(transitions)
         rewards = np.array([self._turn_reward(transition) for transition in transitions])
-        following = _following(transitions)
+        later_calls = following(transitions)
         turns = np.zeros(count, dtype=np.intp)
-        for later in following:
+        for later in later_calls:
             turns[later[1:]] += 1
-        discounts = [self.gamma ** np.arange(len(later)) for later in following]
+        discounts = [self.gamma ** np.arange(len(later)) for later in later_calls]
         until_the_end = np.array([discount[-1] for discount in discounts])
         outcome = Channel(returns=np.full(count, float(trajectory.reward or 0.0)), factors=until_the_end, turns=None)
-        to_go = np.array([float(discount @ rewards[later]) for discount, later in zip(discounts, following, strict=True)])
+        to_go = np.array([float(discount @ rewards[later]) for discount, later in zip(discounts, later_calls, strict=True)])
         return outcome, Channel(returns=to_go, factors=np.ones(count), turns=turns)
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
@@ -69,29 +70,3 @@ class DiscountedReturns:
 
     def _turn_reward(self, transition: Transition) -> float:
         return sum(self.weights.get(name, 1.0) * value for name, value in transition.rewards.items() if value is not None)
-
-
-def _following(transitions: Sequence[Transition]) -> list[list[int]]:
-    """For each call the calls that came of it, itself first: all later ones but those that grew beside it from one root.
-
-    A root is a history's first call. The choices of one call, which share prompt and start, have a root that is none of them:
-
-        main ─► left                  following(main) = main left right        following(left) = left
-             └► right                 following(right) = right
-    """
-    count = len(transitions)
-    position = {transition.id: t for t, transition in enumerate(transitions)}
-    roots: dict[object, int] = {}
-    origins: list[int] = []
-    """Of each call its parent, or its root, numbered from -1 downwards."""
-    for t, call in enumerate(transitions):
-        parent = position.get(call.parent_id or "", t)
-        request = (call.agent, call.policy, call.started_at, call.prompt_ids.tobytes())
-        origins.append(parent if parent < t else roots.setdefault(request, -1 - len(roots)))
-    if len(set(origins)) == count:  # nothing branches
-        return [list(range(t, count)) for t in range(count)]
-    lineages: list[tuple[int, ...]] = []
-    """Of each call its root, then its ancestors, itself last."""
-    for t, origin in enumerate(origins):
-        lineages.append((*(lineages[origin] if origin >= 0 else (origin,)), t))
-    return [[k for k in range(t, count) if lineages[k][0] != lineages[t][0] or t in lineages[k]] for t in range(count)]

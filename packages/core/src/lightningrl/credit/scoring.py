@@ -18,13 +18,15 @@ import numpy as np
 from lightningrl.config import OutcomesConfig, SamplesConfig
 from lightningrl.credit import Compare, assign_credit, has_signal, whiten
 from lightningrl.credit.evidence import check_evidence
+from lightningrl.credit.farming import FarmingWatch
 from lightningrl.credit.judge import Judge, Questions
 from lightningrl.credit.samples import build_samples, teaching_rows
 from lightningrl.errors import LightningError, PluginError, RewardError
 from lightningrl.plugins import PluginManager
-from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, IntermediateReward, Witness
-from lightningrl.rewards import RewardSet
+from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, Witness
+from lightningrl.rewards import RewardSet, TurnReward
 from lightningrl.rewards.reward_set import describe_failure
+from lightningrl.rewards.value import BadValue
 from lightningrl.roles import is_role_among
 from lightningrl.store.protocol import Score
 from lightningrl.types import Advantages, OtherCallKind, RolloutMode, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
@@ -101,9 +103,10 @@ class Scorer:
         self,
         *,
         rewards: RewardSet,
-        intermediate: Mapping[str, IntermediateReward],
+        intermediate: Mapping[str, TurnReward],
         credit: CreditAssigner,
         compare: Compare = "group",
+        per_reward: bool = False,
         whitened: bool = False,
         dynamic_sampling: bool = False,
         samples: SamplesConfig,
@@ -119,6 +122,8 @@ class Scorer:
         self._intermediate = intermediate
         self._credit = credit
         self._compare: Compare = compare
+        self._weights = rewards.weights if per_reward else None
+        self._farming = FarmingWatch([name for name, reward in intermediate.items() if not reward.is_potential])
         self._whitened = whitened
         self._dynamic_sampling = dynamic_sampling
         self._samples = samples
@@ -139,10 +144,12 @@ class Scorer:
     async def evaluate(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
         """The trajectories with their rewards; one whose outcome is dropped, or whose reward failed, has `reward=None`. Each value is
         kept by `keep` as it is made; those that were kept before, by the same reward, are taken as they are."""
-        trajectories = [self._reward_calls(self._classify_tools(trajectory)) for trajectory in trajectories]
+        called = [self._reward_calls(self._classify_tools(trajectory)) for trajectory in trajectories]
 
-        async def reward_one(trajectory: Trajectory) -> Trajectory:
+        async def reward_one(trajectory: Trajectory, failure: str | None) -> Trajectory:
             rewarded = await self._reward_one(trajectory, keep)
+            if failure is not None and rewarded.reward is not None:
+                rewarded = replace(rewarded, reward=None, unrewarded=failure)
             if isinstance(self._credit, Witness):
                 async with self._witnesses:
                     rewarded = await self._add_evidence(self._credit, rewarded, keep)
@@ -150,7 +157,7 @@ class Scorer:
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(reward_one(trajectory)) for trajectory in trajectories]
+                tasks = [group.create_task(reward_one(trajectory, failure)) for trajectory, failure in called]
         except* LightningError as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
@@ -171,7 +178,7 @@ class Scorer:
         paid = self._rewards if self._rewards.roles else None
         credited = []
         for group in self._group(trajectories):
-            advantages = assign_credit(self._credit, group, compare=self._compare, paid=paid)
+            advantages = assign_credit(self._credit, group, compare=self._compare, paid=paid, weights=self._weights)
             credited.append(CreditedGroup(group=group, advantages=advantages, has_signal=has_signal(group, advantages)))
         return credited
 
@@ -192,6 +199,7 @@ class Scorer:
             samples=tuple(samples),
             metrics=_describe(signals, samples)
             | describe_rollouts(members)
+            | self._farming.finish_step(groups)
             | {f"credit/{name}": float(value) for name, value in monitored.items()},
             outcomes=Counter(trajectory.outcome.value for trajectory in members),
         )
@@ -303,21 +311,26 @@ class Scorer:
             classified.append(call if verdict is None else replace(call, status=verdict))
         return replace(trajectory, tool_calls=tuple(classified))
 
-    def _reward_calls(self, trajectory: Trajectory) -> Trajectory:
+    def _reward_calls(self, trajectory: Trajectory) -> tuple[Trajectory, str | None]:
+        """The trajectory with its turn rewards; where one of them failed with none, and why."""
         if not self._intermediate and not any(call.rewards for call in trajectory.transitions):
-            return trajectory
-        values = {name: list(reward(trajectory)) for name, reward in self._intermediate.items()}
-        for name, column in values.items():
-            if len(column) != len(trajectory.transitions):
-                raise LightningError(
-                    f"intermediate reward {name!r} returned {len(column)} values for rollout {trajectory.rollout_id!r} with "
-                    f"{len(trajectory.transitions)} calls; return one per call, None for no opinion"
-                )
+            return trajectory, None
+        values: dict[str, Sequence[float | None]] = {}
+        failure: str | None = None
+        for name, reward in self._intermediate.items():
+            try:
+                values[name] = list(reward(trajectory))
+            except LightningError:
+                raise
+            except Exception as error:  # noqa: BLE001  the boundary to a function of the user's
+                why = str(error) if isinstance(error, BadValue) else f"{type(error).__name__}: {error}"
+                values, failure = {}, describe_failure(name, why)
+                break
         calls = [
             replace(call, rewards={name: column[index] for name, column in values.items()})
             for index, call in enumerate(trajectory.transitions)
         ]
-        return replace(trajectory, transitions=tuple(calls))
+        return replace(trajectory, transitions=tuple(calls)), failure
 
     def _select_agents(self, trajectory: Trajectory) -> Trajectory:
         """Selective training: calls of policies and roles that are not trained stay in the trajectory and out of the gradient."""
