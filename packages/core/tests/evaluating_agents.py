@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from openai import OpenAI
 from opentelemetry import trace
+from opentelemetry.sdk._logs import LoggerProvider
 
 tracer = trace.get_tracer("my.agent")
 
@@ -36,4 +37,16 @@ def says_nothing_else(question: str) -> str:
     """No span but the attempt's own, and an event on that."""
     reply = OpenAI().chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
     evaluate(trace.get_current_span(), "relevant", evaluation__score__value=0.5)
+    return reply.choices[0].message.content or ""
+
+
+def logs(question: str) -> str:
+    """As the conventions have it now: events are log records, of the span that is current."""
+    events = LoggerProvider().get_logger("my.agent")
+    with tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat", "gen_ai.request.model": "policy"}):
+        reply = OpenAI().chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
+        scores = {"gen_ai.evaluation.name": "brief", "gen_ai.evaluation.score.value": 0.125}
+        events.emit(event_name="gen_ai.evaluation.result", attributes=scores)
+        events.emit(event_name="something.else", attributes={**scores, "gen_ai.evaluation.name": "else"})
+    events.emit(event_name="gen_ai.evaluation.result", attributes={**scores, "gen_ai.evaluation.name": "whole"})
     return reply.choices[0].message.content or ""

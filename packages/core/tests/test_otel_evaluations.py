@@ -154,3 +154,14 @@ async def test_an_agents_own_evaluations_come_with_its_spans(path: WholePath) ->
     async with path.workers("evaluating_agents.py:says_nothing_else", adapters=["opentelemetry"], base_dir=HERE):
         trajectory = await path.run_one("nothing-else", "what?")
     assert trajectory.reported == {"relevant": 0.5}, "an attempt whose own span is all there is"
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="module")
+async def test_evaluations_as_log_records_are_of_the_span_that_was_current(path: WholePath) -> None:
+    path.engine.enqueue("eight")
+    async with path.workers("evaluating_agents.py:logs", adapters=["opentelemetry"], base_dir=HERE):
+        trajectory = await path.run_one("logs", "what?")
+    assert trajectory.outcome is Outcome.SUCCEEDED, trajectory.error
+    assert [call.reported for call in trajectory.transitions] == [{"brief": 0.125}]
+    assert trajectory.reported == {"whole": 0.125}
