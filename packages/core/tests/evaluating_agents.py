@@ -5,6 +5,7 @@ from __future__ import annotations
 from openai import OpenAI
 from opentelemetry import trace
 from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.util.types import AnyValue
 
 tracer = trace.get_tracer("my.agent")
 
@@ -45,7 +46,7 @@ def logs(question: str) -> str:
     events = LoggerProvider().get_logger("my.agent")
     with tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat", "gen_ai.request.model": "policy"}):
         reply = OpenAI().chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
-        scores = {"gen_ai.evaluation.name": "brief", "gen_ai.evaluation.score.value": 0.125}
+        scores: dict[str, AnyValue] = {"gen_ai.evaluation.name": "brief", "gen_ai.evaluation.score.value": 0.125}
         events.emit(event_name="gen_ai.evaluation.result", attributes=scores)
         events.emit(event_name="something.else", attributes={**scores, "gen_ai.evaluation.name": "else"})
     events.emit(event_name="gen_ai.evaluation.result", attributes={**scores, "gen_ai.evaluation.name": "whole"})
