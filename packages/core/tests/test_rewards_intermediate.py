@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
+import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +35,10 @@ from lightningrl.rewards import (
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.reward_conformance import IntermediateRewardConformance
 from lightningrl.training.parts import build_scorer
-from lightningrl.types import ToolCall, ToolStatus, Trajectory
+from lightningrl.types import Task, ToolCall, ToolStatus, Trajectory
 
 OK, ERROR, TIMEOUT, UNKNOWN = ToolStatus.OK, ToolStatus.ERROR, ToolStatus.TIMEOUT, ToolStatus.UNKNOWN
+PAGES = Path(__file__).parents[3] / "docs" / "credit"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
@@ -298,8 +303,6 @@ async def test_a_turn_reward_that_fails_leaves_its_rollout_out_and_says_why(
     tmp_path: Path, values: list[str], air: dict[str, Any], sentence: str
 ) -> None:
     """NaN went to the store, which refused the whole step; an exception ended the run."""
-    import re
-
     scorer = make_scorer(tmp_path, use="turns.py:turns", options={"values": values}, **air)
     (rewarded,) = await scorer.evaluate([tree((None, 0), (OK, OK))])
     assert (rewarded.reward, rewarded.rewards) == (None, {"right": 1.0}), "what was made is kept"
@@ -324,8 +327,7 @@ async def test_a_turn_reward_of_another_type_is_a_defect_and_stops_the_run(tmp_p
 
 
 def test_every_reward_of_ours_is_in_the_table_that_says_how_it_finds_its_call() -> None:
-    page = Path(__file__).parents[3] / "docs" / "credit" / "intermediate.md"
-    table = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    table = [line for line in (PAGES / "intermediate.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     named = {name for line in table for name in load_plugins().intermediate_rewards if f"`{name}`" in line.split("|")[1]}
     assert named == set(load_plugins().intermediate_rewards)
 
@@ -336,3 +338,20 @@ def test_json_is_compared_by_what_it_says() -> None:
     assert canonical('{"b": 1, "a": [1, 2]}') == canonical('{ "a":[1,2],"b":1}')
     assert canonical("not json") == "not json"
     assert json.loads(canonical('"ü"')) == "ü"
+
+
+@pytest.mark.parametrize("page", ["intermediate.md", "rewards.md"])
+async def test_the_parts_of_recipes_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # where `python` is
+    text = (PAGES / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```toml title=part_of_a_recipe.toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    (tmp_path / "mine.py").write_text("def tasks():\n    return [{'id': 't', 'input': 1}]\n", encoding="utf-8")
+    for block in blocks:
+        whole = {"agent": "mine.py:tasks", "tasks": {"train": "mine.py:tasks"}, "policy": {"model": "org/model"}, "folder": tmp_path}
+        recipe = Recipe.model_validate({"rewards": {"right": {"use": "exact"}}, **whole, **tomllib.loads(block)})
+        rewarded = await build_scorer(recipe, load_plugins()).evaluate(
+            [replace(SEARCHES, task=Task(id="t", input=1, answer="4"), output="4")]
+        )
+        assert [one.unrewarded for one in rewarded] == [None]
+        assert all(call.rewards.keys() == recipe.intermediate_rewards.keys() for call in rewarded[0].transitions)

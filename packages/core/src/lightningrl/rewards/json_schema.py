@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightningrl.errors import ConfigError
-from lightningrl.rewards.fields import Extract, pick
+from lightningrl.rewards.fields import Extract, pick, text_of
 from lightningrl.types import Task, Trajectory
 
 __all__ = ["JsonSchema", "build_check"]
@@ -51,7 +51,7 @@ class JsonSchema:
         value = pick(output, self.field)
         if isinstance(value, str):
             try:
-                value = json.loads(self._extract(value))
+                value = json.loads(self._extract(text_of(value)))
             except (ValueError, RecursionError):
                 return 0.0
         return float(self._check(value))

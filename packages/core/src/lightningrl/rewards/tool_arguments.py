@@ -56,11 +56,17 @@ class RepeatedCalls:
         self.charge = charge
 
     def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
-        seen: set[tuple[str, str]] = set()
-        repeated: set[int] = set()
+        first: dict[tuple[str, str], ToolCall] = {}
         for tool in trajectory.tool_calls:
-            key = (tool.name, canonical(tool.arguments))
-            if key in seen:
-                repeated.add(id(tool))
-            seen.add(key)
-        return mean_over_tools(trajectory, lambda tool: None if not tool.arguments else -self.charge if id(tool) in repeated else 0.0)
+            first.setdefault(_key(tool), tool)
+
+        def value_of(tool: ToolCall) -> float | None:
+            if not tool.arguments:
+                return None
+            return 0.0 if first[_key(tool)] is tool else -self.charge
+
+        return mean_over_tools(trajectory, value_of)
+
+
+def _key(tool: ToolCall) -> tuple[str, str]:
+    return tool.name, canonical(tool.arguments)
