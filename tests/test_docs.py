@@ -89,6 +89,7 @@ def test_a_plugins_page_shows_a_whole_project_with_its_entry_point(page: Path) -
         ("docs/python.md", "weights of step 4"),
         ("docs/credit/judge.md", "turn [[0.0, -1.0, 0.0], [0.0, 1.0, 0.0]]"),
         ("docs/credit/likelihood.md", "[0.0, 0.1, 0.0] [-0.275, -0.35, -0.5]"),
+        ("docs/credit/rewards.md", "F1 0.67"),
         ("docs/losses.md", "[True, True]"),
         ("docs/credit/index.md", "[[1.0, 1.0], [-1.0, -1.0]]"),
         ("docs/credit/turns.md", "[-0.25, 0.5]\n[0.25, -0.5]"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightningrl.credit import IdenticalAssignment, whiten
+from lightningrl.credit import IdenticalAssignment, assign_credit, whiten
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import TrajectoryGroup
 
@@ -110,3 +110,41 @@ def test_group_of_one_differs_from_verl_on_purpose(core_algos: Any) -> None:
     assert float(theirs[0, 0]) == pytest.approx(5.0, rel=1e-5)
     assert ours[0][0] is not None
     assert set(ours[0][0].tolist()) == {0.0}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rewards_compared_each_by_itself_agree_with_verls_gdpo(core_algos: Any, seed: int) -> None:
+    """Whitening included: verl's divides by the sample's deviation, ours by the population's."""
+    import torch
+
+    random = np.random.default_rng(seed)
+    weights = {"right": 1.0, "format": 0.5}
+    groups = [group for group in random_groups(seed) if len(group.trajectories) > 1]
+    groups = [
+        replace(
+            group,
+            trajectories=tuple(
+                replace(one, rewards={"right": float(random.integers(0, 2)), "format": 10 * float(random.normal())})
+                for one in group.trajectories
+            ),
+        )
+        for group in groups
+    ]
+    members = [(g, one) for g, group in enumerate(groups) for one in group.trajectories]
+    lengths = [len(one.transitions[0].completion_ids) for _, one in members]
+    mask = torch.tensor([[float(t < length) for t in range(max(lengths))] for length in lengths])
+    prompts = torch.ones(len(members), 1)
+    theirs, _ = core_algos.compute_gdpo_outcome_advantage(
+        token_level_rewards=torch.zeros_like(mask),
+        response_mask=mask,
+        index=np.array([g for g, _ in members]),
+        config={"gdpo_reward_keys": list(weights), "gdpo_reward_weights": list(weights.values())},
+        non_tensor_batch={name: np.array([one.rewards[name] for _, one in members], np.float32) for name in weights},
+        batch={"prompts": prompts, "attention_mask": torch.cat([prompts, mask], dim=1).long()},
+    )
+    count = int(mask.sum())
+    advantages = whiten(groups, [assign_credit(IdenticalAssignment(), group, weights=weights) for group in groups])
+    ours = [calls[0] for group in advantages for calls in group]
+    for row, (credit, length) in enumerate(zip(ours, lengths, strict=True)):
+        assert credit is not None
+        np.testing.assert_allclose(credit * np.sqrt((count - 1) / count), theirs[row, :length].numpy(), atol=1e-6, rtol=1e-6)

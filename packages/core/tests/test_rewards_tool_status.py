@@ -84,6 +84,6 @@ def test_shaping_changes_no_return_of_the_whole_episode(gamma: float, which: int
 
 
 def test_plugin_records_make_rewards() -> None:
-    assert [plugin.name for plugin in INTERMEDIATE_PLUGINS] == ["reported", "tool_status", "tool_status_shaping"]
-    assert all(len(plugin.factory()(EPISODES[0])) == 4 for plugin in INTERMEDIATE_PLUGINS)
-    assert PLUGINS[0].factory(name="success").name == "success"
+    options = {"latency_budget": {"seconds": 1.0}, "token_budget": {"tokens": 1}}
+    assert all(len(plugin.factory(**options.get(plugin.name, {}))(EPISODES[0])) == 4 for plugin in INTERMEDIATE_PLUGINS)
+    assert {plugin.name: plugin for plugin in PLUGINS}["reported"].factory(name="success").name == "success"

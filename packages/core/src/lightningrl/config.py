@@ -183,13 +183,21 @@ class RewardConfig(_Frozen):
     """Further tries where it raises, takes too long or returns NaN: after half a second, a second, two …"""
     concurrency: int = Field(default=16, ge=1)
     """At work at a time, sync (in threads) or async."""
+    range: tuple[float, float] | None = None
+    """Least and most that it may return, as [0, 1]; another value is a failure. None = any."""
     options: dict[str, Any] = Field(default_factory=dict)
 
 
 class IntermediateConfig(_Frozen):
-    """One automatic intermediate reward (AIR)."""
+    """One automatic intermediate reward (AIR). Its values are turn rewards, which credit per turn adds up."""
 
     use: Reference
+    weight: float = 1.0
+    """0.0 = switched off: it adds nothing."""
+    form: Literal["plain", "potential"] = "plain"
+    """`potential`: calls are paid its change, which no policy gains by (Ng, Harada & Russell 1999); with the γ of the credit."""
+    range: tuple[float, float] | None = None
+    """Least and most that it may return, before form and weight; another value is a failure. None = any."""
     options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -199,6 +207,8 @@ class CreditConfig(_Frozen):
     use: Reference = "grpo"
     compare: Literal["group", "role"] = "group"
     """With whom a call is compared: all calls of its group, or those of its role (Dr. MAS, arXiv 2602.08847)."""
+    per_reward: bool = False
+    """Compare each terminal reward by itself, then add them by their weights; with `whiten` this is GDPO (arXiv 2601.05242)."""
     whiten: bool = False
     """Give the step's trained tokens together mean 0 and deviation 1 (REINFORCE++, arXiv 2501.03262)."""
     max_tokens: int = Field(default=4_000_000, ge=1)

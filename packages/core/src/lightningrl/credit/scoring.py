@@ -18,6 +18,7 @@ import numpy as np
 from lightningrl.config import OutcomesConfig, SamplesConfig
 from lightningrl.credit import Compare, assign_credit, has_signal, whiten
 from lightningrl.credit.evidence import check_evidence
+from lightningrl.credit.farming import FarmingWatch
 from lightningrl.credit.judge import Judge
 from lightningrl.credit.samples import build_samples, teaching_rows
 from lightningrl.credit.services import PolicyQueries, RolloutServices
@@ -30,12 +31,12 @@ from lightningrl.protocols import (
     CreditMonitor,
     CriticTeacher,
     GroupWitness,
-    IntermediateReward,
     Services,
     Witness,
 )
-from lightningrl.rewards import RewardSet
+from lightningrl.rewards import RewardSet, TurnReward
 from lightningrl.rewards.reward_set import describe_failure
+from lightningrl.rewards.value import BadValue
 from lightningrl.roles import is_role_among
 from lightningrl.store.protocol import Score
 from lightningrl.types import (
@@ -136,9 +137,10 @@ class Scorer:
         self,
         *,
         rewards: RewardSet,
-        intermediate: Mapping[str, IntermediateReward],
+        intermediate: Mapping[str, TurnReward],
         credit: CreditAssigner,
         compare: Compare = "group",
+        per_reward: bool = False,
         whitened: bool = False,
         dynamic_sampling: bool = False,
         samples: SamplesConfig,
@@ -155,6 +157,8 @@ class Scorer:
         self._intermediate = intermediate
         self._credit = credit
         self._compare: Compare = compare
+        self._weights = rewards.weights if per_reward else None
+        self._farming = FarmingWatch([name for name, reward in intermediate.items() if not reward.is_potential])
         self._whitened = whitened
         self._dynamic_sampling = dynamic_sampling
         self._samples = samples
@@ -182,10 +186,10 @@ class Scorer:
     async def evaluate(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
         """The trajectories with their rewards; one whose outcome is dropped, or whose reward failed, has `reward=None`. Each value is
         kept by `keep` as it is made; those that were kept before, by the same reward, are taken as they are."""
-        trajectories = [self._reward_calls(self._classify_tools(trajectory)) for trajectory in trajectories]
+        called = [self._reward_calls(self._classify_tools(trajectory)) for trajectory in trajectories]
         together: dict[str, list[str]] = {}
         """Rollouts that a witness sees at once."""
-        for trajectory in trajectories:
+        for trajectory, _ in called:
             key = trajectory.group_id if isinstance(self._credit, GroupWitness) else trajectory.rollout_id
             together.setdefault(key, []).append(trajectory.rollout_id)
 
@@ -198,7 +202,7 @@ class Scorer:
 
         try:
             async with asyncio.TaskGroup() as group:
-                rewards = {one.rollout_id: group.create_task(self._reward_one(one, keep)) for one in trajectories}
+                rewards = {one.rollout_id: group.create_task(self._reward_one(one, keep, failure)) for one, failure in called}
                 tasks = [group.create_task(hear(names)) for names in together.values()]
         except* LightningError as errors:
             raise errors.exceptions[0] from None
@@ -225,7 +229,7 @@ class Scorer:
         paid = self._rewards if self._rewards.roles else None
         credited = []
         for group in self._group(trajectories, branches):
-            advantages = assign_credit(self._credit, group, compare=self._compare, paid=paid)
+            advantages = assign_credit(self._credit, group, compare=self._compare, paid=paid, weights=self._weights)
             untrained = group.members[len(advantages) :]
             advantages += tuple((None,) * len(branch.transitions) for branch in untrained if branch.branch is not None)
             targets = self._credit.value_targets(group) if isinstance(self._credit, CriticTeacher) else None
@@ -252,6 +256,7 @@ class Scorer:
             metrics=_describe(signals, samples)
             | describe_rollouts(members)
             | _describe_branches([branch for group in groups for branch in group.branches])
+            | self._farming.finish_step(groups)
             | {f"credit/{name}": float(value) for name, value in monitored.items()},
             outcomes=Counter(trajectory.outcome.value for trajectory in members),
         )
@@ -311,7 +316,8 @@ class Scorer:
             value_targets=value_targets,
         )
 
-    async def _reward_one(self, trajectory: Trajectory, keep: KeepScores | None) -> Trajectory:
+    async def _reward_one(self, trajectory: Trajectory, keep: KeepScores | None, failure: str | None) -> Trajectory:
+        """`failure`: of an intermediate reward."""
         if not self._outcomes.is_trained(trajectory.outcome):
             return replace(trajectory, reward=None, unrewarded=None)
 
@@ -330,7 +336,9 @@ class Scorer:
         digests = self._digests_of(*keys)
         if "credit" in trajectory.digests:  # of its evidence
             digests["credit"] = trajectory.digests["credit"]
-        return replace(trajectory, rewards=result.values, reward=result.total, unrewarded=result.failure, digests=digests)
+        is_failed = failure is not None and result.total is not None
+        total, unrewarded = (None, failure) if is_failed else (result.total, result.failure)
+        return replace(trajectory, rewards=result.values, reward=total, unrewarded=unrewarded, digests=digests)
 
     async def _add_evidence(
         self, witness: Witness | GroupWitness, trajectories: Sequence[Trajectory], keep: KeepScores | None
@@ -387,21 +395,26 @@ class Scorer:
             classified.append(call if verdict is None else replace(call, status=verdict))
         return replace(trajectory, tool_calls=tuple(classified))
 
-    def _reward_calls(self, trajectory: Trajectory) -> Trajectory:
+    def _reward_calls(self, trajectory: Trajectory) -> tuple[Trajectory, str | None]:
+        """The trajectory with its turn rewards; where one of them failed with none, and why."""
         if not self._intermediate and not any(call.rewards for call in trajectory.transitions):
-            return trajectory
-        values = {name: list(reward(trajectory)) for name, reward in self._intermediate.items()}
-        for name, column in values.items():
-            if len(column) != len(trajectory.transitions):
-                raise LightningError(
-                    f"intermediate reward {name!r} returned {len(column)} values for rollout {trajectory.rollout_id!r} with "
-                    f"{len(trajectory.transitions)} calls; return one per call, None for no opinion"
-                )
+            return trajectory, None
+        values: dict[str, Sequence[float | None]] = {}
+        failure: str | None = None
+        for name, reward in self._intermediate.items():
+            try:
+                values[name] = list(reward(trajectory))
+            except LightningError:
+                raise
+            except Exception as error:  # noqa: BLE001  the boundary to a function of the user's
+                why = str(error) if isinstance(error, BadValue) else f"{type(error).__name__}: {error}"
+                values, failure = {}, describe_failure(name, why)
+                break
         calls = [
             replace(call, rewards={name: column[index] for name, column in values.items()})
             for index, call in enumerate(trajectory.transitions)
         ]
-        return replace(trajectory, transitions=tuple(calls))
+        return replace(trajectory, transitions=tuple(calls)), failure
 
     def _select_agents(self, trajectory: Trajectory) -> Trajectory:
         """Selective training: calls of policies and roles that are not trained stay in the trajectory and out of the gradient."""

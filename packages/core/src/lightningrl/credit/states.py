@@ -35,11 +35,11 @@ from numpy.typing import NDArray
 
 from lightningrl.credit.baselines import FloatArray, are_equal, baseline_advantages
 from lightningrl.credit.identical import IdenticalAssignment
-from lightningrl.credit.lineage import following
 from lightningrl.credit.spread import call_advantages, to_tokens
 from lightningrl.credit.state_keys import StateKey, find_key, normalize, state_keys, tools_of
 from lightningrl.credit.turns import TurnReturns, check_gamma, turn_rewards
 from lightningrl.errors import ConfigError
+from lightningrl.lineages import following
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
 
 __all__ = ["StateBaseline", "StateGroups"]

@@ -19,8 +19,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from lightningrl.credit.baselines import FloatArray
-from lightningrl.credit.lineage import following as calls_following
 from lightningrl.errors import ConfigError
+from lightningrl.lineages import following as calls_following
 from lightningrl.protocols import Services
 from lightningrl.types import Advantages, Array, Evidence, Outcome, Trajectory, TrajectoryGroup, Transition
 

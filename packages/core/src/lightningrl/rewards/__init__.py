@@ -1,7 +1,33 @@
 """Rewards: terminal ones of an episode, by name and weight, and automatic intermediate ones (AIR) of its calls."""
 
+from lightningrl.rewards.budgets import LatencyBudget, TokenBudget
+from lightningrl.rewards.execution import Execution
+from lightningrl.rewards.json_schema import JsonSchema
+from lightningrl.rewards.matching import F1, Exact, Numeric, Pattern
 from lightningrl.rewards.reported import Reported, ReportedOfCalls
 from lightningrl.rewards.reward_set import NamedReward, RewardResult, RewardSet
-from lightningrl.rewards.tool_status import ToolStatusReward, ToolStatusShaping
+from lightningrl.rewards.tool_arguments import RepeatedCalls, ValidArguments
+from lightningrl.rewards.tool_status import ExecutionErrors, ToolStatusReward, ToolStatusShaping
+from lightningrl.rewards.turn_reward import TurnReward
 
-__all__ = ["NamedReward", "Reported", "ReportedOfCalls", "RewardResult", "RewardSet", "ToolStatusReward", "ToolStatusShaping"]
+__all__ = [
+    "F1",
+    "Exact",
+    "Execution",
+    "ExecutionErrors",
+    "JsonSchema",
+    "LatencyBudget",
+    "NamedReward",
+    "Numeric",
+    "Pattern",
+    "RepeatedCalls",
+    "Reported",
+    "ReportedOfCalls",
+    "RewardResult",
+    "RewardSet",
+    "TokenBudget",
+    "ToolStatusReward",
+    "ToolStatusShaping",
+    "TurnReward",
+    "ValidArguments",
+]

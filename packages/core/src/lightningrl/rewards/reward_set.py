@@ -10,16 +10,14 @@ import asyncio
 import inspect
 import logging
 import math
-import numbers
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from lightningrl.clean import clean_text
-from lightningrl.errors import ConfigError, RewardError
+from lightningrl.errors import ConfigError
 from lightningrl.rewards._threads import DaemonThreads
+from lightningrl.rewards.value import BadValue, Range, check_range, read_value
 from lightningrl.roles import is_role_among
 from lightningrl.types import Trajectory
 
@@ -50,8 +48,11 @@ class NamedReward:
     retries: int = 0
     concurrency: int = 16
     """At work at a time: sync functions in threads, async ones on the loop."""
+    range: Range | None = None
+    """Least and most that it may return; another value is a failure. None = any."""
 
     def __post_init__(self) -> None:
+        check_range(f"reward {self.name!r}", self.range)
         if not math.isfinite(self.weight):
             raise ConfigError(f"reward {self.name!r}: weight {self.weight!r} is not a finite number; set one, such as 1.0")
         if not self.timeout_s > 0:
@@ -122,6 +123,11 @@ class RewardSet:
         return RewardResult(values={name: values[name] for name in self.names if name in values}, total=total)
 
     @property
+    def weights(self) -> Mapping[str, float]:
+        """Of the rewards that are part of the return."""
+        return {reward.name: reward.weight for reward in self._rewards if reward.weight != 0.0}
+
+    @property
     def roles(self) -> frozenset[str]:
         """Roles that have rewards of their own."""
         return frozenset().union(*(reward.agents for reward in self._rewards if reward.agents is not None and reward.weight != 0.0))
@@ -162,7 +168,10 @@ class RewardSet:
             if isinstance(error, TimeoutError) and limit.expired():
                 raise _failed(reward, f"no answer within {reward.timeout_s:g} s; raise rewards.{reward.name}.timeout_s") from None
             raise _failed(reward, f"{type(error).__name__}: {error}") from error
-        return _as_number(value, reward, trajectory)
+        try:
+            return read_value(value, what=f"reward {reward.name!r}", trajectory=trajectory, range=reward.range)
+        except BadValue as error:
+            raise _failed(reward, str(error)) from None
 
     async def _call(self, reward: NamedReward, trajectory: Trajectory, limit: asyncio.Timeout) -> Any:
         """The function's value; the time limit starts when the function does, not while it waits for its turn."""
@@ -193,23 +202,6 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _as_number(value: Any, reward: NamedReward, trajectory: Trajectory) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, (numbers.Real, np.bool_)):
-        raise RewardError(
-            f"reward {reward.name!r} returned {_short(value)} of type {type(value).__name__} on rollout {trajectory.rollout_id!r} "
-            f"(task {trajectory.task.id!r}); return a float, or None"
-        )
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise _failed(reward, f"returned {number!r}; return a finite float, or None where it has nothing to say")
-    return number
-
-
 def _failed(reward: NamedReward, why: str) -> _Failed:
     return _Failed(describe_failure(reward.name, why))
 
@@ -218,8 +210,3 @@ def describe_failure(name: str, why: str) -> str:
     """One clean line of bounded length."""
     text = clean_text(f"{name}: {' '.join(why.split())}")
     return text if len(text) <= _LONGEST_FAILURE else f"{text[: _LONGEST_FAILURE - 1]}…"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

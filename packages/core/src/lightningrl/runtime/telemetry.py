@@ -51,9 +51,10 @@ class Telemetry:
             yield
 
     def collect(self, rollout: ActiveRollout) -> bytes | None:
-        """The attempt's spans as OTLP; None where nothing but its root span was seen."""
+        """The attempt's spans as OTLP; None where nothing but its root span was seen, and nothing was told on that."""
         self._processor.forget(rollout)
-        return encode_otlp(rollout.spans) if len(rollout.spans) > 1 else None
+        is_bare = len(rollout.spans) <= 1 and not any(span.events for span in rollout.spans)
+        return None if is_bare else encode_otlp(rollout.spans)
 
     def close(self) -> None:
         for adapter in self._adapters:

@@ -60,7 +60,16 @@ def create_app(
             *agent_routes(store, access, dialects),  # before the gateway, which refuses the paths it does not know
             *routes,
             *attempt_routes(
-                store, store, access, workers, memory, forwarder, read_asked, max_body_bytes=max_body_bytes, longest_wait_s=longest_wait_s
+                store,
+                store,
+                access,
+                workers,
+                memory,
+                forwarder,
+                read_asked,
+                dialects,
+                max_body_bytes=max_body_bytes,
+                longest_wait_s=longest_wait_s,
             ),
             *worker_routes(store, access, workers, longest_wait_s=longest_wait_s),
             *run_routes(

@@ -12,8 +12,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from lightningrl.control import api
+from lightningrl.dialects import Dialect
 from lightningrl.server.access import Access
 from lightningrl.server.asked_calls import ReadAsked, join_to_answers
+from lightningrl.server.evaluations import keep_evaluations
 from lightningrl.server.forwarding import SpanForwarder
 from lightningrl.server.routes import route
 from lightningrl.server.workers import Workers
@@ -42,6 +44,7 @@ def attempt_routes(
     memory: AttemptMemory | None,
     forwarder: SpanForwarder | None = None,
     read_asked: ReadAsked | None = None,
+    dialects: Sequence[Dialect] = (),
     *,
     max_body_bytes: int,
     longest_wait_s: float,
@@ -71,7 +74,7 @@ def attempt_routes(
         await log.add_rewards(*attempt_of(request), body.rewards, body.transition_id)
 
     async def traces(request: Request, _: bytes) -> Response:
-        return await take_spans(log, forwarder, read_asked, *attempt_of(request), request, max_body_bytes)
+        return await take_spans(log, forwarder, read_asked, dialects, *attempt_of(request), request, max_body_bytes)
 
     return [
         route(api.LEASE, access, lease),
@@ -96,6 +99,7 @@ async def take_spans(
     log: CallLog,
     forwarder: SpanForwarder | None,
     read_asked: ReadAsked | None,
+    dialects: Sequence[Dialect],
     rollout_id: str,
     attempt: int,
     request: Request,
@@ -113,6 +117,8 @@ async def take_spans(
         await log.append_tool_calls(rollout_id, attempt, tool_calls)
     if export.spans:
         await log.append_spans(rollout_id, attempt, export.spans)
+    if export.evaluations:
+        await keep_evaluations(log, dialects, rollout_id, attempt, export.evaluations)
     if forwarder is not None:
         forwarder.offer(export.request, rollout_id, attempt)
     return Response(encode_answer(media_type, export.rejected), media_type=media_type)

@@ -1,4 +1,5 @@
-"""OTLP/HTTP spans to records, from protobuf or JSON: tools become tool calls, and spans that name or nest agents are kept as names.
+"""OTLP/HTTP spans to records, from protobuf or JSON: tools become tool calls, evaluations rewards, and spans that name or nest agents are
+kept as names.
 
 Spans may be of our adapters, or of somebody else's instrumentation in any language (`lightningrl.telemetry.conventions`).
 """
@@ -24,6 +25,7 @@ from lightningrl.clean import parse_json
 from lightningrl.errors import ServerError
 from lightningrl.store.protocol import SpanRecord, ToolCallRecord
 from lightningrl.telemetry.conventions import SpanState, read_span, with_events
+from lightningrl.telemetry.evaluations import Evaluation, read_evaluations
 from lightningrl.telemetry.tool_spans import SeenSpan, read_tools
 
 __all__ = ["JSON", "PROTOBUF", "ParsedExport", "encode_answer", "parse_export", "read_media_type"]
@@ -47,6 +49,7 @@ class ParsedExport:
     loose: frozenset[str]
     """See `ReadTools`."""
     spans: list[SpanRecord]
+    evaluations: list[Evaluation]
     rejected: int
     """Spans without a usable id."""
 
@@ -80,7 +83,14 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
     spans = [SpanRecord(span_id=one.span_id, parent_span_id=one.parent_span_id, agent=one.reading.agent) for one in seen]
     useful = spans if any(span.agent is not None for span in spans) else []  # agents, and what leads to them
     tools = read_tools(seen)
-    return ParsedExport(request=request, tool_calls=tools.records, loose=tools.loose, spans=useful, rejected=rejected)
+    return ParsedExport(
+        request=request,
+        tool_calls=tools.records,
+        loose=tools.loose,
+        spans=useful,
+        evaluations=read_evaluations(seen),
+        rejected=rejected,
+    )
 
 
 def encode_answer(media_type: str, rejected: int) -> bytes:
@@ -110,6 +120,7 @@ def _see(span: Span, scope: str) -> SeenSpan:
         attributes=attributes,
         reading=reading,
         is_failed=span.status.code == Status.STATUS_CODE_ERROR,
+        events=events,
     )
 
 

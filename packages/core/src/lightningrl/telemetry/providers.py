@@ -2,6 +2,7 @@
 
 made by the agent, global or not  ─►  our processor is added; its exporters, sampler and resource stay as they are
 none is global                    ─►  ours holds the place, until the agent sets its own
+a `LoggerProvider`                ─►  our processor is added, which takes evaluations alone
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from weakref import WeakSet
 
 import wrapt
 from opentelemetry import trace
+from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.util._once import Once
 
+from lightningrl.telemetry.log_events import EvaluationProcessor
 from lightningrl.telemetry.spans import WorkerTracerProvider
 
 __all__ = ["ProviderWatch"]
@@ -26,6 +29,7 @@ class ProviderWatch:
     def __init__(self, provider: WorkerTracerProvider) -> None:
         self._provider = provider
         self._processor: SpanProcessor = provider.rollout_spans
+        self._evaluations = EvaluationProcessor(provider.rollout_spans)
         self._heard: WeakSet[TracerProvider] = WeakSet()
         self._restores: list[Callable[[], None]] = []
 
@@ -35,6 +39,7 @@ class ProviderWatch:
         self._patch(TracerProvider, "__init__", self._made)
         self._patch(TracerProvider, "add_span_processor", self._added)
         self._patch(trace, "set_tracer_provider", self._set)
+        self._patch(LoggerProvider, "__init__", self._made_logger)
 
     def uninstall(self) -> None:
         while self._restores:
@@ -57,6 +62,10 @@ class ProviderWatch:
         wrapped(*args, **kwargs)
         if not isinstance(instance, WorkerTracerProvider):
             self._listen(instance)
+
+    def _made_logger(self, wrapped: Callable[..., Any], instance: LoggerProvider, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        wrapped(*args, **kwargs)
+        instance.add_log_record_processor(self._evaluations)
 
     def _added(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Some providers drop all of their processors when the first one of the user's comes."""

@@ -13,11 +13,16 @@ __all__ = [
     "AGENT_NAME",
     "CHAT",
     "ERROR_TYPE",
+    "EVALUATION_NAME",
+    "EVALUATION_RESULT",
+    "EVALUATION_SCORE_LABEL",
+    "EVALUATION_SCORE_VALUE",
     "EXECUTE_TOOL",
     "INVOKE_AGENT",
     "INVOKE_WORKFLOW",
     "OPERATION_NAME",
     "REQUEST_MODEL",
+    "RESPONSE_ID",
     "TOOL_CALL_ARGUMENTS",
     "TOOL_CALL_ID",
     "TOOL_CALL_RESULT",
@@ -45,6 +50,13 @@ TOOL_NAME: Final = "gen_ai.tool.name"
 TOOL_CALL_ID: Final = "gen_ai.tool.call.id"
 TOOL_CALL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
 TOOL_CALL_RESULT: Final = "gen_ai.tool.call.result"
+
+RESPONSE_ID: Final = "gen_ai.response.id"
+EVALUATION_RESULT: Final = "gen_ai.evaluation.result"
+"""Event: an evaluation of what a call, or all of the rollout, came to."""
+EVALUATION_NAME: Final = "gen_ai.evaluation.name"
+EVALUATION_SCORE_VALUE: Final = "gen_ai.evaluation.score.value"
+EVALUATION_SCORE_LABEL: Final = "gen_ai.evaluation.score.label"
 
 ERROR_TYPE: Final = "error.type"
 

@@ -80,15 +80,20 @@ class RolloutSpanProcessor(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         context = span.get_span_context()
         one = None if context is None else self._close(context.span_id)
-        if one is None:
-            return
-        spans = one.rollout.spans
-        if len(spans) >= MAX_SPANS:
-            if len(spans) == MAX_SPANS:
-                logger.warning("rollout %s: more than %d spans; the rest are dropped", one.rollout.rollout_id, MAX_SPANS)
-                spans.append(span)
-            return
-        spans.append(span if self.translate is None else self.translate(span, one))
+        if one is not None:
+            self._keep(span if self.translate is None else self.translate(span, one), one.rollout)
+
+    def add(self, span: ReadableSpan) -> None:
+        """A span that nobody started, for the current rollout; outside of rollouts it is nobody's."""
+        rollout = self._scope.current()
+        if rollout is not None:
+            self._keep(span, rollout)
+
+    def _keep(self, span: ReadableSpan, rollout: ActiveRollout) -> None:
+        if len(rollout.spans) == MAX_SPANS:
+            logger.warning("rollout %s: more than %d spans; the rest are dropped", rollout.rollout_id, MAX_SPANS)
+        if len(rollout.spans) <= MAX_SPANS:
+            rollout.spans.append(span)
 
     def forget(self, rollout: ActiveRollout) -> None:
         """Drop the spans of an attempt that is over and that never ended."""

@@ -39,6 +39,8 @@ class SeenSpan:
     reading: SpanReading
     is_failed: bool = False
     """The span's own status is an error."""
+    events: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    """Names and attributes."""
 
     @property
     def is_ours(self) -> bool:

@@ -26,7 +26,7 @@ from lightningrl.errors import ConfigError, PluginError, gather
 from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
-from lightningrl.rewards import NamedReward, RewardSet
+from lightningrl.rewards import NamedReward, RewardSet, TurnReward
 from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.tasks import TaskSets
 
@@ -84,8 +84,8 @@ def _one_by_one(recipe: Recipe, plugins: PluginManager, *, will_run: bool) -> It
         yield partial(plugins.find, "lightningrl_adapters", adapter)
     for name in recipe.rewards:
         yield partial(_reward, name, recipe, plugins)
-    for part in recipe.intermediate_rewards.values():
-        yield partial(_part, plugins, "lightningrl_intermediate_rewards", part.use, part.options, recipe.folder)
+    for name in recipe.intermediate_rewards:
+        yield partial(_turn_reward, name, recipe, plugins)
     for check in (_credit, _judge, _trained_calls, _check_samples):
         yield partial(check, recipe, plugins)
     yield lambda: build_backends(recipe, plugins, dict.fromkeys(recipe.all_policies, ""), will_run=will_run)
@@ -96,15 +96,14 @@ def _one_by_one(recipe: Recipe, plugins: PluginManager, *, will_run: bool) -> It
 
 def build_scorer(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str] | None = None) -> Scorer:
     """Rewards, judge and credit as the recipe has them; `models` by policy, for its tokenizers. Raises ConfigError or PluginError."""
-    intermediate = {
-        name: _part(plugins, "lightningrl_intermediate_rewards", part.use, part.options, recipe.folder)
-        for name, part in recipe.intermediate_rewards.items()
-    }
+    assigner = _credit(recipe, plugins)
+    gamma = getattr(assigner, "gamma", 1.0)
+    intermediate = {name: _turn_reward(name, recipe, plugins, gamma) for name in recipe.intermediate_rewards}
     named = [_reward(name, recipe, plugins) for name in recipe.rewards]
     digests = {f"rewards.{reward.name}": digest_of(reward.function, recipe.rewards[reward.name].options) for reward in named}
     for name, part in recipe.intermediate_rewards.items():
-        digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name], part.options)
-    assigner = _credit(recipe, plugins)
+        settings = part.model_dump(exclude_unset=True, exclude={"use", "options"})
+        digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name].function, {**part.options, **settings})
     judge = None if recipe.judge is None else f"{recipe.judge.model} at {recipe.judge.base_url}"
     nested = {"parts": [digest_of(part, {}) for part in _nested(assigner)]} if isinstance(assigner, Combination) else {}
     files = {name: digest_of(resolve(value, recipe.folder), {}) for name, value in recipe.credit.options.items() if _is_file(value)}
@@ -115,6 +114,7 @@ def build_scorer(recipe: Recipe, plugins: PluginManager, models: Mapping[str, st
         intermediate=intermediate,
         credit=assigner,
         compare=recipe.credit.compare,
+        per_reward=recipe.credit.per_reward,
         whitened=recipe.credit.whiten,
         dynamic_sampling=recipe.loop.dynamic_sampling > 0,
         samples=recipe.samples,
@@ -187,7 +187,14 @@ def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
         timeout_s=config.timeout_s,
         retries=config.retries,
         concurrency=config.concurrency,
+        range=config.range,
     )
+
+
+def _turn_reward(name: str, recipe: Recipe, plugins: PluginManager, gamma: float = 1.0) -> TurnReward:
+    config = recipe.intermediate_rewards[name]
+    function = _part(plugins, "lightningrl_intermediate_rewards", config.use, config.options, recipe.folder)
+    return TurnReward(name=name, function=function, weight=config.weight, form=config.form, gamma=gamma, range=config.range)
 
 
 def _check_reward(name: str, use: Any, reward: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which calls came of which: a discount, a history and a state go along these and never across."""
+"""Which calls of an attempt came of which: a discount or a potential never crosses from one branch of a history to another."""
 
 from __future__ import annotations
 
@@ -24,11 +24,8 @@ def following(transitions: Sequence[Transition]) -> list[list[int]]:
     """Of each call its parent, or its root, numbered from -1 downwards."""
     for t, call in enumerate(transitions):
         parent = position.get(call.parent_id or "", t)
-        if parent < t:
-            origins.append(parent)
-            continue
         request = (call.agent, call.policy, call.started_at, call.prompt_ids.tobytes())
-        origins.append(roots.setdefault(request, -1 - len(roots)))
+        origins.append(parent if parent < t else roots.setdefault(request, -1 - len(roots)))
     if len(set(origins)) == count:  # nothing branches
         return [list(range(t, count)) for t in range(count)]
     lineages: list[tuple[int, ...]] = []

@@ -1,0 +1,129 @@
+"""Whether a policy farms its intermediate rewards: they grow, and what the run is for does not.
+
+    now      the last steps          then   the steps in which the outcome was at its best
+    farming  P_now > P_then, beyond noise, and within groups the rollouts that are paid more do no better: corr(P_i, R_i) ≤ 0
+
+P_i is what the plain intermediate rewards pay rollout i, over all its calls, and R_i its outcome. The potential form pays nothing in sum.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightningrl.credit.baselines import center
+from lightningrl.types import Trajectory, TrajectoryGroup
+
+__all__ = ["FarmingWatch"]
+
+logger = logging.getLogger(__name__)
+
+STEPS = 5
+"""That are taken together: `now` is so many, `then` too."""
+ERRORS = 4.0
+"""Standard errors that are beyond noise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """Means over the rewarded rollouts of a step, and sums of squares and products about the means of their groups."""
+
+    number: int
+    paid: float
+    outcome: float
+    by_name: Mapping[str, float]
+    products: float
+    paid_squares: float
+    outcome_squares: float
+
+
+class FarmingWatch:
+    """Looks at whole steps, and warns once. What it has seen is gone with the process."""
+
+    def __init__(self, plain: Collection[str]) -> None:
+        """`plain`: names of the intermediate rewards that are no potential."""
+        self._plain = frozenset(plain)
+        self._steps: list[_Step] = []
+        self._has_warned = False
+
+    def finish_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+        """`air/NAME`, a rollout's mean of each plain intermediate reward, and `air/correlation` with the outcome, within groups; left out
+        where one of them is the same throughout."""
+        rewarded = [[one for one in group.trajectories if one.reward is not None] for group in groups]
+        if not self._plain or not any(rewarded):
+            return {}
+        step = _look(rewarded, self._plain)
+        self._steps.append(step)
+        if not self._has_warned and (sentence := self.explain()):
+            self._has_warned = True
+            logger.warning("step %d: %s", step.number, sentence)
+        correlation = _correlation([step])
+        told = {f"air/{name}": value for name, value in step.by_name.items()}
+        return told if correlation is None else {**told, "air/correlation": correlation}
+
+    def explain(self) -> str | None:
+        """A sentence where the policy farms, as far as can be seen now."""
+        steps = self._steps
+        if len(steps) < 2 * STEPS:
+            return None
+        now = steps[-STEPS:]
+        windows = [steps[start : start + STEPS] for start in range(len(steps) - 2 * STEPS + 1)]
+        then = max(windows, key=lambda window: _mean([step.outcome for step in window]))  # of equal ones the first
+        outcome, best = (_mean([step.outcome for step in window]) for window in (now, then))
+        if outcome > best or not _is_beyond_noise([step.paid for step in now], [step.paid for step in then]):
+            return None
+        correlation = _correlation(now)
+        if correlation is not None and correlation > 0:
+            return None
+        growth = {name: _mean([step.by_name[name] for step in now]) - _mean([step.by_name[name] for step in then]) for name in self._plain}
+        name = max(sorted(growth), key=lambda name: growth[name])
+        before, after = (_mean([step.paid for step in window]) for window in (then, now))
+        same = "all do equally well" if correlation is None else f"correlation {correlation:.2f}"
+        return (
+            f"intermediate rewards grew from {before:.3g} to {after:.3g} a rollout since step {then[-1].number}, and the reward did not "
+            f"({best:.3g}, now {outcome:.3g}); rollouts that are paid more do no better ({same}): the policy may farm {name!r}; "
+            f"set intermediate_rewards.{name}.form = 'potential', or lower its weight"
+        )
+
+
+def _look(groups: Sequence[Sequence[Trajectory]], names: Collection[str]) -> _Step:
+    rollouts = [one for group in groups for one in group]
+    products = paid_squares = outcome_squares = 0.0
+    for group in groups:
+        paid, outcome = center([_paid(one, names) for one in group]), center([one.reward or 0.0 for one in group])
+        products += float(paid @ outcome)
+        paid_squares += float(paid @ paid)
+        outcome_squares += float(outcome @ outcome)
+    return _Step(
+        number=1 + max(one.step for one in rollouts),
+        paid=_mean([_paid(one, names) for one in rollouts]),
+        outcome=_mean([one.reward or 0.0 for one in rollouts]),
+        by_name={name: _mean([_paid(one, {name}) for one in rollouts]) for name in sorted(names)},
+        products=products,
+        paid_squares=paid_squares,
+        outcome_squares=outcome_squares,
+    )
+
+
+def _paid(trajectory: Trajectory, names: Collection[str]) -> float:
+    return sum(value for call in trajectory.transitions for name, value in call.rewards.items() if name in names and value is not None)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _correlation(steps: Sequence[_Step]) -> float | None:
+    squares = sum(step.paid_squares for step in steps) * sum(step.outcome_squares for step in steps)
+    return sum(step.products for step in steps) / math.sqrt(squares) if squares else None
+
+
+def _is_beyond_noise(now: Sequence[float], then: Sequence[float]) -> bool:
+    """Whether the mean has grown by more than some standard errors of the difference."""
+    growth = _mean(now) - _mean(then)
+    error = math.sqrt(float(np.var(now, ddof=1)) / len(now) + float(np.var(then, ddof=1)) / len(then))
+    return growth > max(ERRORS * error, 1e-9 * (abs(_mean(now)) + abs(_mean(then))))

@@ -1,0 +1,68 @@
+"""An intermediate reward of a run: named, weighted, as it is or as a potential.
+
+trajectory ─► function(trajectory): one value per call ─► checked ─► form ─► weight ─► transition.rewards[name]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lightningrl.errors import ConfigError, RewardError
+from lightningrl.rewards.potential import shape
+from lightningrl.rewards.tool_status import ToolStatusShaping
+from lightningrl.rewards.value import Range, check_range, read_value
+from lightningrl.types import Trajectory
+
+__all__ = ["Form", "TurnReward"]
+
+Form = Literal["plain", "potential"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnReward:
+    """What calls are paid under one name. Itself a `protocols.IntermediateReward`."""
+
+    name: str
+    function: Callable[[Trajectory], Sequence[float | None]]
+    weight: float = 1.0
+    """0.0 = switched off: it adds nothing."""
+    form: Form = "plain"
+    """`potential`: its change from call to call, which no policy gains by (`lightningrl.rewards.potential`)."""
+    gamma: float = 1.0
+    """Of the potential: the one that returns are discounted with."""
+    range: Range | None = None
+    """Least and most, before form and weight."""
+
+    def __post_init__(self) -> None:
+        check_range(f"intermediate reward {self.name!r}", self.range)
+        if not math.isfinite(self.weight):
+            raise ConfigError(f"intermediate reward {self.name!r}: weight {self.weight!r} is not a finite number; set one, such as 1.0")
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ConfigError(f"intermediate reward {self.name!r}: gamma {self.gamma!r} is not between 0 and 1; leave it to the credit")
+        if not callable(self.function):
+            raise ConfigError(f"intermediate reward {self.name!r} is a {type(self.function).__name__}, not callable; name a class")
+
+    @property
+    def is_potential(self) -> bool:
+        """Whether it pays a change of potential, in whichever way."""
+        return self.form == "potential" or isinstance(self.function, ToolStatusShaping)
+
+    def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
+        """One value per call. Raises RewardError for a defect of the function (another type, or not one value per call), BadValue for a
+        value that is not finite or out of range; whatever else the function raises."""
+        values = list(self.function(trajectory))
+        if len(values) != len(trajectory.transitions):
+            raise RewardError(
+                f"intermediate reward {self.name!r} returned {len(values)} values for rollout {trajectory.rollout_id!r} with "
+                f"{len(trajectory.transitions)} calls; return one per call, None for no opinion"
+            )
+        checked = [self._check(value, trajectory) for value in values]
+        if self.form == "potential":
+            return [self.weight * value for value in shape(trajectory.transitions, checked, gamma=self.gamma)]
+        return [None if value is None else self.weight * value for value in checked]
+
+    def _check(self, value: Any, trajectory: Trajectory) -> float | None:
+        return read_value(value, what=f"intermediate reward {self.name!r}", trajectory=trajectory, range=self.range)

@@ -1,0 +1,53 @@
+"""What a reward may return: None, or a finite number, within its range where it declares one."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+from lightningrl.errors import ConfigError, RewardError
+from lightningrl.types import Trajectory
+
+__all__ = ["BadValue", "Range", "check_range", "read_value"]
+
+Range = tuple[float, float]
+"""Least and most, both allowed."""
+
+
+class BadValue(Exception):
+    """A number that no reward may be; its text follows the reward's name."""
+
+
+def check_range(what: str, range: Range | None) -> None:  # noqa: A002
+    """Raise ConfigError for what is no range."""
+    if range is not None and not range[0] < range[1]:  # NaN is not, either
+        raise ConfigError(f"{what}: range {list(range)!r} is none; write the least value, then a greater one: range = [0, 1]")
+
+
+def read_value(value: Any, *, what: str, trajectory: Trajectory, range: Range | None = None) -> float | None:  # noqa: A002
+    """The value as a float. Raises RewardError for another type, which is the function's own defect; BadValue where it is not finite, or
+    out of range."""
+    if value is None:
+        return None
+    if not isinstance(value, (numbers.Real, np.bool_)):
+        raise RewardError(
+            f"{what} returned {_short(value)} of type {type(value).__name__} on rollout {trajectory.rollout_id!r} "
+            f"(task {trajectory.task.id!r}); return a float, or None"
+        )
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise BadValue(f"returned {number!r}; return a finite float, or None where it has nothing to say")
+    if range is not None and not range[0] <= number <= range[1]:
+        raise BadValue(f"returned {number!r}, outside of its range [{range[0]:g}, {range[1]:g}]; mend the reward, or the range")
+    return number
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,31 @@
+"""Evaluations become reported rewards: of the call whose answer they name, else of the nearest call around them, else of the rollout."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from lightningrl.dialects import Dialect
+from lightningrl.store.protocol import CallLog
+from lightningrl.telemetry.evaluations import Evaluation
+
+__all__ = ["keep_evaluations"]
+
+
+async def keep_evaluations(log: CallLog, dialects: Sequence[Dialect], rollout_id: str, attempt: int, told: Sequence[Evaluation]) -> None:
+    """Of several of one name and call, the last stands."""
+    calls = [record.transition for record in await log.calls(rollout_id, attempt)]
+    ids = {call.id for call in calls}
+    by_span = {call.span_id: call.id for call in calls if call.span_id is not None}
+    by_tool = {tool_call_id: call.id for call in calls for tool_call_id in call.tool_call_ids}
+    rewards: dict[str | None, dict[str, float | None]] = defaultdict(dict)
+    for one in told:
+        transition_id = one.answer_id
+        for dialect in dialects:
+            transition_id = transition_id and transition_id.removeprefix(dialect.answer_prefix)
+        if transition_id not in ids:
+            near = [by_span.get(span_id) for span_id in one.span_ids] + [by_tool.get(call_id) for call_id in one.tool_call_ids]
+            transition_id = next((found for found in near if found is not None), None)
+        rewards[transition_id][one.name] = one.score
+    for transition_id, values in rewards.items():
+        await log.add_rewards(rollout_id, attempt, values, transition_id)

@@ -1,0 +1,270 @@
+"""The rewards that come along: what each says of an output, where it takes its text from, and how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningrl.errors import ConfigError, RewardError
+from lightningrl.rewards import F1, Exact, Execution, JsonSchema, NamedReward, Numeric, Pattern, RewardSet
+from lightningrl.rewards.matching import read_number
+from lightningrl.testing.groups import make_trajectory, make_transition
+from lightningrl.testing.reward_conformance import RewardConformance
+from lightningrl.types import Trajectory
+
+PYTHON = sys.executable
+
+
+def episode(output: Any, answer: Any = "4") -> Trajectory:
+    return make_trajectory("r", [make_transition("r/0")], output=output, answer=answer, reward=None)
+
+
+def say(reward: Any, output: Any, answer: Any = "4") -> float:
+    trajectory = episode(output, answer)
+    return float(reward(trajectory.task, output, trajectory))
+
+
+async def run(reward: Any, output: Any, answer: Any = "4", **settings: Any) -> tuple[float | None, str | None]:
+    """Through `RewardSet`, as a run does it: the value, and what failed."""
+    result = await RewardSet([NamedReward(name="mine", function=reward, **settings)]).score(episode(output, answer))
+    return result.total, result.failure
+
+
+class Suite(RewardConformance):
+    def trajectories(self) -> list[Trajectory]:
+        return [episode("4"), episode("the number is 5"), episode({"deep": ["4"]}), episode(4.0), episode("\ud800")]
+
+
+class TestExact(Suite):
+    def make_reward(self) -> Callable[..., Any]:
+        return Exact()
+
+
+class TestNumeric(Suite):
+    def make_reward(self) -> Callable[..., Any]:
+        return Numeric()
+
+
+class TestF1(Suite):
+    def make_reward(self) -> Callable[..., Any]:
+        return F1(extract="number is (.*)")
+
+
+class TestPattern(Suite):
+    def make_reward(self) -> Callable[..., Any]:
+        return Pattern(pattern=r"\d")
+
+
+class TestJsonSchema(Suite):
+    def make_reward(self) -> Callable[..., Any]:
+        return JsonSchema(schema={"type": "number"})
+
+
+class TestExecution(Suite):
+    def make_reward(self) -> Callable[..., Any]:
+        return Execution(command=["grep", "-q", "4", "{output}"])
+
+
+# ---------------------------------------------------------------------- what is said, and what would be right
+
+
+def test_exact_is_regardless_of_case_punctuation_and_articles_unless_asked() -> None:
+    assert say(Exact(), "The Eiffel  tower.", "eiffel tower") == 1.0
+    assert say(Exact(), "Eiffel", "eiffel tower") == 0.0
+    assert say(Exact(normalized=False), "The Eiffel tower", "eiffel tower") == 0.0
+    assert say(Exact(normalized=False), " eiffel tower\n", "eiffel tower") == 1.0
+
+
+def test_the_best_of_several_right_answers_counts() -> None:
+    assert say(Exact(), "nyc", ["New York", "NYC"]) == 1.0
+    assert say(Numeric(), "2", [1, 2]) == 1.0
+    assert say(F1(), "new york city", ["NYC", "New York"]) == pytest.approx(0.8)  # P = 2/3, R = 1
+
+
+def test_f1_is_that_of_squad() -> None:
+    assert say(F1(), "in Paris, the capital", "Paris") == pytest.approx(2 * (1 / 3) * 1 / (1 / 3 + 1))
+    assert say(F1(), "London", "Paris") == 0.0
+    assert say(F1(), "paris paris", "Paris") == pytest.approx(2 / 3), "a word counts as often as it stands in both"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("72", 72.0),
+        ("-1,234.50", -1234.5),
+        (" $72. ", 72.0),
+        ("12 %", 12.0),
+        ("2/3", 2 / 3),
+        ("1e-3", 0.001),
+        (".5", 0.5),
+        ("1/0", None),
+        ("seventy", None),
+        ("7 apples", None),
+        ("", None),
+        ("nan", None),
+        ("inf", None),
+        ("1e999", None),
+    ],
+)
+def test_what_is_a_number(text: str, number: float | None) -> None:
+    assert read_number(text) == number
+
+
+def test_numeric_has_a_tolerance_and_takes_the_number_that_a_pattern_finds() -> None:
+    assert say(Numeric(), "4.1") == 0.0
+    assert say(Numeric(tolerance=0.03), "4.1") == 1.0
+    assert say(Numeric(absolute=0.2), "0.1", "0") == 1.0
+    assert say(Numeric(extract=r"#### (.*)"), "2 + 2\n#### 4") == 1.0
+    assert say(Numeric(extract=r"-?\d+"), "first 3, then 4") == 1.0, "the last match, without a group"
+    assert say(Numeric(), "I think 4") == 0.0
+
+
+def test_text_is_taken_from_a_path_into_the_output_and_the_answer() -> None:
+    assert say(Exact(field="steps.1.text", answer_field="gold"), {"steps": [{}, {"text": "yes"}]}, {"gold": "yes"}) == 1.0
+    outputs: list[Any] = [{"steps": [{}]}, {"steps": {"1": "x"}}, "yes", None, {"steps": [{}, {"text": None}]}]
+    for output in outputs:
+        assert say(Exact(field="steps.1.text"), output, "yes") == 0.0
+
+
+def test_a_pattern_matches_the_whole_text_or_anywhere() -> None:
+    tags = r"\s*<answer>[^<>]+</answer>\s*"
+    assert say(Pattern(pattern=tags), "<answer>4</answer>\n") == 1.0
+    assert say(Pattern(pattern=tags), "so <answer>4</answer>") == 0.0
+    assert say(Pattern(pattern=tags, whole=False), "so <answer>4</answer>") == 1.0
+
+
+def test_json_fits_its_schema_as_text_or_as_it_is() -> None:
+    reward = JsonSchema(schema={"type": "object", "required": ["city"]}, extract=r"```json(.*?)```")
+    assert say(reward, '{"city": 1}') == say(reward, {"city": 1}) == say(reward, 'x ```json\n{"city": 1}``` y') == 1.0
+    outputs: list[Any] = ["{}", "city", None, [], "[" * 10_000]
+    for output in outputs:
+        assert say(reward, output) == 0.0
+
+
+@pytest.mark.parametrize("reward", [Exact(), F1(), Numeric()])
+@pytest.mark.parametrize("answer", [None, [], ["a", None]])
+async def test_a_task_without_an_answer_is_broken_data_and_not_a_wrong_answer(reward: Any, answer: Any) -> None:
+    value, failure = await run(reward, "4", answer)
+    assert value is None
+    assert failure == "mine: ValueError: task 'task-g' has no answer; give each task one, or a list of right ones"
+
+
+async def test_an_answer_that_is_no_number_is_broken_data_for_numeric() -> None:
+    _, failure = await run(Numeric(), "4", "four")
+    assert failure == "mine: ValueError: the answer of task 'task-g' is ['four'], no number; give it one, or use 'exact'"
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Pattern(pattern="("), "'\\(' is no regular expression"),
+        (lambda: Exact(extract="["), "is no regular expression"),
+        (lambda: Numeric(tolerance=-1.0), "must not be negative"),
+        (lambda: JsonSchema(schema={"type": "text"}), "reward 'json_schema': `schema` is no JSON schema: 'text' is not valid"),
+        (lambda: Execution(command="ls"), 'command \'ls\' is no list of words; write \\["python", "{output}"\\]'),
+        (lambda: Execution(command=["ls"], score="stdout"), "score 'stdout' is none of 'status', 'answer', 'number'"),  # type: ignore[arg-type]
+        (lambda: Execution(command=["ls"], seconds=0), "seconds 0 is not positive"),
+        (lambda: Execution(command=["ls"], folder="no-such"), "no folder '.*no-such'; make it, or leave it out"),
+        (lambda: NamedReward(name="a", function=Exact(), range=(1.0, 0.0)), r"reward 'a': range \[1.0, 0.0\] is none"),
+    ],
+)
+def test_bad_settings_are_refused_with_a_sentence(make: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        make()
+
+
+def test_without_jsonschema_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(ConfigError, match=r"jsonschema is not installed; pip install 'lightningrl\[schema\]'"):
+        JsonSchema(schema={})
+
+
+# ---------------------------------------------------------------------- a declared range
+
+
+@pytest.mark.parametrize("value", [1.5, -0.1, 1e300])
+async def test_a_value_outside_of_its_range_is_a_failure_and_not_a_reward(value: float) -> None:
+    total, failure = await run(lambda *_: value, "4", range=(0, 1))
+    assert (total, failure) == (None, f"mine: returned {value!r}, outside of its range [0, 1]; mend the reward, or the range")
+
+
+async def test_both_ends_of_a_range_and_none_are_in_it_and_what_is_no_number_is_still_a_defect() -> None:
+    for value in (0, 1, 0.5, None):
+        assert await run(lambda *_, value=value: value, "4", range=(0, 1)) == (value, None)
+    with pytest.raises(RewardError, match="returned '1' of type str"):
+        await run(lambda *_: "1", "4", range=(0, 1))
+
+
+# ---------------------------------------------------------------------- execution
+
+
+async def test_the_exit_status_of_a_command_is_the_reward() -> None:
+    reward = Execution(command=[PYTHON, "-I", "{output}"], extract=r"```python(.*?)```")
+    assert await run(reward, "Here:\n```python\nassert 2 + 2 == 4\n```") == (1.0, None)
+    assert await run(reward, "```python\nassert 2 + 2 == 5\n```") == (0.0, None)
+
+
+async def test_its_output_is_compared_with_the_answer_or_read_as_a_number() -> None:
+    assert await run(Execution(command=[PYTHON, "-I", "{output}"], score="answer"), "print(2 + 2)") == (1.0, None)
+    assert await run(Execution(command=[PYTHON, "-I", "{output}"], score="answer"), "print(5)") == (0.0, None)
+    check = "import json, sys; print('looking'); print(len(sys.stdin.read()) / json.load(open(sys.argv[1]))['answer'])"
+    reward = Execution(command=[PYTHON, "-c", check, "{task}"], score="number")
+    assert await run(reward, "abc", 4) == (0.75, None)
+
+
+async def test_a_command_that_says_no_number_or_is_not_there_fails_and_is_no_zero() -> None:
+    _, failure = await run(Execution(command=["echo", "good"], score="number"), "4")
+    assert failure == "mine: ValueError: the command's last line is 'good', no number; print one, or set score = 'status'"
+    value, failure = await run(Execution(command=["no-such-command"]), "4")
+    assert value is None
+    assert failure is not None
+    assert "no-such-command" in failure
+
+
+async def test_what_runs_too_long_or_writes_too_much_is_stopped_with_all_that_it_started(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    os.mkfifo(started)
+    child = "import os, time; os.write(1, b'x'); time.sleep(600)"
+    endless = (
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}], stdout=open({str(started)!r}, 'wb'))\n"
+        "time.sleep(600)\n"
+    )
+    reader = os.open(started, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert await run(Execution(command=[PYTHON, "-I", "{output}"], seconds=1.0), endless) == (0.0, None)
+        os.set_blocking(reader, True)
+        while await asyncio.to_thread(os.read, reader, 100):  # until the last writer is gone: the child, killed with its parent
+            pass
+    finally:
+        os.close(reader)
+    assert await run(Execution(command=["yes"], score="answer", seconds=30.0), "4") == (0.0, None)
+
+
+async def test_a_command_that_reads_nothing_and_one_cancelled_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert await run(Execution(command=["true"]), "x" * 90_000) == (1.0, None)
+    pid_file = tmp_path / "pid"
+    os.mkfifo(pid_file)
+    code = f"import os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    waiting = asyncio.create_task(run(Execution(command=[PYTHON, "-I", "{output}"], seconds=60.0), code))
+    pid = int(await asyncio.to_thread(pid_file.read_text))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["pid"]
+
+
+async def test_no_key_of_a_provider_reaches_what_a_model_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    reward = Execution(command=[PYTHON, "-I", "{output}"])
+    assert await run(reward, "import os\nassert 'OPENAI_API_KEY' not in os.environ and os.listdir('.') == []") == (1.0, None)
