@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.credit.comparison import ComparesRoles, assign_by_role, check_comparison
+from lightningrl.credit.comparison import ComparesRoles, assign_by_role, check_comparison, of_members
 from lightningrl.credit.spread import Counted, ReturnBased
 from lightningrl.credit.whiten import whiten
 from lightningrl.errors import ConfigError
-from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, Witness
-from lightningrl.types import Advantages, Array, Evidence, Trajectory, TrajectoryGroup
+from lightningrl.protocols import Brancher, CreditAssigner, CreditMemory, CreditMonitor, CriticTeacher, GroupWitness, Services, Witness
+from lightningrl.types import Advantages, Array, BranchPoint, Evidence, Trajectory, TrajectoryGroup
 
 __all__ = ["Clip", "Combination", "PerAgent", "Sum", "Whiten"]
 
@@ -26,9 +26,13 @@ _Assign = Callable[[CreditAssigner, TrajectoryGroup], Advantages]
 
 
 class Combination:
-    """What all of them share. A whole has `score`, `finish_step`, `state` and `load` where a part has them."""
+    """What all of them share. A whole has `score` or `score_group`, `branch_points`, `value_targets`, `finish_step`, `state` and `load`
+    where a part has them."""
 
     score: Callable[..., Awaitable[Evidence]]
+    score_group: Callable[..., Awaitable[Sequence[Evidence]]]
+    branch_points: Callable[[Sequence[Trajectory]], Mapping[BranchPoint, int]]
+    value_targets: Callable[[TrajectoryGroup], Advantages]
     finish_step: Callable[[Sequence[TrajectoryGroup], Sequence[Advantages]], Mapping[str, float]]
     state: Callable[[], Any]
     load: Callable[[Any], None]
@@ -37,8 +41,17 @@ class Combination:
     def __init__(self, *parts: CreditAssigner) -> None:
         self.parts = parts
         self.requires: frozenset[str] = frozenset[str]().union(*(part.requires for part in parts))
-        if any(isinstance(part, Witness) for part in parts):
+        if any(isinstance(part, GroupWitness) for part in parts):
+            self.score_group = self._score_group
+        elif any(isinstance(part, Witness) for part in parts):
             self.score = self._score
+        if any(isinstance(part, Brancher) for part in parts):
+            self.branch_points = self._branch_points
+        teachers = [number for number, part in enumerate(parts) if isinstance(part, CriticTeacher)]
+        if len(teachers) > 1:
+            raise ConfigError("two parts of a credit assigner teach the critic; leave one of them")
+        if teachers:
+            self.value_targets = lambda group: self._value_targets(teachers[0], group)
         if any(isinstance(part, CreditMonitor) for part in parts):
             self.finish_step = self._finish_step
         if any(isinstance(part, CreditMemory) for part in parts):
@@ -47,28 +60,43 @@ class Combination:
             self.assign_by_role = lambda group: self._combine(group, self._by_role)
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
-        return self._combine(group, lambda part, seen: part.assign(seen))
+        return self._combine(group, lambda part, seen: of_members(seen, part.assign(seen)))
 
     def _combine(self, group: TrajectoryGroup, assign: _Assign) -> Advantages:
         raise NotImplementedError
 
     def _by_role(self, part: CreditAssigner, group: TrajectoryGroup) -> Advantages:
-        return assign_by_role(part, group)
+        return of_members(group, assign_by_role(part, group))
 
-    async def _score(self, trajectory: Trajectory, *services: Any) -> Evidence:
-        """The evidence of all parts; a part's number stands before each name."""
-        calls: dict[str, Array] = {}
-        tokens: dict[str, tuple[Array, ...]] = {}
+    def _branch_points(self, trajectories: Sequence[Trajectory], /) -> dict[BranchPoint, int]:
+        """All that a part wants, as often as the one that wants most."""
+        points: dict[BranchPoint, int] = {}
+        for part in self.parts:
+            wanted = part.branch_points(trajectories) if isinstance(part, Brancher) else {}
+            points |= {point: max(samples, points.get(point, 0)) for point, samples in wanted.items()}
+        return points
+
+    def _value_targets(self, number: int, group: TrajectoryGroup) -> Advantages:
+        teacher = self.parts[number]
+        assert isinstance(teacher, CriticTeacher)
+        return teacher.value_targets(self._seen_by(number, group))
+
+    async def _score(self, trajectory: Trajectory, ask: Services) -> Evidence:
+        found = {number: await part.score(trajectory, ask) for number, part in enumerate(self.parts) if isinstance(part, Witness)}
+        return _join(found)
+
+    async def _score_group(self, group: TrajectoryGroup, ask: Services) -> list[Evidence]:
+        found: dict[int, Sequence[Evidence]] = {}
         for number, part in enumerate(self.parts):
-            if isinstance(part, Witness):
-                found = await part.score(trajectory, *services)
-                calls |= {f"{number}.{name}": values for name, values in found.calls.items()}
-                tokens |= {f"{number}.{name}": values for name, values in found.tokens.items()}
-        return Evidence(calls=calls, tokens=tokens)
+            if isinstance(part, GroupWitness):
+                found[number] = await part.score_group(group, ask)
+            elif isinstance(part, Witness):
+                found[number] = [await part.score(trajectory, ask) for trajectory in group.trajectories]
+        return [_join({number: of_part[i] for number, of_part in found.items()}) for i in range(len(group.trajectories))]
 
     def _seen_by(self, number: int, group: TrajectoryGroup) -> TrajectoryGroup:
         """The group with the evidence that a part asked for, by the names that it gave."""
-        if not isinstance(self.parts[number], Witness):
+        if not isinstance(self.parts[number], Witness | GroupWitness):
             return group
         return replace(group, trajectories=tuple(_with_own(trajectory, f"{number}.") for trajectory in group.trajectories))
 
@@ -106,7 +134,7 @@ class Sum(Combination):
         found = [assign(part, self._seen_by(number, group)) for number, part in enumerate(self.parts)]
         return tuple(
             tuple(_add([by_trajectory[t] for by_trajectory in by_part], self.weights) for t in range(len(trajectory.transitions)))
-            for trajectory, *by_part in zip(group.trajectories, *found, strict=True)
+            for trajectory, *by_part in zip(group.members, *found, strict=True)
         )
 
 
@@ -139,7 +167,7 @@ class PerAgent(_Wrapper):
         return self._by_role(self.parts[0], self._seen_by(0, group))
 
     def _by_role(self, part: CreditAssigner, group: TrajectoryGroup) -> Advantages:
-        return assign_by_role(part, group, counted=self.counted)
+        return of_members(group, assign_by_role(part, group, counted=self.counted))
 
 
 class Whiten(_Wrapper):
@@ -166,6 +194,14 @@ class Clip(_Wrapper):
 def _add(parts: Sequence[Array | None], weights: Sequence[float]) -> Array | None:
     scored = [weight * credit.astype(np.float64) for credit, weight in zip(parts, weights, strict=True) if credit is not None]
     return sum(scored[1:], scored[0]).astype(np.float32) if scored else None
+
+
+def _join(found: Mapping[int, Evidence]) -> Evidence:
+    """The evidence of parts; a part's number stands before each name."""
+    return Evidence(
+        calls={f"{number}.{name}": values for number, one in found.items() for name, values in one.calls.items()},
+        tokens={f"{number}.{name}": values for number, one in found.items() for name, values in one.tokens.items()},
+    )
 
 
 def _with_own(trajectory: Trajectory, prefix: str) -> Trajectory:

@@ -18,7 +18,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.protocols import CreditAssigner
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
 
-__all__ = ["Compare", "ComparesRoles", "PaidRoles", "assign_by_role", "assign_credit", "check_comparison"]
+__all__ = ["Compare", "ComparesRoles", "PaidRoles", "assign_by_role", "assign_credit", "check_comparison", "of_members"]
 
 Compare = Literal["group", "role"]
 
@@ -51,6 +51,12 @@ def check_comparison(assigner: CreditAssigner, compare: Compare) -> None:
         )
 
 
+def of_members(group: TrajectoryGroup, advantages: Advantages) -> Advantages:
+    """With None for the branches, where an assigner said nothing of them."""
+    unsaid = () if len(advantages) > len(group.trajectories) else group.branches
+    return (*advantages, *((None,) * len(branch.transitions) for branch in unsaid))
+
+
 def assign_by_role(assigner: CreditAssigner, group: TrajectoryGroup, *, counted: Counted = "rollouts") -> Advantages:
     """Advantages of the group, compared within each role's calls. `counted`: whether each rollout weighs the same in a role's mean, or
     each of its calls, as in the paper."""
@@ -74,7 +80,7 @@ def assign_credit(
     rewards by name, each of them is compared by itself; what an assigner finds beside them, of turn rewards or evidence, counts once."""
 
     def assign_sum(seen: TrajectoryGroup) -> Advantages:
-        return assign_by_role(assigner, seen) if compare == "role" else assigner.assign(seen)
+        return of_members(seen, assign_by_role(assigner, seen) if compare == "role" else assigner.assign(seen))
 
     def assign(seen: TrajectoryGroup, names: Collection[str] | None = None) -> Advantages:
         if weights is None:
@@ -101,8 +107,7 @@ def assign_credit(
         )
         for names in {names for calls in names_of for names in calls}
     }
-    credited = max(map(len, found.values()), default=len(group.trajectories))
-    return tuple(tuple(found[names][i][t] for t, names in enumerate(calls)) for i, calls in enumerate(names_of[:credited]))
+    return tuple(tuple(found[names][i][t] for t, names in enumerate(calls)) for i, calls in enumerate(names_of))
 
 
 def _paid_only(trajectory: Trajectory, paid: PaidRoles, names: frozenset[str]) -> Trajectory:

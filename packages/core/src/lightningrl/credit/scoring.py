@@ -230,8 +230,6 @@ class Scorer:
         credited = []
         for group in self._group(trajectories, branches):
             advantages = assign_credit(self._credit, group, compare=self._compare, paid=paid, weights=self._weights)
-            untrained = group.members[len(advantages) :]
-            advantages += tuple((None,) * len(branch.transitions) for branch in untrained if branch.branch is not None)
             targets = self._credit.value_targets(group) if isinstance(self._credit, CriticTeacher) else None
             signal = has_signal(group, advantages)
             credited.append(CreditedGroup(group=group, advantages=advantages, has_signal=signal, value_targets=targets))
