@@ -235,6 +235,8 @@ def serve(connection: socket.socket) -> Start | None:
                 os.close(go_write)
                 os.read(go_read, 1)  # the middle one has ended
                 while os.getppid() != parent:
+                    if not Path(f"/proc/{parent}").exists():  # killed before it could take this one over
+                        os._exit(1)
                     time.sleep(0.0001)
                 become(start, files)
                 return start
