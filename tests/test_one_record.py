@@ -19,11 +19,11 @@ from lightningrl.types import Trajectory, Transition
 SOURCES = Path(lightningrl.__file__).parent
 
 EDITS = (
-    ("types.py", "    trainable: bool = True\n", "    trainable: bool = True\n    replayed_from: str | None = None\n"),
+    ("types.py", "    trainable: bool = True\n", "    trainable: bool = True\n    taken_over: str | None = None\n"),
     (
         "store/schema.py",
         '    Column("history_key", Text),\n',
-        '    Column("history_key", Text),\n    Column("replayed_from", CleanText),\n',
+        '    Column("history_key", Text),\n    Column("taken_over", CleanText),\n',
     ),
 )
 """A store that exists needs a third: the line of its migration."""
@@ -38,12 +38,12 @@ from lightningrl.types import Outcome
 async def main(url):
     store = await SqlStore.open(url)
     await store.create_rollouts([make_spec("a")])
-    await store.append_call(make_call(await leased(store), "c0", [1], [2], replayed_from="earlier"))
+    await store.append_call(make_call(await leased(store), "c0", [1], [2], taken_over="earlier"))
     await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
     (call,) = await store.calls("a", 1)
     (sent,) = wire.decode_trajectories(wire.encode_trajectories(await store.trajectories(["a"])))
     await store.close()
-    print(call.transition.replayed_from, sent.transitions[0].replayed_from)
+    print(call.transition.taken_over, sent.transitions[0].taken_over)
 
 asyncio.run(main(sys.argv[1]))
 """

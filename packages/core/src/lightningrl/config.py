@@ -262,6 +262,7 @@ class OutcomesConfig(_Frozen):
     context_overflow: Literal["drop", "train"] = "drop"
     infrastructure_error: Literal["drop"] = "drop"
     cancelled: Literal["drop"] = "drop"
+    diverged: Literal["drop"] = "drop"
     max_failed_rewards: float = Field(default=0.25, ge=0, le=1)
     """The run stops where a reward fails, after all its tries, on more than this share of a step's (or a validation's) rollouts. Up to
     it, such rollouts are left out and counted (`rewards_failed`)."""

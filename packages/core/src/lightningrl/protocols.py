@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from lightningrl.types import (
     Advantages,
+    BranchPoint,
     EngineInfo,
     Evidence,
     GenerateRequest,
@@ -22,6 +23,7 @@ from lightningrl.types import (
 __all__ = [
     "Ask",
     "Backend",
+    "Brancher",
     "Capabilities",
     "CreditAssigner",
     "CreditMemory",
@@ -80,6 +82,16 @@ class Witness(Protocol):
 
 
 @runtime_checkable
+class Brancher(Protocol):
+    """The part of a credit assigner that wants to know what else could have come of a rollout."""
+
+    def branch_points(self, trajectories: Sequence[Trajectory], /) -> Mapping[BranchPoint, int]:
+        """Where the rewarded rollouts of a group are to branch, and how often; `assign` finds them in `group.branches`, rewarded. The same
+        for the same rollouts: a resumed run finds those that it has."""
+        ...
+
+
+@runtime_checkable
 class CreditMonitor(Protocol):
     """The part of a credit assigner that looks at whole steps."""
 
@@ -102,7 +114,7 @@ class CreditMemory(Protocol):
 
 class CreditAssigner(Protocol):
     """Spreads an episode's return over its calls. Pure numpy; the group stays as it was. One that asks first is a `Witness`, too, one that
-    reports metrics a `CreditMonitor`, one that remembers a `CreditMemory`."""
+    branches a `Brancher`, one that reports metrics a `CreditMonitor`, one that remembers a `CreditMemory`."""
 
     @property
     def requires(self) -> frozenset[str]:

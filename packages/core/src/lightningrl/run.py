@@ -2,7 +2,7 @@
 
 run = lightningrl.train("recipe.toml", settings={"loop.steps": 20})
 run = await lightningrl.train_async(Recipe(agent=answer, …), run="runs/mine")
-run = Run("runs/mine")  ─►  .metrics  .steps  .rollouts()  .trace(id)  .curve()  .recredit("rloo")  .export("weights")
+run = Run("runs/mine")  ─►  .metrics  .steps  .rollouts()  .trace(id)  .curve()  .recredit("rloo")  .branch(id)  .export("weights")
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lightningrl.look.trace import Trace
     from lightningrl.protocols import StepReport
     from lightningrl.store.protocol import RolloutFilter, RolloutRecord
+    from lightningrl.training.branching import BranchedRollout
     from lightningrl.training.parts import Parts
     from lightningrl.training.recredit import Recredit
 
@@ -105,6 +106,16 @@ class Run:
 
         chosen = {} if credit is None else {"credit.use": credit, "credit.options": {}}
         return _run_beside(recredit(self.folder, self.recipe.with_settings({**chosen, **(settings or {})}), steps))
+
+    def branch(
+        self, rollout_id: str, *, at: Sequence[int] | None = None, samples: int = 4, settings: Mapping[str, Any] | None = None
+    ) -> BranchedRollout:
+        """What a rollout's states are worth: the agent runs anew, its first calls are answered as they were, and from there the newest
+        weights are sampled, `samples` times. `at`: after so many calls; None = everywhere. The run's own store stays as it is. Raises
+        LightningError."""
+        from lightningrl.training.branching import branch_rollout
+
+        return _run_beside(branch_rollout(self.folder, rollout_id, at=at, samples=samples, settings=settings))
 
     def _look(self, question: Callable[[StoredRun], Coroutine[Any, Any, T]]) -> T:
         from lightningrl.look.reader import open_run

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 __all__ = [
     "Advantages",
     "Array",
+    "BranchPoint",
     "EngineInfo",
     "Evidence",
     "FinishReason",
@@ -72,13 +73,17 @@ class Outcome(_Choice):
     CONTEXT_OVERFLOW = "context_overflow"
     INFRASTRUCTURE_ERROR = "infrastructure_error"
     CANCELLED = "cancelled"
+    DIVERGED = "diverged"
+    """A branch whose agent did not ask again what was recorded."""
 
 
 class RolloutMode(_Choice):
-    """What a rollout is for: only `TRAIN` rollouts reach the learner."""
+    """What a rollout is for: `TRAIN` rollouts reach the learner, and branches where the credit assigner trains them."""
 
     TRAIN = "train"
     VALIDATION = "validation"
+    BRANCH = "branch"
+    """Its first calls repeat those of another rollout: it says what the rest was worth."""
 
 
 class ToolStatus(_Choice):
@@ -264,6 +269,8 @@ class Transition:
     reported: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     """What the agent reported of this call, by its own names; None = nobody scored it."""
     trainable: bool = True
+    replayed_from: str | None = None
+    """The call of another rollout whose answer it repeats (`BranchPoint`): never trained; None = it was sampled."""
     started_at: float = 0.0
     """Unix seconds."""
     duration_s: float = 0.0
@@ -276,6 +283,17 @@ class Transition:
             )
         if len(self.completion_ids) == 0:
             raise ValueError(f"transition {self.id}: no completion tokens; a call without an action is not a transition")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BranchPoint:
+    """Where a rollout leaves another: the agent runs anew, that one's first calls are answered as they were, and from there the policy
+    is sampled."""
+
+    rollout_id: str
+    attempt: int
+    calls: int
+    """How many of its transitions are repeated, from the first on. A stream that the agent left is none of them: it asked again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,6 +310,7 @@ class RolloutSpec:
     """Overrides of the training sampling settings (validation: greedy); None = the server's defaults."""
     max_attempts: int = 1
     timeout_s: float = 300.0
+    branch: BranchPoint | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -333,6 +352,7 @@ class Trajectory:
     """Of what computed its values, by the recipe's key (`rewards.judge`): a value whose digest is no longer this one is stale."""
     mode: RolloutMode = RolloutMode.TRAIN
     step: int = 0
+    branch: BranchPoint | None = None
     duration_s: float = 0.0
 
 
@@ -342,10 +362,18 @@ class TrajectoryGroup:
 
     id: str
     trajectories: tuple[Trajectory, ...]
+    branches: tuple[Trajectory, ...] = ()
+    """Rollouts that left one of them at its `branch`, for an assigner that asked for them."""
+
+    @property
+    def members(self) -> tuple[Trajectory, ...]:
+        """All of them, branches last: those that advantages are of."""
+        return (*self.trajectories, *self.branches)
 
 
 Advantages = tuple[tuple["Array | None", ...], ...]
-"""`advantages[trajectory][transition][token]`; None = nobody scored the transition, 0.0 = scored, no gradient."""
+"""`advantages[trajectory][transition][token]`; None = nobody scored the transition, 0.0 = scored, no gradient. Of a group with branches
+those of the branches may follow, where they are trained as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -169,6 +169,32 @@ def work(
 
 
 @app.command()
+def branch(
+    run: Annotated[Path, typer.Argument(help="The run folder.", metavar="RUN")],
+    rollout_id: Annotated[str, typer.Argument(help="A rollout's id, from `rollouts list`.", metavar="ROLLOUT")],
+    at: Annotated[
+        list[int] | None, typer.Option(help="After so many calls; may be given again. By default after each.", show_default=False)
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Branches at each.")] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each state.")] = False,
+    workers: WorkersOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Say what each state of a rollout is worth: run its agent anew, answer its first calls as they were, sample the rest.
+
+    Each call is then worth the difference of the states before and after it. What the agent does not ask again (a clock, a random id, a
+    tool that changed) ends its branch as `diverged`, with the reason. The run stays as it is.
+
+    Examples:
+      [bold]lightningrl branch runs/mine g000017-003[/]
+      [bold]lightningrl branch runs/mine g000017-003 --at 2 --samples 16[/]
+    """
+    from lightningrl.cli.branch import branch_command
+
+    branch_command(run, rollout_id, at=at, samples=samples, as_json=as_json, settings=_settings(settings, _workers(workers)))
+
+
+@app.command()
 def plugins() -> None:
     """List what is installed: adapters, trainer backends, rewards, credit assigners."""
     from lightningrl.cli.plugins import plugins_command

@@ -8,6 +8,7 @@
 | `dr_grpo`    | R                                   | R - mean, arXiv 2503.20783                            |
 | `rloo`       | R                                   | R - mean of the others, arXiv 2402.14740              |
 | `reinforce`  | R                                   | R                                                     |
+| `branches`   | V̂ of the next state, by branching there | V̂(s_{t+1}) - V̂(s_t), arXiv 2410.01679             |
 | `discounted` | Σ γ^k · turn reward                 | any of the above among the same turns                 |
 |              | R, discounted once it is compared   | … plus γ^(calls that follow) · any of the above       |
 
@@ -20,6 +21,7 @@ normalises over all of a step:
 """
 
 from lightningrl.credit.baselines import Baseline, baseline_advantages, center, mean
+from lightningrl.credit.branches import Branches
 from lightningrl.credit.comparison import Compare, assign_credit
 from lightningrl.credit.discounted import DiscountedReturns
 from lightningrl.credit.identical import IdenticalAssignment
@@ -29,6 +31,7 @@ from lightningrl.credit.whiten import whiten
 
 __all__ = [
     "Baseline",
+    "Branches",
     "Channel",
     "Compare",
     "DiscountedReturns",

@@ -54,12 +54,19 @@ def assign_credit(
 
     if paid is None:
         return assign(group)
-    names_of = [[paid.paid_to(call.agent) for call in trajectory.transitions] for trajectory in group.trajectories]
+    names_of = [[paid.paid_to(call.agent) for call in trajectory.transitions] for trajectory in group.members]
     found = {
-        names: assign(replace(group, trajectories=tuple(_paid_only(trajectory, paid, names) for trajectory in group.trajectories)))
+        names: assign(
+            replace(
+                group,
+                trajectories=tuple(_paid_only(trajectory, paid, names) for trajectory in group.trajectories),
+                branches=tuple(_paid_only(trajectory, paid, names) for trajectory in group.branches),
+            )
+        )
         for names in {names for calls in names_of for names in calls}
     }
-    return tuple(tuple(found[names][i][t] for t, names in enumerate(calls)) for i, calls in enumerate(names_of))
+    credited = max(map(len, found.values()), default=len(group.trajectories))
+    return tuple(tuple(found[names][i][t] for t, names in enumerate(calls)) for i, calls in enumerate(names_of[:credited]))
 
 
 def _paid_only(trajectory: Trajectory, paid: PaidRoles, names: frozenset[str]) -> Trajectory:

@@ -32,6 +32,10 @@ NEEDS: Mapping[str, Need] = {
         lambda recipe: bool(recipe.adapters or recipe.roles),
         "name an adapter in `adapters`, or the agent's roles in [roles.NAME] tables",
     ),
+    "branches": Need(
+        lambda recipe: recipe.loop.max_staleness == 0,
+        "a branch is sampled by the weights of the rollout that it leaves: set loop.max_staleness = 0",
+    ),
     "judge": Need(lambda recipe: recipe.judge is not None, "add a [judge] table with base_url and model"),
 }
 """By the name that stands in an assigner's `requires`."""

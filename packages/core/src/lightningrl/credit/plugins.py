@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lightningrl.plugins import Plugin
 
 if TYPE_CHECKING:
-    from lightningrl.credit import Baseline, DiscountedReturns, IdenticalAssignment
+    from lightningrl.credit import Baseline, Branches, DiscountedReturns, IdenticalAssignment
 
 __all__ = ["PLUGINS"]
 
@@ -43,11 +43,18 @@ def _discounted(
     return DiscountedReturns(gamma=gamma, weights=weights, baseline=baseline, epsilon=epsilon)
 
 
+def _branches(*, samples: int = 4, points: int = 0, rollouts: int = 0, equal: bool = False, train: bool = False) -> Branches:
+    from lightningrl.credit import Branches
+
+    return Branches(samples=samples, points=points, rollouts=rollouts, equal=equal, train=train)
+
+
 PLUGINS: tuple[Plugin, ...] = (
     Plugin(name="identical", summary="each call gets the episode's return; choose the baseline", factory=_identical),
     Plugin(name="grpo", summary="each call gets (R - mean) / std of its group", factory=_grpo),
     Plugin(name="dr_grpo", summary="each call gets R - mean of its group", factory=_dr_grpo),
     Plugin(name="rloo", summary="each call gets R - mean of the others", factory=_rloo),
     Plugin(name="reinforce", summary="each call gets R, with no baseline", factory=_reinforce),
+    Plugin(name="branches", summary="the value of each state by branching the rollout there (VinePPO)", factory=_branches),
     Plugin(name="discounted", summary="discounted turn rewards to go", factory=_discounted),
 )

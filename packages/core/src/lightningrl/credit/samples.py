@@ -58,12 +58,12 @@ def build_samples(
         raise PluginError(f"{len(groups)} groups but advantages for {len(advantages)}; assign credit to each group once")
     rollouts: list[tuple[Trajectory, list[_Trained | None], int]] = []
     for group, group_advantages in zip(groups, advantages, strict=True):
-        if len(group.trajectories) != len(group_advantages):
+        if len(group.members) != len(group_advantages):
             raise PluginError(
-                f"group {group.id!r}: {len(group.trajectories)} trajectories but credit for {len(group_advantages)}; "
+                f"group {group.id!r}: {len(group.members)} trajectories but credit for {len(group_advantages)}; "
                 "a credit assigner returns one entry each"
             )
-        for trajectory, credit in zip(group.trajectories, group_advantages, strict=True):
+        for trajectory, credit in zip(group.members, group_advantages, strict=True):
             trained = _trained_calls(trajectory, credit)
             tokens = sum(len(call.advantages) for call in trained if call is not None)
             if tokens:
@@ -114,7 +114,7 @@ def _trained_calls(trajectory: Trajectory, by_call: Sequence[Array | None]) -> l
         if credit is None or not transition.trainable:
             trained.append(None)
             continue
-        if trajectory.mode is not RolloutMode.TRAIN:
+        if trajectory.mode is RolloutMode.VALIDATION:
             raise PluginError(f"rollout {rollout!r} is for {trajectory.mode.value}, not for training; leave it out of the groups")
         if np.shape(credit) != (len(transition.completion_ids),):
             raise PluginError(

@@ -22,12 +22,23 @@ from lightningrl.credit.judge import Judge, Questions
 from lightningrl.credit.samples import build_samples, teaching_rows
 from lightningrl.errors import LightningError, PluginError, RewardError
 from lightningrl.plugins import PluginManager
-from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, IntermediateReward, Witness
+from lightningrl.protocols import Brancher, CreditAssigner, CreditMemory, CreditMonitor, IntermediateReward, Witness
 from lightningrl.rewards import RewardSet
 from lightningrl.rewards.reward_set import describe_failure
 from lightningrl.roles import is_role_among
 from lightningrl.store.protocol import Score
-from lightningrl.types import Advantages, OtherCallKind, RolloutMode, Sample, ToolStatus, Trajectory, TrajectoryGroup, Transition
+from lightningrl.types import (
+    Advantages,
+    BranchPoint,
+    OtherCallKind,
+    Outcome,
+    RolloutMode,
+    Sample,
+    ToolStatus,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
 
 __all__ = ["CreditedGroup", "Scored", "Scorer", "TrainedCalls", "score_of"]
 
@@ -77,7 +88,17 @@ class Scored:
         return [
             replace(score_of(trajectory), advantages=dict(zip((call.id for call in trajectory.transitions), calls, strict=True)))
             for group, group_advantages in zip(self.groups, self.advantages, strict=True)
-            for trajectory, calls in zip(group.trajectories, group_advantages, strict=True)
+            for trajectory, calls in zip(group.members, group_advantages, strict=True)
+        ]
+
+    @property
+    def rollout_ids(self) -> list[str]:
+        """Of what the step takes: its rollouts, and those of their branches that are trained."""
+        return [
+            trajectory.rollout_id
+            for group, credit in zip(self.groups, self.advantages, strict=True)
+            for trajectory, calls in zip(group.members, credit, strict=True)
+            if trajectory.branch is None or any(advantages is not None for advantages in calls)
         ]
 
 
@@ -166,12 +187,18 @@ class Scorer:
                 "or raise the limit; what was rewarded is kept and not asked again"
             )
 
-    def credit(self, trajectories: Sequence[Trajectory]) -> list[CreditedGroup]:
+    def branch_points(self, rewarded: Sequence[Trajectory]) -> Mapping[BranchPoint, int]:
+        """Where credit wants a group's rollouts to branch, and how often."""
+        return self._credit.branch_points(rewarded) if isinstance(self._credit, Brancher) else {}
+
+    def credit(self, trajectories: Sequence[Trajectory], branches: Sequence[Trajectory] = ()) -> list[CreditedGroup]:
         """Group and assign credit, once for each group. Pure numpy: run it in a thread."""
         paid = self._rewards if self._rewards.roles else None
         credited = []
-        for group in self._group(trajectories):
+        for group in self._group(trajectories, branches):
             advantages = assign_credit(self._credit, group, compare=self._compare, paid=paid)
+            untrained = group.members[len(advantages) :]
+            advantages += tuple((None,) * len(branch.transitions) for branch in untrained if branch.branch is not None)
             credited.append(CreditedGroup(group=group, advantages=advantages, has_signal=has_signal(group, advantages)))
         return credited
 
@@ -192,6 +219,7 @@ class Scorer:
             samples=tuple(samples),
             metrics=_describe(signals, samples)
             | describe_rollouts(members)
+            | _describe_branches([branch for group in groups for branch in group.branches])
             | {f"credit/{name}": float(value) for name, value in monitored.items()},
             outcomes=Counter(trajectory.outcome.value for trajectory in members),
         )
@@ -220,11 +248,19 @@ class Scorer:
         names, seen = (", ".join(map(repr, sorted(roles))) or "none" for roles in (missing, calling))
         return f"no call has the role {names}, which `trained_agents` or `rewards.NAME.agents` names; roles of the calls: {seen}"
 
-    def _group(self, trajectories: Sequence[Trajectory]) -> tuple[TrajectoryGroup, ...]:
+    def _group(self, trajectories: Sequence[Trajectory], branches: Sequence[Trajectory]) -> tuple[TrajectoryGroup, ...]:
         by_group: dict[str, list[Trajectory]] = {}
         for trajectory in trajectories:
             by_group.setdefault(trajectory.group_id, []).append(self._select_agents(trajectory))
-        return tuple(TrajectoryGroup(id=group_id, trajectories=tuple(members)) for group_id, members in by_group.items())
+        group_of = {trajectory.rollout_id: trajectory.group_id for trajectory in trajectories}
+        left: dict[str, list[Trajectory]] = {}
+        for branch in branches:
+            if branch.branch is not None:
+                left.setdefault(group_of[branch.branch.rollout_id], []).append(self._select_agents(branch))
+        return tuple(
+            TrajectoryGroup(id=group_id, trajectories=tuple(members), branches=tuple(left.get(group_id, ())))
+            for group_id, members in by_group.items()
+        )
 
     def _rows(self, policy: str, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> list[Sample]:
         """A policy's own rows: their weights are shares of its own rollouts and tokens."""
@@ -341,13 +377,14 @@ def _unscored(advantages: Advantages) -> Advantages:
 
 def _only(policy: str, group: TrajectoryGroup) -> TrajectoryGroup:
     """The group with one policy's calls alone to be trained."""
-    return replace(
-        group,
-        trajectories=tuple(
+
+    def only(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+        return tuple(
             replace(one, transitions=tuple(call if call.policy == policy else replace(call, trainable=False) for call in one.transitions))
-            for one in group.trajectories
-        ),
-    )
+            for one in trajectories
+        )
+
+    return replace(group, trajectories=only(group.trajectories), branches=only(group.branches))
 
 
 def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -374,6 +411,14 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         metrics["calls_judge"] = float(asked)
     metrics["calls_refused"] = float(others.count(OtherCallKind.REFUSED))
     return metrics
+
+
+def _describe_branches(branches: Sequence[Trajectory]) -> dict[str, float]:
+    if not branches:
+        return {}
+    tokens = sum(len(call.completion_ids) for branch in branches for call in branch.transitions if call.replayed_from is None)
+    diverged = sum(branch.outcome is Outcome.DIVERGED for branch in branches)
+    return {"branches": float(len(branches)), "branches_diverged": float(diverged), "branch_tokens": float(tokens)}
 
 
 def _describe(signals: Sequence[bool], samples: Sequence[Sample]) -> dict[str, float]:

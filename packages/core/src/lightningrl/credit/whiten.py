@@ -19,7 +19,7 @@ def whiten(groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], 
     """
     trained: dict[str, list[Array]] = {}
     for group, by_trajectory in zip(groups, advantages, strict=True):
-        for trajectory, by_call in zip(group.trajectories, by_trajectory, strict=True):
+        for trajectory, by_call in zip(group.members, by_trajectory, strict=True):
             for transition, credit in zip(trajectory.transitions, by_call, strict=True):
                 if credit is not None and transition.trainable:
                     trained.setdefault(transition.policy, []).append(credit)
@@ -37,7 +37,7 @@ def whiten(groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], 
     return tuple(
         tuple(
             tuple(scaled(transition, credit) for transition, credit in zip(trajectory.transitions, by_call, strict=True))
-            for trajectory, by_call in zip(group.trajectories, by_trajectory, strict=True)
+            for trajectory, by_call in zip(group.members, by_trajectory, strict=True)
         )
         for group, by_trajectory in zip(groups, advantages, strict=True)
     )

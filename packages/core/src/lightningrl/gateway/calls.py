@@ -22,12 +22,13 @@ from lightningrl.gateway.conversations import Conversation, Conversations
 from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
 from lightningrl.gateway.history import History, PastCall, as_ids, as_logprobs, extend_digest, history_key
 from lightningrl.gateway.prompts import Prompt, PromptBuilder
+from lightningrl.gateway.replay import Replay
 from lightningrl.gateway.request import Answer, Begun, CallContext, CallRequest, Delivery
 from lightningrl.gateway.retries import Retries
 from lightningrl.gateway.routing import Routing
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.threads import Threads
-from lightningrl.rendering.completion import CompletionText, TextDelta
+from lightningrl.rendering.completion import Choice, CompletionText, TextDelta
 from lightningrl.rendering.renderer import PROMPT_TAIL, PolicyRenderer
 from lightningrl.rendering.tokenizer import context_overflow
 from lightningrl.store.errors import AttemptOver, StoreFull
@@ -46,6 +47,8 @@ class _Attempt:
     history: History = field(default_factory=History)
     conversations: Conversations = field(default_factory=Conversations)
     retries: Retries = field(default_factory=Retries)
+    replay: Replay | None = None
+    """Of a branch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -168,8 +171,12 @@ class Caller:
         prompt = await self._prompts.build(
             call.attempt.history, call.attempt.conversations, request, policy, call.renderer, engine.context_length
         )
+        recorded = () if call.attempt.replay is None else call.attempt.replay.take(policy, prompt.array, request, call.renderer)
+        if recorded:
+            yield await self._repeat(call, prompt, recorded)
+            return
         sampling = self._sampling(call.info, request, engine, call.renderer, len(prompt.ids))
-        transition_id = f"{call.info.rollout_id}/{call.info.attempt}/{next(self._ids)}"
+        transition_id = self._next_id(call.info)
         sampler = ChoiceSampler(self._engines, policy, call.renderer, request, prompt.ids, sampling, transition_id)
         choices: list[SampledChoice] = []
         has_begun = False
@@ -198,6 +205,31 @@ class Caller:
             for choice in choices:
                 yield choice.last_delta
         yield answer
+
+    async def _repeat(self, call: _Call, prompt: Prompt, recorded: Sequence[CallRecord]) -> Answer:
+        """Answer a call of a branch as it was answered in the recorded rollout."""
+        transition_id = self._next_id(call.info)
+        choices = [
+            SampledChoice(
+                id=f"{transition_id}-{index}" if index else transition_id,
+                completion=completion,
+                version=record.transition.policy_version,
+                sampling=record.transition.sampling,
+                last_delta=TextDelta(index=index),
+                replayed_from=record.transition.id,
+            )
+            for index, (record, completion) in enumerate(zip(recorded, _read_again(call.renderer, call.request, recorded), strict=True))
+        ]
+        try:
+            answer, _ = await self._commit(call, prompt, choices, was_shown=False)
+        except StoreError:
+            assert call.attempt.replay is not None
+            call.attempt.replay.put_back(recorded)
+            raise
+        return answer
+
+    def _next_id(self, info: AttemptInfo) -> str:
+        return f"{info.rollout_id}/{info.attempt}/{next(self._ids)}"
 
     async def _commit(self, call: _Call, prompt: Prompt, choices: Sequence[SampledChoice], *, was_shown: bool) -> tuple[Answer, bool]:
         """Record the call: its answer, and whether it is that of an earlier call. `was_shown`: the agent saw its text already."""
@@ -261,6 +293,11 @@ class Caller:
             attempt.history = History.restore(calls)
             attempt.conversations.restore(calls)
             attempt.retries.restore(calls)
+        if info.branch is not None:
+            point = info.branch
+            attempt.replay = Replay(await self._log.calls(point.rollout_id, point.attempt), point.calls)
+            if info.has_calls:
+                attempt.replay.restore(calls)
         self._attempts[place] = attempt
         if len(self._attempts) > self._settings.max_attempts_in_memory:
             self._attempts.popitem(last=False)
@@ -278,7 +315,7 @@ class Caller:
             max_tokens=min(base.max_tokens, room, request.max_tokens or room),
             stop=tuple(dict.fromkeys((*base.stop, *request.stop))),
             stop_token_ids=tuple(dict.fromkeys((*base.stop_token_ids, *renderer.stop_token_ids))),
-            seed=request.seed if base.seed is None else base.seed,
+            seed=base.seed if base.seed is not None or info.branch is not None else request.seed,  # branches differ from each other
         )
 
     def _record(self, call: _Call, prompt: Prompt, choice: SampledChoice, key: str, duration: float) -> CallRecord:
@@ -299,7 +336,8 @@ class Caller:
             agent=call.context.agent,
             span_id=call.context.span_id,
             tool_call_ids=tuple(asked.id for asked in choice.completion.tool_calls),
-            trainable=trainable is None or policy in trainable,
+            trainable=choice.replayed_from is None and (trainable is None or policy in trainable),
+            replayed_from=choice.replayed_from,
             started_at=call.started,
             duration_s=duration,
         )
@@ -360,6 +398,20 @@ def _over_long(error: ContextOverflow) -> Refusal:
 
 def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence[CallRecord]) -> Answer:
     """The answer of a call that the store kept, as it was given the first time."""
+    first = stored[0].transition
+    return Answer(
+        id=first.id,
+        model=request.model,
+        policy=first.policy,
+        policy_version=first.policy_version,
+        prompt_tokens=len(first.prompt_ids),
+        cached_tokens=0,
+        choices=_read_again(renderer, request, stored),
+        created=int(first.started_at),
+    )
+
+
+def _read_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence[CallRecord]) -> tuple[Choice, ...]:
     choices = []
     for index, call in enumerate(stored):
         kept = call.transition
@@ -374,14 +426,4 @@ def answer_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequenc
         )
         text.push(kept.completion_ids.tolist(), kept.logprobs.tolist(), stream=False)
         choices.append(text.finish(kept.finish_reason)[0])
-    first = stored[0].transition
-    return Answer(
-        id=first.id,
-        model=request.model,
-        policy=first.policy,
-        policy_version=first.policy_version,
-        prompt_tokens=len(first.prompt_ids),
-        cached_tokens=0,
-        choices=tuple(choices),
-        created=int(first.started_at),
-    )
+    return tuple(choices)

@@ -28,6 +28,8 @@ class SampledChoice:
     sampling: SamplingSettings
     last_delta: TextDelta
     """The last text, held back until the call is stored."""
+    replayed_from: str | None = None
+    """The recorded call that it repeats; None = it was sampled now."""
 
 
 class ChoiceSampler:

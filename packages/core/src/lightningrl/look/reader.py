@@ -25,7 +25,7 @@ from lightningrl.look.trace import Trace, build_trace
 from lightningrl.rendering.tokenizer import load_tokenizer
 from lightningrl.store import SqlStore
 from lightningrl.store.errors import OlderStore
-from lightningrl.store.protocol import Look, RolloutFilter, RolloutRecord, Score, StepRecord
+from lightningrl.store.protocol import CallRecord, Look, RolloutFilter, RolloutRecord, Score, StepRecord
 from lightningrl.types import Outcome, Trajectory
 
 __all__ = ["Group", "RunReader", "StoredRun", "open_run", "read_group"]
@@ -80,6 +80,12 @@ class StoredRun:
 
     async def steps(self) -> Sequence[StepRecord]:
         return await self._look.steps()
+
+    async def rollout(self, rollout_id: str) -> RolloutRecord:
+        return await self._look.rollout(rollout_id)
+
+    async def calls(self, rollout_id: str, attempt: int) -> Sequence[CallRecord]:
+        return await self._look.calls(rollout_id, attempt)
 
     async def trajectories(self, rollout_ids: Sequence[str]) -> Sequence[Trajectory]:
         return await self._look.trajectories(rollout_ids)

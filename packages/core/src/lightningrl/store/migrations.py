@@ -85,6 +85,11 @@ def _computed_values(db: Connection) -> None:
     db.execute(text("ALTER TABLE scores ADD COLUMN unrewarded TEXT"))
 
 
+def _branches(db: Connection) -> None:
+    db.execute(text("ALTER TABLE rollouts ADD COLUMN branch TEXT"))
+    db.execute(text("ALTER TABLE calls ADD COLUMN replayed_from TEXT"))
+
+
 def _of_attempts(name: str, *columns: Column[Any], **options: Any) -> Table:
     """A new table whose rows are attempts'."""
     then = MetaData()
@@ -92,5 +97,5 @@ def _of_attempts(name: str, *columns: Column[Any], **options: Any) -> Table:
     return Table(name, then, *columns, **options)
 
 
-MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {1: _seed_of_its_own, 2: _other_calls, 3: _computed_values}
+MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {1: _seed_of_its_own, 2: _other_calls, 3: _computed_values, 4: _branches}
 """By version."""

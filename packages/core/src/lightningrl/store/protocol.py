@@ -20,6 +20,7 @@ from msgspec import Meta
 from lightningrl.errors import StoreError
 from lightningrl.types import (
     Array,
+    BranchPoint,
     Evidence,
     OtherCall,
     Outcome,
@@ -34,6 +35,7 @@ from lightningrl.types import (
 )
 
 __all__ = [
+    "DIVERGED_CODE",
     "RETRYABLE",
     "AttemptCalls",
     "AttemptInfo",
@@ -57,6 +59,10 @@ __all__ = [
 
 RETRYABLE = frozenset({Outcome.INFRASTRUCTURE_ERROR})
 """Outcomes that say nothing about the policy: the rollout is queued again while attempts are left."""
+
+
+DIVERGED_CODE = "diverged"
+"""Of a refused call (`OtherCall.code`) of a branch: nobody recorded it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +108,7 @@ class AttemptInfo:
     sampling: SamplingSettings | None
     """The rollout's overrides; None = the policy's defaults."""
     timeout_s: float
+    branch: BranchPoint | None = None
     has_calls: bool = False
     """Whether calls of it are recorded."""
 
@@ -271,7 +278,8 @@ class Queue(Protocol):
     ) -> RolloutState:
         """End it; the rollout is succeeded, failed, or queued again where the outcome is `RETRYABLE` and attempts are left.
         The first result wins: repeating its outcome is acknowledged again (also `agent_error`, where it was kept as
-        `context_overflow`), another outcome raises `AttemptOver`."""
+        `context_overflow`), another outcome raises `AttemptOver`. A branch that succeeds or errs before it has repeated all calls
+        up to its branch point is kept as `diverged`, and any result of it is acknowledged."""
         ...
 
     async def interrupt(self, reason: str) -> int:

@@ -173,6 +173,7 @@ class Reader:
                 rollouts.c.step,
                 rollouts.c.sampling,
                 rollouts.c.timeout_s,
+                rollouts.c.branch,
                 exists().where(calls.c.attempt_pk == attempts.c.pk).label("has_calls"),
             )
             .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
@@ -187,6 +188,7 @@ class Reader:
             step=row.step,
             sampling=row.sampling,
             timeout_s=row.timeout_s,
+            branch=row.branch,
             has_calls=bool(row.has_calls),
         )
         return row.key_digest, row.outcome, info

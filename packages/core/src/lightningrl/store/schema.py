@@ -27,7 +27,17 @@ from sqlalchemy import (
 
 from lightningrl.store.columns import Choice, CleanText, Finite, Floats, Json, LongJson, LongText, SpanId, Wire
 from lightningrl.store.dialects import CLUSTERED, partial_index
-from lightningrl.types import Evidence, FinishReason, OtherCallKind, Outcome, RolloutMode, RolloutState, SamplingSettings, ToolStatus
+from lightningrl.types import (
+    BranchPoint,
+    Evidence,
+    FinishReason,
+    OtherCallKind,
+    Outcome,
+    RolloutMode,
+    RolloutState,
+    SamplingSettings,
+    ToolStatus,
+)
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -51,7 +61,7 @@ __all__ = [
     "words",
 ]
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """`lightningrl.store.migrations` brings older ones up to date."""
 
 metadata = MetaData()
@@ -87,6 +97,7 @@ rollouts = Table(
     Column("forgiven", Integer, nullable=False, server_default="0"),
     Column("deciding", Integer),
     Column("created_at", Float, nullable=False),
+    Column("branch", Json(BranchPoint, "a branch point")),
 )
 partial_index("rollouts_queue", rollouts.c.pk, "state = 'queued'")
 Index("rollouts_step", rollouts.c.step)
@@ -135,6 +146,7 @@ calls = Table(
     Column("started_at", Float, nullable=False),
     Column("duration_s", Float, nullable=False),
     Column("history_key", Text),
+    Column("replayed_from", Text),
     UniqueConstraint("attempt_pk", "idx"),
     UniqueConstraint("attempt_pk", "call_key"),
     CheckConstraint("parent IS NULL OR parent < idx"),

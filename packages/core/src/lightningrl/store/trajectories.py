@@ -30,6 +30,7 @@ _HEADS = (
         rollouts.c.group_id,
         rollouts.c.mode,
         rollouts.c.step,
+        rollouts.c.branch,
         tasks.c.body,
         attempts.c.pk,
         attempts.c.number,
@@ -93,6 +94,7 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
             evidence=evidence.get(head.pk),
             mode=head.mode,
             step=head.step,
+            branch=head.branch,
             duration_s=head.duration_s,
         )
     return trajectories

@@ -226,6 +226,7 @@ ATTEMPT_COLUMNS = (
     rollouts.c.started,
     rollouts.c.forgiven,
     rollouts.c.max_attempts,
+    rollouts.c.branch,
 )
 
 

@@ -16,7 +16,7 @@ from lightningrl.errors import StoreError
 from lightningrl.store import schema
 from lightningrl.store.codec import encode_advantages, encode_json, encode_tokens
 from lightningrl.store.errors import Conflict, UnknownRecord
-from lightningrl.store.protocol import RETRYABLE, CallRecord, Score, SpanRecord, ToolCallRecord
+from lightningrl.store.protocol import DIVERGED_CODE, RETRYABLE, CallRecord, Score, SpanRecord, ToolCallRecord
 from lightningrl.store.reads import chunks
 from lightningrl.store.schema import (
     attempts,
@@ -32,7 +32,7 @@ from lightningrl.store.schema import (
 )
 from lightningrl.store.tokens import AS_THEY_ARE
 from lightningrl.store.transaction import ATTEMPT_COLUMNS, Ended, Leased, LiveAttempt, Queued, Transaction, over
-from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutSpec, RolloutState, ToolCall
+from lightningrl.types import BranchPoint, FinishReason, OtherCall, OtherCallKind, Outcome, RolloutSpec, RolloutState, ToolCall
 
 __all__ = [
     "add_rewards",
@@ -76,11 +76,14 @@ def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec]) -> int:
             "mode": spec.mode,
             "step": spec.step,
             "sampling": spec.sampling,
+            "branch": spec.branch,
         }
         before = known.get(spec.id)
         if before is not None:
             _same(before, row, spec.id)
             continue
+        if spec.branch is not None:
+            _check_branch(tx, spec.id, spec.branch)
         more = {"max_attempts": spec.max_attempts, "timeout_s": spec.timeout_s, "state": RolloutState.QUEUED, "created_at": tx.now}
         known[spec.id] = tx.db.execute(insert(rollouts).values(row | more).returning(rollouts)).one()
         created += 1
@@ -94,6 +97,19 @@ def _same(before: Any, row: Mapping[str, Any], rollout_id: str) -> None:
         if getattr(before, name) != value:
             what = "task" if name == "task_pk" else name
             raise Conflict(f"rollout id {rollout_id!r} is already used with another {what}; choose a new id for another rollout")
+
+
+def _check_branch(tx: Transaction, rollout_id: str, point: BranchPoint) -> None:
+    source = tx.attempt(point.rollout_id, point.attempt)
+    made = tx.db.execute(select(func.count()).select_from(calls).where(calls.c.attempt_pk == source.pk)).scalar_one()
+    where = f"rollout {rollout_id!r} is to branch from {point.rollout_id!r} after {point.calls} calls"
+    if source.outcome is None:
+        raise Conflict(f"{where}, and attempt {point.attempt} of that still runs; wait for its end")
+    if not 0 <= point.calls <= made:
+        raise Conflict(f"{where}, and attempt {point.attempt} of that has {made}; branch after 0 to {made}")
+    next_key = tx.db.execute(select(calls.c.call_key).where(calls.c.attempt_pk == source.pk, calls.c.idx == point.calls)).scalar()
+    if next_key is not None and "#" in next_key:
+        raise Conflict(f"{where}, which is between the choices of one call; branch before or after it")
 
 
 def _task(tx: Transaction, spec: RolloutSpec) -> int:
@@ -186,15 +202,19 @@ def finish_attempt(
 ) -> RolloutState:
     row = tx.attempt(rollout_id, attempt)
     if row.outcome is not None:
-        # The server keeps an agent_error as context_overflow where a call overflowed: a worker that repeats its agent_error, because the
-        # answer was lost, has said the same thing.
+        # The server keeps an agent_error as context_overflow where a call overflowed, and what a branch that diverged ended with as
+        # diverged: a worker that repeats its result, because the answer was lost, has said the same thing.
         is_overflow = outcome is Outcome.AGENT_ERROR and row.outcome == Outcome.CONTEXT_OVERFLOW
-        if row.outcome == outcome or is_overflow:
+        if row.outcome in (outcome, Outcome.DIVERGED) or is_overflow:
             return RolloutState(row.state)
         raise over(rollout_id, attempt, row.outcome, f"the result {outcome.value!r}")
     body = encode_json(output, f"the output of rollout {rollout_id!r}")
     if len(body) > OUTPUT_LIMIT:
         raise StoreError(f"the output of rollout {rollout_id!r} has {len(body)} bytes of JSON, more than {OUTPUT_LIMIT}; return less")
+    if row.branch is not None and outcome in (Outcome.SUCCEEDED, Outcome.AGENT_ERROR):
+        missing = _missing_replays(tx, row)
+        if missing:
+            outcome, error = Outcome.DIVERGED, _divergence(tx, row, missing)
     again = outcome in RETRYABLE and attempt < row.max_attempts + row.forgiven
     return tx.end(
         row,
@@ -203,6 +223,26 @@ def finish_attempt(
         output=None if output is None else body,
         error=None if error is None else error[:ERROR_LIMIT],
         duration_s=duration_s,
+    )
+
+
+def _missing_replays(tx: Transaction, row: Any) -> int:
+    """How many of the calls that a branch was to repeat its agent has not asked for."""
+    point: BranchPoint = row.branch
+    repeated = select(func.count()).select_from(calls).where(calls.c.attempt_pk == row.pk, calls.c.replayed_from.is_not(None))
+    source = tx.attempt(point.rollout_id, point.attempt)
+    recorded = select(func.count()).select_from(calls).where(calls.c.attempt_pk == source.pk, calls.c.idx < point.calls)
+    whole = recorded.where(calls.c.finish_reason != FinishReason.BROKEN_OFF)
+    return int(tx.db.execute(whole).scalar_one() - tx.db.execute(repeated).scalar_one())
+
+
+def _divergence(tx: Transaction, row: Any, missing: int) -> str:
+    """Why: what its call was told that was not recorded, or that it ended before it asked."""
+    said = select(other_calls.c.message).where(other_calls.c.attempt_pk == row.pk, other_calls.c.code == DIVERGED_CODE)
+    message = tx.db.execute(said.order_by(other_calls.c.pk).limit(1)).scalar()
+    return (
+        message
+        or f"the agent ended {missing} calls before the branch point, which is after call {row.branch.calls} of the recorded rollout"
     )
 
 

@@ -29,7 +29,7 @@ from lightningrl.store.protocol import Store
 from lightningrl.testing.loopback import serving
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.types import RolloutSpec, SamplingSettings, Task, Transition
+from lightningrl.types import BranchPoint, RolloutSpec, SamplingSettings, Task, Transition
 
 __all__ = ["LiveAttempt", "LiveGateway", "live_gateway"]
 
@@ -61,10 +61,12 @@ class LiveGateway:
     run_key: str
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    async def attempt(self, *, sampling: SamplingSettings | None = None, rollout_id: str | None = None) -> LiveAttempt:
+    async def attempt(
+        self, *, sampling: SamplingSettings | None = None, rollout_id: str | None = None, branch: BranchPoint | None = None
+    ) -> LiveAttempt:
         """A new rollout, leased."""
         rollout_id = rollout_id or f"r{next(self._numbers)}"
-        spec = RolloutSpec(id=rollout_id, task=Task(id=rollout_id, input="task"), group_id=rollout_id, sampling=sampling)
+        spec = RolloutSpec(id=rollout_id, task=Task(id=rollout_id, input="task"), group_id=rollout_id, sampling=sampling, branch=branch)
         await self.store.create_rollouts([spec])
         lease = await self.store.lease("worker", lease_s=3600)
         assert lease is not None and lease.rollout_id == rollout_id, "another rollout waits in the store; lease it first"

@@ -1,6 +1,6 @@
 """Collection as a stream: groups of rollouts are ordered, and come back rewarded, each as soon as its last rollout has ended.
 
-order({position: specs}) ─► store ─► workers ─► one long poll for all that is out ─► rewards ─► take() ─► RewardedGroup
+order({position: specs}) ─► store ─► workers ─► one long poll for all that is out ─► rewards ─► branches ─► take() ─► RewardedGroup
 
 How many are out at a time is the caller's rule; nothing here knows of steps.
 """
@@ -42,6 +42,8 @@ class RewardedGroup:
     position: int
     """Of the task, in the stream of tasks."""
     trajectories: tuple[Trajectory, ...]
+    branches: tuple[Trajectory, ...] = ()
+    """Those that credit wants of them, rewarded, too."""
     is_replay: bool
     """All had ended when they were ordered: an earlier process collected them."""
     ordered_at: float
@@ -67,13 +69,15 @@ class Collector:
         start_workers: Callable[[], Awaitable[None]],
         *,
         in_order: bool = True,
+        plan_branches: Callable[[Sequence[Trajectory]], Sequence[RolloutSpec]] = lambda rewarded: (),
     ) -> None:
         """`start_workers` is awaited where the store does not have what is ordered yet. `in_order`: groups are taken in the order of
-        their positions; else as they are finished."""
+        their positions; else as they are finished. `plan_branches`: what else is to run before a rewarded group is whole."""
         self._rollouts = rollouts
         self._scorer = scorer
         self._start_workers = start_workers
         self._in_order = in_order
+        self._plan_branches = plan_branches
         self._out: dict[int, _Order] = {}
         """In the order of their positions."""
         self._ready: dict[int, RewardedGroup] = {}
@@ -199,15 +203,29 @@ class Collector:
     async def _reward(self, position: int, order: _Order) -> None:
         ended_at = time.monotonic()
         rewarded = await self._scorer.reward([order.found[name] for name in order.ids], self._scores)
+        branches = await self._branch(self._plan_branches(rewarded))
         self._ready[position] = RewardedGroup(
             position=position,
             trajectories=tuple(rewarded),
+            branches=tuple(branches),
             is_replay=order.is_replay,
             ordered_at=order.at,
             ended_at=ended_at,
             rewarded_at=time.monotonic(),
         )
         self._arrived.set()
+
+    async def _branch(self, specs: Sequence[RolloutSpec]) -> Sequence[Trajectory]:
+        """Run them to their end, rewarded."""
+        if not specs:
+            return ()
+        ids = [spec.id for spec in specs]
+        await self._rollouts.create_rollouts(specs)
+        await self._start_workers()
+        while len(await self._rollouts.wait(ids, POLL_S)) < len(ids):
+            pass
+        found = [one for start in range(0, len(ids), FETCH) for one in await self._rollouts.trajectories(ids[start : start + FETCH])]
+        return await self._scorer.reward(found, self._scores)
 
 
 class _Batches:

@@ -31,8 +31,8 @@ from lightningrl.training.collector import Collector, RewardedGroup, Rollouts
 from lightningrl.training.policies import Policies
 from lightningrl.training.reasons import explain_failed_rewards, explain_failures, explain_silence, explain_timeouts
 from lightningrl.training.run_folder import LoopState, RunFolder
-from lightningrl.training.tasks import TaskSets, plan_group, plan_validation
-from lightningrl.types import Outcome, RolloutSpec, Trajectory
+from lightningrl.training.tasks import TaskSets, plan_branches, plan_group, plan_validation
+from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Trajectory
 
 __all__ = ["ControlPlane", "Progress", "Trainer"]
 
@@ -174,7 +174,7 @@ class Trainer:
             "hooks_failed": float(self.plugins.take_failures()),
             "minutes": self._seconds() / 60,
         }
-        await self._finish_step([trajectory.rollout_id for trajectory in trajectories], scored, metrics)
+        await self._finish_step(scored.rollout_ids, scored, metrics)
 
     async def _finish_step(self, ids: Sequence[str], scored: Scored, metrics: Mapping[str, float]) -> None:
         """Into the ledger, and before whoever looks on."""
@@ -246,7 +246,12 @@ class Trainer:
     # ------------------------------------------------------------------ collecting
 
     def _make_collector(self, *, in_order: bool) -> Collector:
-        return Collector(self.control, self.scorer, self.start_workers, in_order=in_order)
+        return Collector(self.control, self.scorer, self.start_workers, in_order=in_order, plan_branches=self._plan_branches)
+
+    def _plan_branches(self, rewarded: Sequence[Trajectory]) -> list[RolloutSpec]:
+        sources = {trajectory.rollout_id: trajectory for trajectory in rewarded}
+        points = self.scorer.branch_points([one for one in rewarded if one.mode is RolloutMode.TRAIN])
+        return [spec for point, samples in points.items() for spec in plan_branches(self.recipe, sources[point.rollout_id], point, samples)]
 
     @property
     def _position(self) -> int:
@@ -265,7 +270,7 @@ class Trainer:
                 taken.stale += 1
                 continue
             taken.groups.append(group)
-            taken.credited += await asyncio.to_thread(self.scorer.credit, group.trajectories)
+            taken.credited += await asyncio.to_thread(self.scorer.credit, group.trajectories, group.branches)
         await self._fill(collector, 0)
         order = sorted(range(len(taken.groups)), key=lambda index: taken.groups[index].position)
         return replace(taken, groups=[taken.groups[index] for index in order], credited=[taken.credited[index] for index in order])

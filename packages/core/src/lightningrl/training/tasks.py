@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from lightningrl.config import Recipe, check_options
 from lightningrl.errors import ConfigError, gather
-from lightningrl.types import RolloutMode, RolloutSpec, Task
+from lightningrl.types import BranchPoint, RolloutMode, RolloutSpec, Task, Trajectory
 
-__all__ = ["TaskSets", "plan_group", "plan_validation"]
+__all__ = ["TaskSets", "plan_branches", "plan_group", "plan_validation"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +50,13 @@ def plan_group(tasks: Sequence[Task], recipe: Recipe, position: int) -> list[Rol
     return [_spec(f"{group}-{member:03d}", task, group, RolloutMode.TRAIN, step, recipe) for member in range(recipe.loop.group_size)]
 
 
+def plan_branches(recipe: Recipe, source: Trajectory, point: BranchPoint, samples: int) -> list[RolloutSpec]:
+    """So many rollouts that leave `source` at `point`, a group of their own: `g000017-003.after-2-01`."""
+    group = f"{source.rollout_id}.after-{point.calls}"
+    spec = _spec(group, source.task, group, RolloutMode.BRANCH, source.step, recipe)
+    return [replace(spec, id=f"{group}-{number:02d}", branch=point) for number in range(samples)]
+
+
 @lru_cache(maxsize=2)
 def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(count)
@@ -70,7 +77,7 @@ def _spec(rollout_id: str, task: Task, group: str, mode: RolloutMode, step: int,
         group_id=group,
         mode=mode,
         step=step,
-        sampling=recipe.sampling.settings() if mode is RolloutMode.TRAIN else recipe.validation_sampling,
+        sampling=recipe.validation_sampling if mode is RolloutMode.VALIDATION else recipe.sampling.settings(),
         max_attempts=recipe.runtime.max_attempts,
         timeout_s=recipe.runtime.timeout_s,
     )

@@ -1,0 +1,88 @@
+"""`lightningrl branch`: what the states of a recorded rollout are worth, measured by going on from them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+
+from lightningrl.clean import printable
+from lightningrl.cli.stopping import cancel_on_signals
+from lightningrl.cli.trace_text import number
+from lightningrl.errors import Stopped
+from lightningrl.types import Outcome
+
+if TYPE_CHECKING:
+    from lightningrl.training.branching import BranchedRollout
+
+__all__ = ["branch_command"]
+
+LONGEST = 60
+"""Characters of what a call says that the table shows."""
+
+
+def branch_command(
+    run: Path, rollout_id: str, *, at: Sequence[int] | None, samples: int, as_json: bool, settings: Mapping[str, Any]
+) -> None:
+    from lightningrl.training.branching import branch_rollout
+
+    async def branch() -> BranchedRollout:
+        cancel_on_signals()
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("starting", total=None)
+            return await branch_rollout(
+                run,
+                rollout_id,
+                at=at,
+                samples=samples,
+                settings=settings,
+                starting=lambda what: bar.update(task, description=what),
+                progress=lambda done, total: bar.update(task, description="branches", completed=done, total=total),
+            )
+
+    try:
+        found = asyncio.run(branch())
+    except asyncio.CancelledError:
+        raise Stopped("stopped; run it again to go on") from None
+    if as_json:
+        for row in _rows(found):
+            sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+        return
+    console = Console()
+    numbers = (Column(name, justify="right") for name in ("after", "value", "±", "branches", "diverged"))
+    reward = number(found.recorded.reward)
+    console.print(f"{printable(rollout_id)}, reward {reward}; branched with the weights after step {found.step}", highlight=False)
+    table = Table(*numbers, Column("the next call says"), box=None, padding=(0, 1, 0, 0))
+    for row in _rows(found):
+        shown = str(row["calls"]), number(row["value"]), number(row["error"]), str(len(row["returns"])), str(row["diverged"])
+        table.add_row(*shown, _cut(printable(row["next"])))
+    console.print(table, highlight=False)
+    for why in dict.fromkeys(why for state in found.states for why in state.divergences):
+        console.print(f"diverged: {printable(why)}", highlight=False, soft_wrap=True)
+    console.print(f"look at them: lightningrl rollouts list --run {found.folder}", highlight=False, soft_wrap=True)
+
+
+def _rows(found: BranchedRollout) -> Iterator[dict[str, Any]]:
+    for state in found.states:
+        yield {
+            "calls": state.calls,
+            "value": state.value,
+            "error": state.error,
+            "returns": state.returns,
+            "diverged": state.outcomes.get(Outcome.DIVERGED, 0),
+            "outcomes": {outcome.value: count for outcome, count in state.outcomes.items()},
+            "why": state.divergences,
+            "next": " ".join("".join(found.said[state.calls : state.calls + 1]).split()),
+        }
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -1,0 +1,193 @@
+"""A recorded rollout branched by hand: what each of its states is worth to the policy as it is now.
+
+<run>/branches/step-000040/<rollout>/store.sqlite    the recorded rollout, copied, and its branches; the run's own store stays as it is
+
+The agent runs anew, its first calls are answered as they were, and from there the newest weights are sampled. A branch that is there
+already is not run again: more samples only add to them, and what was killed goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightningrl.credit.branches import states
+from lightningrl.credit.scoring import score_of
+from lightningrl.errors import ConfigError
+from lightningrl.look.reader import open_run
+from lightningrl.look.segments import SegmentKind
+from lightningrl.plugins import load_plugins
+from lightningrl.runtime.launcher import build_launcher
+from lightningrl.store import SqlStore
+from lightningrl.store.protocol import CallRecord, ToolCallRecord
+from lightningrl.training.checks import build_checked
+from lightningrl.training.run_folder import RunOrigin, checkpoints
+from lightningrl.training.tasks import plan_branches
+from lightningrl.types import BranchPoint, Outcome, RolloutSpec, Trajectory
+
+if TYPE_CHECKING:
+    from lightningrl.training.parts import Parts
+    from lightningrl.training.session import Served
+
+__all__ = ["BranchedRollout", "BranchedState", "branch_rollout"]
+
+POLL_S = 10.0
+FETCH = 64
+COPY_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BranchedState:
+    """What came of the branches that left at one state."""
+
+    calls: int
+    """Made before it."""
+    branches: tuple[Trajectory, ...]
+
+    @property
+    def returns(self) -> list[float]:
+        """Of those that were rewarded."""
+        return [branch.reward for branch in self.branches if branch.reward is not None]
+
+    @property
+    def value(self) -> float | None:
+        """V̂, their mean; None = there are none."""
+        return statistics.fmean(self.returns) if self.returns else None
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of `value`; None with fewer than two."""
+        return statistics.stdev(self.returns) / math.sqrt(len(self.returns)) if len(self.returns) > 1 else None
+
+    @property
+    def outcomes(self) -> Mapping[Outcome, int]:
+        return Counter(branch.outcome for branch in self.branches)
+
+    @property
+    def divergences(self) -> list[str]:
+        """Why branches did not reach it, each reason once."""
+        return list(dict.fromkeys(branch.error or "" for branch in self.branches if branch.outcome is Outcome.DIVERGED))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BranchedRollout:
+    """A rollout and what its states are worth."""
+
+    recorded: Trajectory
+    states: tuple[BranchedState, ...]
+    """In order."""
+    step: int
+    """Training steps that the sampled weights have."""
+    folder: Path
+    """A run folder with the branches, for `lightningrl rollouts --run`."""
+    said: tuple[str, ...]
+    """By its calls."""
+
+
+async def branch_rollout(
+    folder: Path,
+    rollout_id: str,
+    *,
+    at: Sequence[int] | None = None,
+    samples: int = 4,
+    settings: Mapping[str, Any] | None = None,
+    starting: Callable[[str], None] = lambda what: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> BranchedRollout:
+    """Branch a run's rollout after so many calls (`at`; None = everywhere), `samples` times at each. The agent's answers are rewarded as in
+    training. `starting` and `progress` tell who looks on. Raises LightningError."""
+    from lightningrl.training.session import serve_policy, server_settings
+
+    if samples < 1:
+        raise ConfigError(f"samples is {samples}; branch once or more at each state")
+    spec, recorded, calls, said = await _read(folder, rollout_id)
+    points = _points(recorded, at)
+    origin = RunOrigin.read(folder)
+    recipe = origin.recipe.with_settings(settings or {})
+    saved = next(reversed(checkpoints(folder)), None)
+    step = saved.state.step if saved else 0
+    own = folder / "branches" / f"step-{step:06d}" / rollout_id
+    own.mkdir(parents=True, exist_ok=True)
+    starting("checking the recipe")
+    parts = build_checked(recipe, load_plugins())
+    (own / "run.json").write_text(json.dumps({"models": dict(parts.models)}), encoding="utf-8")
+    url = f"sqlite:///{own / 'store.sqlite'}"
+    source = await _copy(url, spec, recorded, calls)
+    specs = {
+        point: plan_branches(recipe, source, BranchPoint(rollout_id=rollout_id, attempt=source.attempt, calls=point), samples)
+        for point in points
+    }
+    launcher = build_launcher(recipe.runtime, load_plugins())
+    server = server_settings(recipe, parts, url)
+    weights = saved.folder if saved else None
+    async with serve_policy(server, parts, own / "logs", weights, workers=recipe, launcher=launcher, starting=starting) as served:
+        await served.client.create_rollouts([spec for group in specs.values() for spec in group])
+        await served.start_workers()
+        branches = await _collect(served, parts, [spec.id for group in specs.values() for spec in group], progress)
+    found = {branch.rollout_id: branch for branch in branches}
+    return BranchedRollout(
+        recorded=recorded,
+        states=tuple(BranchedState(calls=point, branches=tuple(found[spec.id] for spec in group)) for point, group in specs.items()),
+        step=step,
+        folder=own,
+        said=said,
+    )
+
+
+async def _read(folder: Path, rollout_id: str) -> tuple[RolloutSpec, Trajectory, Sequence[CallRecord], tuple[str, ...]]:
+    async with open_run(folder) as run:
+        spec = (await run.rollout(rollout_id)).spec
+        (recorded,) = await run.trajectories([rollout_id])
+        trace = await run.trace(rollout_id)
+        said = tuple(
+            "".join(part.text for part in call.segments if part.is_sampled and part.kind is not SegmentKind.MARKUP) for call in trace.calls
+        )
+        return spec, recorded, await run.calls(rollout_id, recorded.attempt), said
+
+
+def _points(recorded: Trajectory, at: Sequence[int] | None) -> list[int]:
+    made = len(recorded.transitions)
+    if at is None:
+        return [0, *states(recorded.transitions)]
+    for calls in at:
+        if not 0 <= calls <= made:
+            raise ConfigError(f"rollout {recorded.rollout_id!r} has {made} calls, so it cannot branch after {calls}; choose 0 to {made}")
+    return sorted(set(at))
+
+
+async def _copy(url: str, spec: RolloutSpec, recorded: Trajectory, calls: Sequence[CallRecord]) -> Trajectory:
+    """The recorded rollout, alone in a store of its own, where it is not there yet."""
+    store = await SqlStore.open(url)
+    try:
+        await store.create_rollouts([spec])
+        if (await store.rollout(spec.id)).outcome is None:
+            await store.interrupt("the copy was stopped")
+            lease = await store.lease("copy", COPY_S)
+            assert lease is not None and lease.rollout_id == spec.id
+            place = spec.id, lease.attempt
+            for call in calls:
+                await store.append_call(replace(call, rollout_id=spec.id, attempt=lease.attempt))
+            await store.append_tool_calls(*place, [ToolCallRecord(tool_call=tool) for tool in recorded.tool_calls])
+            await store.finish_attempt(*place, recorded.outcome, recorded.output, recorded.error, recorded.duration_s)
+            await store.set_scores([replace(score_of(recorded), attempt=lease.attempt)])
+        return (await store.trajectories([spec.id]))[0]
+    finally:
+        await store.close()
+
+
+async def _collect(served: Served, parts: Parts, ids: Sequence[str], progress: Callable[[int, int], None]) -> list[Trajectory]:
+    done: Sequence[str] = ()
+    while len(done) < len(ids):
+        progress(len(done), len(ids))
+        done = await served.client.wait(ids, POLL_S, len(done) + 1)
+    progress(len(ids), len(ids))
+    found = [one for start in range(0, len(ids), FETCH) for one in await served.client.trajectories(ids[start : start + FETCH])]
+    rewarded = await parts.scorer.evaluate(found, served.client.set_scores)
+    await served.client.set_scores([score_of(branch) for branch in rewarded])
+    return rewarded
