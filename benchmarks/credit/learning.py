@@ -1,0 +1,115 @@
+"""How many rollouts a method needs: one run is one game, one method, one seed, one learning rate, from the same weights.
+
+    until the policy, asked greedily, wins the target share of held-out cases three validations in a row, or the rollouts are used up
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from harness import Study
+from methods import Method
+from tasks import held_out_tasks, train_tasks
+
+from lightningrl.plugins import PluginManager
+from lightningrl_torch.backend import TorchBackend
+
+__all__ = ["GROUP_SIZE", "LEARNER", "PLANS", "Plan", "Run", "learn"]
+
+TASKS_PER_STEP: Final = 8
+GROUP_SIZE: Final = 8
+IN_A_ROW: Final = 3
+LEARNER: Final[dict[str, Any]] = {"betas": (0.9, 0.99), "threads": 1}
+"""The same for all; the learning rates are in `study.py`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How a game is learned, the same for every method."""
+
+    skill: float
+    """Of the policy that it starts from."""
+    target: float = 0.9
+    """Share of held-out cases that are won, greedily."""
+    rollouts: int = 6400
+    """At most, branches counted like any other."""
+
+
+PLANS: Final = {"guess": Plan(skill=0.0), "sql": Plan(skill=0.3), "door": Plan(skill=0.3)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What came of one run."""
+
+    game: str
+    method: str
+    rate: float
+    seed: int
+    reached: bool
+    rollouts: int
+    """Until the target, or all of them."""
+    tokens: int
+    """Sampled until then."""
+    steps: int
+    cpu_s: float
+    curve: tuple[tuple[int, float, float], ...]
+    """Rollouts, greedy success, success as it is sampled, after each step."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def learn(plugins: PluginManager, starter: Path, game: str, method: Method, *, rate: float, seed: int, budget: int | None = None) -> Run:
+    """`budget`: rollouts at most; None = the plan's."""
+    started = time.process_time()
+    critic: dict[str, Any] = {"critic": {}} if method.has_critic else {}
+    backend = TorchBackend(policy=str(starter), seed=seed, learning_rate=rate, **LEARNER, **critic)
+    try:
+        study = Study(backend, method, plugins, group_size=GROUP_SIZE, seed=seed)
+        return asyncio.run(_learn(study, game, method.name, rate, seed, budget or PLANS[game].rollouts, started))
+    finally:
+        backend.close()
+
+
+async def _learn(study: Study, game: str, method: str, rate: float, seed: int, budget: int, started: float) -> Run:
+    rng = np.random.default_rng(seed)
+    train, held_out = list(train_tasks(game)), list(held_out_tasks(game))
+    curve: list[tuple[int, float, float]] = []
+    tokens: list[int] = []
+
+    def validate() -> None:
+        found = [study.success(held_out, is_greedy=is_greedy) for is_greedy in (True, False)]
+        curve.append((study.player.rollouts, *found))
+        tokens.append(study.player.calls)
+
+    validate()
+    while study.player.rollouts < budget and not _has_reached(curve, PLANS[game].target):
+        chosen = rng.choice(len(train), TASKS_PER_STEP, replace=False)
+        scored = await study.credit([train[number] for number in chosen])
+        study.backend.learn(scored.samples)
+        validate()
+    reached = _has_reached(curve, PLANS[game].target)
+    at = len(curve) - IN_A_ROW if reached else len(curve) - 1
+    return Run(
+        game=game,
+        method=method,
+        rate=rate,
+        seed=seed,
+        reached=reached,
+        rollouts=curve[at][0],
+        tokens=tokens[at],
+        steps=at,
+        cpu_s=time.process_time() - started,
+        curve=tuple(curve),
+    )
+
+
+def _has_reached(curve: list[tuple[int, float, float]], target: float) -> bool:
+    last = curve[-IN_A_ROW:]
+    return len(last) == IN_A_ROW and all(greedy >= target for _, greedy, _ in last)
