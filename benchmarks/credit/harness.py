@@ -1,7 +1,7 @@
 """Rollouts, credit and learning in one process: the backend's own engine, the recipe's own scorer, the backend's own learner.
 
-    Study.step: Player.sample(tasks) ─► trajectories, branches ─► Scorer (rewards, evidence, credit, rows) ─► backend.learn
-                                                                  the server between them is left out: it is not what is measured
+Study.step: Player.sample(tasks) ─► trajectories, branches ─► Scorer (rewards, evidence, credit, rows) ─► backend.learn
+                                                              the server between them is left out: it is not what is measured
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ class Player:
             if step.tool is not None:
                 asker = call.id
                 tools.append(
-                    ToolCall(id=f"{asker}/tool", name=step.tool, arguments=said, result=step.result, status=step.status, transition_id=asker)
+                    ToolCall(
+                        id=f"{asker}/tool", name=step.tool, arguments=said, result=step.result, status=step.status, transition_id=asker
+                    )
                 )
             state, outcome = step.state, step.outcome
         return calls, tools, words, outcome

@@ -21,8 +21,6 @@ from lightningrl.types import Task, Trajectory
 
 __all__ = ["TrueValues", "held_out_tasks", "play", "states", "train_tasks", "true_values", "won"]
 
-HELD_OUT = 4
-"""Each fourth case is."""
 client = functools.cache(OpenAI)  # made when first called: tests and the trainer read tasks from this file, too
 
 
@@ -56,13 +54,11 @@ def states(task: Task, output: Mapping[str, Any]) -> list[State]:
 
 
 def train_tasks(game: str) -> Iterator[Task]:
-    """Three of four cases."""
-    return (task for number, task in enumerate(_tasks(game)) if number % HELD_OUT)
+    return (task for task in _tasks(game) if not GAMES[game].is_held_out(task.input["case"]))
 
 
 def held_out_tasks(game: str) -> Iterator[Task]:
-    """The others."""
-    return (task for number, task in enumerate(_tasks(game)) if not number % HELD_OUT)
+    return (task for task in _tasks(game) if GAMES[game].is_held_out(task.input["case"]))
 
 
 def _tasks(game: str) -> Iterator[Task]:
