@@ -136,12 +136,8 @@ class Player:
             words.append(said if said in game.words else None)
             step = game.act(case, state, words[-1])
             if step.tool is not None:
-                asker = call.id
-                tools.append(
-                    ToolCall(
-                        id=f"{asker}/tool", name=step.tool, arguments=said, result=step.result, status=step.status, transition_id=asker
-                    )
-                )
+                names = {"id": f"{call.id}/tool", "transition_id": call.id}
+                tools.append(ToolCall(name=step.tool, arguments=said, result=step.result, status=step.status, **names))
             state, outcome = step.state, step.outcome
         return calls, tools, words, outcome
 

@@ -42,9 +42,9 @@ class Plan:
 
 
 PLANS: Final = {
-    "guess": Plan(skill=0.0, target=0.7, rollouts=6400),
-    "sql": Plan(skill=0.0, target=0.8, rollouts=6400),
-    "door": Plan(skill=0.0, target=0.8, rollouts=6400),
+    "guess": Plan(skill=0.0, target=0.7, rollouts=4096),
+    "sql": Plan(skill=0.3, target=0.8, rollouts=4096),
+    "door": Plan(skill=0.1, target=0.8, rollouts=4096),
 }
 
 

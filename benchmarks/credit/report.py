@@ -158,13 +158,12 @@ def _rank_agreement(taus: Sequence[Mapping[str, Any]], found: Mapping[str, Need]
     if len(names) < 3:
         return {}
     rollouts = [-found[name].rollouts for name in names]
-    result = {
-        "methods": float(len(names)),
-        "mean": kendall([float(np.mean([x["tau"] for x in by_method[name]])) for name in names], rollouts),
-    }
+    result = {"methods": float(len(names))}
     for policy in dict.fromkeys(line["policy"] for line in taus):
-        chosen = [next((x["tau"] for x in by_method[name] if x["policy"] == policy), math.nan) for name in names]
-        result[policy] = kendall(chosen, rollouts) if not any(map(math.isnan, chosen)) else math.nan
+        chosen = [next((line["tau"] for line in by_method[name] if line["policy"] == policy), math.nan) for name in names]
+        if not any(map(math.isnan, chosen)):
+            result[policy] = kendall(chosen, rollouts)
+    result["mean of both"] = kendall([float(np.mean([line["tau"] for line in by_method[name]])) for name in names], rollouts)
     return result
 
 
@@ -172,8 +171,12 @@ def _rank_table(ranks: Mapping[str, Mapping[str, float]]) -> str:
     columns = list(dict.fromkeys(key for found in ranks.values() for key in found))
     rows = ["| game | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for game, found in ranks.items():
-        rows.append(f"| {game} | " + " | ".join(f"{found[key]:.0f}" if key == "methods" else f"{found[key]:.2f}" for key in found) + " |")
+        rows.append(f"| {game} | " + " | ".join(_rank_cell(key, found) for key in columns) + " |")
     return "\n".join(rows)
+
+
+def _rank_cell(key: str, found: Mapping[str, float]) -> str:
+    return "" if key not in found else f"{found[key]:.0f}" if key == "methods" else f"{found[key]:.2f}"
 
 
 def _control_table(learned: Sequence[Mapping[str, Any]], games: Sequence[str]) -> str:

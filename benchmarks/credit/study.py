@@ -44,7 +44,7 @@ from lightningrl_torch.backend import TorchBackend
 ROOT: Final = Path(__file__).resolve().parents[2]
 POLICIES: Final = {"random": 0.0, "half-trained": 0.5}
 """Of the agreement: the skill of those whose play is judged."""
-GROUPS: Final = 48
+GROUPS: Final = 24
 """Of rollouts that agreement is measured on."""
 CRITIC_STEPS: Final = 60
 """That a critic learns the policy's values before its credit is measured."""
@@ -121,11 +121,8 @@ def measure_learning(plugins: PluginManager, plan: Plan) -> None:
                         continue
                     run = learn(plugins, plan.starter(game, PLANS[game].skill), game, method, rate=rate, seed=seed, budget=plan.budget)
                     _keep(file, run.as_dict())
-                    verdict = "reached the target" if run.reached else "did not reach it"
-                    print(
-                        f"{game}, {method.name}, rate {rate:g}, seed {seed}: {verdict}, {run.rollouts} rollouts, {run.cpu_s:.0f} s",
-                        flush=True,
-                    )
+                    end = f"{'reached the target' if run.reached else 'did not reach it'}, {run.rollouts} rollouts, {run.cpu_s:.0f} s"
+                    print(f"{game}, {method.name}, rate {rate:g}, seed {seed}: {end}", flush=True)
     for game in plan.games:
         if (game, CONTROL, 0.0, plan.seeds[0]) not in done:
             grpo = next(method for method in METHODS if method.name == "grpo")
