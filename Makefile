@@ -1,5 +1,5 @@
 # make quickstart: train the text-to-SQL agent and draw its curve.   make test: pass the tests.   Both install what they need.
-.PHONY: help quickstart test test-long test-verl test-verl-run check fix bench table frameworks docs clean
+.PHONY: help quickstart test test-long test-verl test-verl-run check fix bench bench-credit table frameworks docs clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -46,6 +46,9 @@ fix: .venv/.installed  ## Mend what ruff can mend
 
 bench: .venv/.installed  ## Measure the numbers of the benchmark table in docs/results.md; AGAINST=COMMIT: then and now, in turns
 	@$(BIN)/python benchmarks/$(if $(AGAINST),against.py $(AGAINST),run_all.py)
+
+bench-credit: .venv/.installed  ## Which credit is right, and does it matter? Tables and picture of docs/credit/study.md; a small one: QUICK=1
+	@$(BIN)/python benchmarks/credit/study.py $(if $(QUICK),--quick)
 
 table: .venv/.installed  ## Reproduce the learning tables of docs/results.md (3 seeds, control, variants); one of them: make table EXAMPLE=rag
 	@$(BIN)/python benchmarks/learning_table.py $(EXAMPLE)

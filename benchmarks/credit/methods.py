@@ -1,0 +1,73 @@
+"""The methods that are compared: what a recipe would say for each, the same for every game.
+
+A new one is a new line. One whose plugin is not installed is left out, and the study says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from lightningrl.plugins import PluginManager
+
+__all__ = ["METHODS", "Method", "installed"]
+
+ENDPOINT: Final = {"base_url": "http://127.0.0.1:9/v1", "model": "oracle"}
+"""Nobody is asked there: the oracle's verdicts are put in as evidence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """One row of the tables."""
+
+    name: str
+    family: str
+    """`identical`, `turn` or `bound`."""
+    use: str
+    """The credit assigner's plugin."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    intermediate: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    judge_error: float | None = None
+    """How often the oracle's verdict of a turn is turned round; None = there is no judge."""
+    has_critic: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Tables of the recipe."""
+        tables: dict[str, Any] = {"credit": {"use": self.use, "options": dict(self.options)}}
+        if self.intermediate:
+            tables["intermediate_rewards"] = {name: dict(part) for name, part in self.intermediate.items()}
+        if self.judge_error is not None:
+            tables["judge"] = ENDPOINT
+        if self.has_critic:
+            tables["learner"] = {"critic": {}}
+        return tables
+
+
+STATUS: Final = {"tools": {"use": "tool_status"}}
+SHAPING: Final = {"tools": {"use": "tool_status_shaping"}}
+
+METHODS: Final[tuple[Method, ...]] = (
+    Method(name="reinforce", family="identical", use="reinforce"),
+    Method(name="rloo", family="identical", use="rloo"),
+    Method(name="dr_grpo", family="identical", use="dr_grpo"),
+    Method(name="grpo", family="identical", use="grpo"),
+    Method(name="air: tool_status", family="turn", use="discounted", intermediate=STATUS),
+    Method(name="air: tool_status_shaping", family="turn", use="discounted", intermediate=SHAPING),
+    Method(name="turns: MT-GRPO", family="turn", use="turns", options={"gamma": 0.0, "outcome_gamma": 1.0}, intermediate=STATUS),
+    Method(name="states: GiGPO", family="turn", use="states"),
+    Method(name="states: ECPO", family="turn", use="states", options={"shrinkage": 2.0, "gate": 4.0}),
+    Method(name="turn_gae", family="turn", use="turn_gae", has_critic=True),
+    Method(name="branches: 4", family="turn", use="branches", options={"samples": 4}),
+    Method(name="branches: 1, trained", family="turn", use="branches", options={"samples": 1, "train": True}),
+    Method(name="judge: right", family="turn", use="judge", judge_error=0.0),
+    Method(name="judge: 20 % wrong", family="turn", use="judge", judge_error=0.2),
+    Method(name="judge: 40 % wrong", family="turn", use="judge", judge_error=0.4),
+)
+
+
+def installed(plugins: PluginManager) -> tuple[list[Method], list[str]]:
+    """Methods that can be run here, and the names of the others."""
+    there = [method for method in METHODS if method.use in plugins.credit_assigners]
+    return there, [method.name for method in METHODS if method not in there]
