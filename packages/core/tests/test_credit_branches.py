@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from lightningrl.credit import Branches
+from lightningrl.credit import Branches, IdenticalAssignment, Sum, Whiten, assign_credit
 from lightningrl.credit.samples import build_samples
 from lightningrl.errors import ConfigError
 from lightningrl.testing.groups import make_group
@@ -121,3 +121,37 @@ def test_trap_07_a_branch_alone_is_compared_with_the_rollout_that_it_left() -> N
 def test_options_that_make_no_sense_are_one_sentence(options: dict[str, int], what: str) -> None:
     with pytest.raises(ConfigError, match=f"'branches': {what} is"):
         Branches(**options)  # type: ignore[arg-type]
+
+
+def test_a_sum_branches_where_a_part_does_and_its_other_parts_see_no_branch() -> None:
+    group = with_branches(make_group((0, 0, 1.0), (0, 0, 0.0)), {(0, 1): (1.0, 0.0), (0, 2): (1.0,)})
+    both = Sum((Branches(), 1.0), (IdenticalAssignment(baseline="dr_grpo"), 0.5))
+    assert both.branch_points(group.trajectories) == Branches().branch_points(group.trajectories)
+    alone, plain, found = Branches().assign(group), IdenticalAssignment(baseline="dr_grpo").assign(group), both.assign(group)
+    for i, calls in enumerate(alone):
+        for t, credit in enumerate(calls):
+            other = plain[i][t]
+            assert credit is not None and other is not None
+            np.testing.assert_allclose(found[i][t], credit + 0.5 * other, atol=1e-6)
+    assert all(credit is None for calls in found[2:] for credit in calls)
+    trained = Whiten(Branches(train=True)).assign(group)
+    assert len(trained) == 5 and trained[2][0] is None and trained[2][1] is not None
+
+
+def test_roles_that_are_paid_apart_see_the_branches_with_their_own_rewards() -> None:
+    class Paid:
+        def paid_to(self, agent: str | None) -> frozenset[str]:
+            return frozenset({agent or ""})
+
+        def total(self, values: Mapping[str, float | None], names: Collection[str]) -> float | None:
+            return sum(values[name] or 0.0 for name in names)
+
+    group = make_group((0, 1.0), (0, 0.0))
+    earned = ({"write": 1.0, "check": 0.0}, {"write": 0.0, "check": 0.0})
+    group = replace(
+        group, trajectories=tuple(replace(one, rewards=rewards) for one, rewards in zip(group.trajectories, earned, strict=True))
+    )
+    group = with_branches(group, {(0, 1): (1.0, 1.0)})
+    group = replace(group, branches=tuple(replace(one, rewards={"write": 0.0, "check": 1.0}) for one in group.branches))
+    found = assign_credit(Branches(), group, paid=Paid())
+    assert of_calls(found, 0) == [round(1 / 3, 6), -1.0], "the writer's call led to 0, 0 and 1; the checker's to 0, and might have to 1"
