@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,10 +49,17 @@ def openai_client(attempt: LiveAttempt) -> openai.AsyncOpenAI:
     return client
 
 
-async def chat(attempt: LiveAttempt, *, stream: bool = False, weather: Callable[[], str] = lambda: "rain", turns: int = 4) -> list[str]:
+async def chat(
+    attempt: LiveAttempt,
+    *,
+    stream: bool = False,
+    weather: Callable[[], str] = lambda: "rain",
+    system: Callable[[], str] = lambda: "Be short.",
+    turns: int = 4,
+) -> list[str]:
     """Asks, is told the weather by a tool, and asks on."""
     client = openai_client(attempt)
-    messages: list[Any] = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What now?"}]
+    messages: list[Any] = [{"role": "system", "content": system()}, {"role": "user", "content": "What now?"}]
     said = []
     for turn in range(turns):
         answer = await (_streamed(client, messages) if stream else _whole(client, messages))
@@ -255,8 +265,15 @@ async def test_a_stream_that_was_left_is_asked_again_and_repeated_once(gateway: 
     [
         ({"weather": lambda: "rain"}, {"weather": lambda: "sun"}, "tool 'weather' answered otherwise from token"),
         ({"turns": 4}, {"turns": 1}, "ended 2 calls before the branch point"),
+        ({"system": lambda: f"It is {time.time_ns()}."}, {"system": lambda: f"It is {time.time_ns()}."}, "call 0: its prompt differs from"),
+        ({"system": lambda: f"Session {uuid.uuid4()}."}, {"system": lambda: f"Session {uuid.uuid4()}."}, "call 0: its prompt differs from"),
+        (
+            {"weather": lambda: f"rain {random.random()}"},
+            {"weather": lambda: f"rain {random.random()}"},
+            "tool 'weather' answered otherwise",
+        ),
     ],
-    ids=["a tool that changed", "an agent that ends early"],
+    ids=["a tool that changed", "an agent that ends early", "a clock", "a random id", "a random tool"],
 )
 async def test_a_branch_that_diverges_says_why(gateway: LiveGateway, then: dict[str, Any], now: dict[str, Any], why: str) -> None:
     _, recorded = await run(gateway, lambda attempt: chat(attempt, **then), CALL, "two", "three", "four")
