@@ -31,6 +31,9 @@ WEATHER = {
 }
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 Agent = Callable[[LiveAttempt], Any]
+CLOCK = {"system": lambda: f"It is {time.time_ns()}."}
+SESSION = {"system": lambda: f"Session {uuid.uuid4()}."}
+DICE = {"weather": lambda: f"rain {random.random()}"}
 OPEN: list[Any] = []
 """Clients to be closed."""
 
