@@ -256,12 +256,16 @@ def test_objects_within_the_options_of_a_python_recipe_are_in_its_frozen_copy_by
     assert again.parts[0].key is board  # type: ignore[attr-defined]
 
 
-def test_evidence_is_asked_for_again_where_the_file_of_a_part_has_changed(folder: Path) -> None:
-    whole = ("clip", {"of": {"use": "sum", "options": {"parts": ["grpo", "mixed_credit.py:Mine"]}}, "at": 1.0})
-    before, again = (scorer_of(folder, *whole)._digests["credit"] for _ in range(2))
-    assert before == again
+def test_evidence_is_asked_for_again_where_a_part_or_its_file_has_changed(folder: Path) -> None:
+    def digest(scale: float) -> str:
+        part = {"use": "mixed_credit.py:Mine", "options": {"scale": scale}}
+        return scorer_of(folder, "sum", {"parts": ["grpo", {"use": "clip", "options": {"of": part, "at": 1.0}}]})._digests["credit"]
+
+    before = digest(1.0)
+    assert digest(1.0) == before
+    assert digest(2.0) != before
     (folder / "mixed_credit.py").write_text(FILES + "# another\n")
-    assert scorer_of(folder, *whole)._digests["credit"] != before
+    assert digest(1.0) != before
 
 
 def test_maxrl_refuses_a_return_below_zero_in_one_sentence() -> None:

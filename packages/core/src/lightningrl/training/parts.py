@@ -102,7 +102,7 @@ def build_scorer(recipe: Recipe, plugins: PluginManager) -> Scorer:
         digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name], part.options)
     assigner = _credit(recipe, plugins)
     judge = None if recipe.judge is None else f"{recipe.judge.model} at {recipe.judge.base_url}"
-    nested = {"parts": [digest_of(part, {}) for part in _nested(assigner)]} if isinstance(assigner, Combination) else {}
+    nested = {"nested": [digest_of(part, {}) for part in _nested(assigner)]} if isinstance(assigner, Combination) else {}
     digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge, **nested})
     _check_samples(recipe, plugins)
     return Scorer(
