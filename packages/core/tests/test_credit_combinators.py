@@ -16,6 +16,7 @@ from lightningrl.credit import Clip, IdenticalAssignment, PerAgent, StateGroups,
 from lightningrl.credit.evidence import check_evidence
 from lightningrl.credit.scoring import Scorer
 from lightningrl.errors import ConfigError
+from lightningrl.loading import load_callable
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, Witness
 from lightningrl.testing.groups import make_group
@@ -171,8 +172,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def scorer_of(folder: Path, use: str, options: dict[str, Any]) -> Scorer:
-    recipe = Recipe.model_validate(
+def recipe_of(folder: Path, use: str, options: dict[str, Any]) -> Recipe:
+    return Recipe.model_validate(
         {
             "agent": "mixed_credit.py:answer",
             "tasks": {"train": "mixed_credit.py:tasks"},
@@ -183,7 +184,10 @@ def scorer_of(folder: Path, use: str, options: dict[str, Any]) -> Scorer:
             "folder": folder,
         }
     )
-    return build_scorer(recipe, load_plugins())
+
+
+def scorer_of(folder: Path, use: str, options: dict[str, Any]) -> Scorer:
+    return build_scorer(recipe_of(folder, use, options), load_plugins())
 
 
 def credit_of(folder: Path, use: str, options: dict[str, Any]) -> CreditAssigner:
@@ -240,12 +244,28 @@ def test_what_cannot_be_built_is_one_sentence(folder: Path, use: str, options: d
     assert "\n" not in str(refused.value)
 
 
-def test_evidence_is_asked_for_again_where_the_file_of_a_part_has_changed(folder: Path) -> None:
-    whole = ("clip", {"of": {"use": "sum", "options": {"parts": ["grpo", "mixed_credit.py:Mine"]}}, "at": 1.0})
-    before, again = (scorer_of(folder, *whole)._digests["credit"] for _ in range(2))
-    assert before == again
+def test_objects_within_the_options_of_a_python_recipe_are_in_its_frozen_copy_by_their_files(folder: Path) -> None:
+    board, mine = (load_callable(f"mixed_credit.py:{name}", folder) for name in ("board", "Mine"))
+    recipe = recipe_of(folder, "sum", {"parts": [{"use": "states", "options": {"key": board}}, {"use": mine}]})
+    made = build_scorer(recipe, load_plugins())._credit
+    assert isinstance(made, Sum)
+    frozen = Recipe.model_validate_json(recipe.frozen_text()).model_copy(update={"folder": folder})
+    again = build_scorer(frozen, load_plugins())._credit
+    assert isinstance(again, Sum)
+    assert [type(part) for part in again.parts] == [type(part) for part in made.parts] == [StateGroups, mine]
+    assert again.parts[0].key is board  # type: ignore[attr-defined]
+
+
+def test_evidence_is_asked_for_again_where_a_part_or_its_file_has_changed(folder: Path) -> None:
+    def digest(scale: float) -> str:
+        part = {"use": "mixed_credit.py:Mine", "options": {"scale": scale}}
+        return scorer_of(folder, "sum", {"parts": ["grpo", {"use": "clip", "options": {"of": part, "at": 1.0}}]})._digests["credit"]
+
+    before = digest(1.0)
+    assert digest(1.0) == before
+    assert digest(2.0) != before
     (folder / "mixed_credit.py").write_text(FILES + "# another\n")
-    assert scorer_of(folder, *whole)._digests["credit"] != before
+    assert digest(1.0) != before
 
 
 def test_maxrl_refuses_a_return_below_zero_in_one_sentence() -> None:

@@ -415,7 +415,7 @@ class Recipe(_Frozen):
 
     def frozen_text(self) -> str:
         """The recipe as JSON text, as kept in the run folder; what validation takes from `[sampling]` is written out."""
-        data = self.model_dump(mode="json")
+        data = self.model_dump(mode="json", fallback=_describe)
         sampling = self.validation_sampling
         data["validation"]["sampling"] = {name: getattr(sampling, name) for name in ValidationSamplingConfig.model_fields}
         return json.dumps(data, indent=2, sort_keys=True) + "\n"

@@ -65,7 +65,7 @@ def baseline_advantages(
         return returns - others  # A_i = R_i - 1/(N-1) Σ_{j≠i} R_j  (RLOO)
     if baseline == "opo":
         tokens = np.ones(n) if lengths is None or not lengths.any() else np.bincount(owners, weights=lengths)
-        # A_i = R_i - Σ_j ℓ_j R_j / Σ_j ℓ_j  (OPO, arXiv 2505.23585, eq. 8), from a return of the set, so that near ones round to nothing
+        # A_i = R_i - Σ_j ℓ_j R_j / Σ_j ℓ_j  (OPO, arXiv 2505.23585), from a return of the set, so that near ones round to nothing
         least = means.min()
         middle = float(tokens @ (means - least)) / float(tokens.sum())
         weighed: FloatArray = returns - least - middle

@@ -181,7 +181,7 @@ class Clip(_Wrapper):
     """A ← min(max(A, -c), c)."""
 
     def __init__(self, of: CreditAssigner, *, at: float) -> None:
-        """`at` is c; ROLL trains with 0.2 to 10."""
+        """`at` is c; 0.2 in the GiGPO recipe of ROLL."""
         if not at > 0.0:
             raise ConfigError(f"advantages are clipped at {at!r}, which is not above 0; try 5.0")
         super().__init__(of)

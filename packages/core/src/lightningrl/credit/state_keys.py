@@ -50,6 +50,7 @@ _HEX = re.compile(
     ) \b""",
     re.VERBOSE,
 )
+_SHORTEST_HASH = 12
 _ID_PREFIXES = ("call_", "chatcmpl-", "toolu_", "run_", "req_", "msg_", "id_")
 _IDS = re.compile(rf"\b(?:{'|'.join(_ID_PREFIXES)})(?=\w*[0-9])\w{{6,}}")  # call_9sK2mQ4x
 
@@ -57,7 +58,11 @@ _IDS = re.compile(rf"\b(?:{'|'.join(_ID_PREFIXES)})(?=\w*[0-9])\w{{6,}}")  # cal
 def normalize(text: str) -> str:
     """Text without what changes from run to run while the state stays: dates and times, durations in seconds, UUIDs, hashes, addresses and
     call ids, numbers of steps, turns, rounds, tries, attempts and iterations; runs of white space are one space."""
-    text = _HEX.sub("", _DIGITS.sub("", " ".join(text.split())))
+    words = text.split()
+    text = _DIGITS.sub("", " ".join(words))
+    longest = max(map(len, words), default=0)
+    if longest >= _SHORTEST_HASH or "0x" in text:
+        text = _HEX.sub("", text)
     if any(prefix in text for prefix in _ID_PREFIXES):
         text = _IDS.sub("", text)
     return " ".join(text.split())

@@ -105,7 +105,7 @@ def build_scorer(recipe: Recipe, plugins: PluginManager, models: Mapping[str, st
         settings = part.model_dump(exclude_unset=True, exclude={"use", "options"})
         digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name].function, {**part.options, **settings})
     judge = None if recipe.judge is None else f"{recipe.judge.model} at {recipe.judge.base_url}"
-    nested = {"parts": [digest_of(part, {}) for part in _nested(assigner)]} if isinstance(assigner, Combination) else {}
+    nested = {"nested": [digest_of(part, {}) for part in _nested(assigner)]} if isinstance(assigner, Combination) else {}
     files = {name: digest_of(resolve(value, recipe.folder), {}) for name, value in recipe.credit.options.items() if _is_file(value)}
     digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge, **nested, **({"files": files} if files else {})})
     _check_samples(recipe, plugins)
