@@ -292,9 +292,7 @@ async def test_a_recipe_names_weighs_and_shapes_with_the_credits_own_discount(tm
 
 
 def test_a_potential_needs_credit_that_says_how_it_discounts(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="reward 'air': form 'potential' is discounted as returns are, and credit.use 'grpo' has no `gamma`"
-    ):
+    with pytest.raises(ConfigError, match=r"form 'potential' is discounted as returns are, and credit\.use 'grpo' has no `gamma`; take"):
         make_scorer(tmp_path, credit={"use": "grpo"}, use="tool_status", form="potential")
 
 
