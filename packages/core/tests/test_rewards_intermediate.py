@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -263,7 +263,7 @@ def test_a_weight_weighs_either_form() -> None:
 # ---------------------------------------------------------------------- in a run
 
 
-def make_scorer(folder: Path, *, gamma: float = 1.0, **air: Any) -> Scorer:
+def make_scorer(folder: Path, *, credit: Mapping[str, Any] | None = None, **air: Any) -> Scorer:
     (folder / "turns.py").write_text(
         "seen = {}\n"
         "def turns(trajectory, *, values):\n"
@@ -278,16 +278,22 @@ def make_scorer(folder: Path, *, gamma: float = 1.0, **air: Any) -> Scorer:
         "policy": {"model": "org/model"},
         "rewards": {"right": {"use": "turns.py:right"}},
         "intermediate_rewards": {"air": air},
-        "credit": {"use": "discounted", "options": {"gamma": gamma}},
+        "credit": credit or {"use": "discounted"},
         "folder": folder,
     }
     return build_scorer(Recipe.model_validate(recipe), load_plugins())
 
 
 async def test_a_recipe_names_weighs_and_shapes_with_the_credits_own_discount(tmp_path: Path) -> None:
-    scorer = make_scorer(tmp_path, gamma=0.5, use="tool_status", options={"ok": 1.0}, weight=2.0, form="potential")
+    credit = {"use": "discounted", "options": {"gamma": 0.5}}
+    scorer = make_scorer(tmp_path, credit=credit, use="tool_status", options={"ok": 1.0}, weight=2.0, form="potential")
     (rewarded,) = await scorer.evaluate([tree((None, 0, 1), (OK, None, None))])
     assert [call.rewards for call in rewarded.transitions] == [{"air": 1.0}, {"air": -1.0}, {"air": -2.0}]  # γΦ - 0, γΦ - Φ, 0 - Φ
+
+
+def test_a_potential_needs_credit_that_says_how_it_discounts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"form 'potential' is discounted as returns are, and credit\.use 'grpo' has no `gamma`; take"):
+        make_scorer(tmp_path, credit={"use": "grpo"}, use="tool_status", form="potential")
 
 
 @pytest.mark.parametrize(

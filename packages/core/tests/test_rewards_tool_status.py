@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lightningrl.credit import DiscountedReturns
@@ -84,6 +86,6 @@ def test_shaping_changes_no_return_of_the_whole_episode(gamma: float, which: int
 
 
 def test_plugin_records_make_rewards() -> None:
-    options = {"latency_budget": {"seconds": 1.0}, "token_budget": {"tokens": 1}}
+    options: dict[str, dict[str, Any]] = {"latency_budget": {"seconds": 1.0}, "token_budget": {"tokens": 1}}
     assert all(len(plugin.factory(**options.get(plugin.name, {}))(EPISODES[0])) == 4 for plugin in INTERMEDIATE_PLUGINS)
     assert {plugin.name: plugin for plugin in PLUGINS}["reported"].factory(name="success").name == "success"

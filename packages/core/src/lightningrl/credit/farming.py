@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,7 +48,9 @@ class FarmingWatch:
     def __init__(self, plain: Collection[str]) -> None:
         """`plain`: names of the intermediate rewards that are no potential."""
         self._plain = frozenset(plain)
-        self._steps: list[_Step] = []
+        self._latest: deque[_Step] = deque(maxlen=2 * STEPS)
+        self._best: list[_Step] = []
+        """The steps in which the outcome was at its best, of those that are no part of `now`; of equal ones the first."""
         self._has_warned = False
 
     def finish_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
@@ -57,7 +60,10 @@ class FarmingWatch:
         if not self._plain or not any(rewarded):
             return {}
         step = _look(rewarded, self._plain)
-        self._steps.append(step)
+        self._latest.append(step)
+        if len(self._latest) == 2 * STEPS:
+            before = list(self._latest)[:STEPS]
+            self._best = max(self._best or before, before, key=lambda window: _mean([one.outcome for one in window]))
         if not self._has_warned and (sentence := self.explain()):
             self._has_warned = True
             logger.warning("step %d: %s", step.number, sentence)
@@ -67,12 +73,9 @@ class FarmingWatch:
 
     def explain(self) -> str | None:
         """A sentence where the policy farms, as far as can be seen now."""
-        steps = self._steps
-        if len(steps) < 2 * STEPS:
+        if not self._best:
             return None
-        now = steps[-STEPS:]
-        windows = [steps[start : start + STEPS] for start in range(len(steps) - 2 * STEPS + 1)]
-        then = max(windows, key=lambda window: _mean([step.outcome for step in window]))  # of equal ones the first
+        now, then = list(self._latest)[-STEPS:], self._best
         outcome, best = (_mean([step.outcome for step in window]) for window in (now, then))
         if outcome > best or not _is_beyond_noise([step.paid for step in now], [step.paid for step in then]):
             return None

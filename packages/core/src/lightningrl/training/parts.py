@@ -97,7 +97,7 @@ def _one_by_one(recipe: Recipe, plugins: PluginManager, *, will_run: bool) -> It
 def build_scorer(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str] | None = None) -> Scorer:
     """Rewards, judge and credit as the recipe has them; `models` by policy, for its tokenizers. Raises ConfigError or PluginError."""
     assigner = _credit(recipe, plugins)
-    gamma = getattr(assigner, "gamma", 1.0)
+    gamma = _potential_gamma(recipe, assigner)
     intermediate = {name: _turn_reward(name, recipe, plugins, gamma) for name in recipe.intermediate_rewards}
     named = [_reward(name, recipe, plugins) for name in recipe.rewards]
     digests = {f"rewards.{reward.name}": digest_of(reward.function, recipe.rewards[reward.name].options) for reward in named}
@@ -254,6 +254,20 @@ def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
         lambda: check_needs(recipe, recipe.credit.use, assigner.requires | {"agents"} if by_role else assigner.requires, capabilities),
     )
     return assigner
+
+
+def _potential_gamma(recipe: Recipe, assigner: CreditAssigner) -> float:
+    """What potentials are discounted with: as returns are, else they would pay."""
+    gamma = getattr(assigner, "gamma", None)
+    if isinstance(gamma, int | float):
+        return gamma
+    for name, part in recipe.intermediate_rewards.items():
+        if part.form == "potential":
+            raise ConfigError(
+                f"intermediate reward {name!r}: form 'potential' is discounted as returns are, and credit.use {recipe.credit.use!r} has no "
+                "`gamma`; take credit per turn, such as 'discounted', or set form = 'plain'"
+            )
+    return 1.0
 
 
 def _check_judge(recipe: Recipe, assigner: CreditAssigner) -> None:
