@@ -59,6 +59,12 @@ class Combination:
         if all(isinstance(part, ComparesRoles | ReturnBased) for part in parts):
             self.assign_by_role = lambda group: self._combine(group, self._by_role)
 
+    @property
+    def gamma(self) -> float | None:
+        """Of the parts that discount; None = none does, or each otherwise."""
+        found = {gamma for part in self.parts if isinstance(gamma := getattr(part, "gamma", None), int | float)}
+        return found.pop() if len(found) == 1 else None
+
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return self._combine(group, lambda part, seen: of_members(seen, part.assign(seen)))
 

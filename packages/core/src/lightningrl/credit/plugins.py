@@ -3,129 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from lightningrl.credit import Baseline, Branches, Clip, IdenticalAssignment, PerAgent, StateGroups, Sum, TurnReturns, Whiten
+from lightningrl.credit.judge_assigner import Aggregate, Bench, GroupJudge, OutcomeUse, Prompt, Scale, TurnJudge
+from lightningrl.credit.likelihood import Answer, Compared, Hindsight, InformationGain
+from lightningrl.credit.spread import Counted
+from lightningrl.credit.turn_gae import TurnGae
 from lightningrl.errors import ConfigError
 from lightningrl.loading import load_callable
 from lightningrl.plugins import Plugin
-
-if TYPE_CHECKING:
-    from lightningrl.credit import Baseline, Branches, Clip, IdenticalAssignment, PerAgent, StateGroups, Sum, TurnReturns, Whiten
-    from lightningrl.credit.judge_assigner import Aggregate, GroupJudge, OutcomeUse, Prompt, Scale, TurnJudge
-    from lightningrl.credit.likelihood import Answer, Compared, Hindsight, InformationGain
-    from lightningrl.credit.spread import Counted
-    from lightningrl.credit.state_keys import StateKey
-    from lightningrl.credit.states import StateBaseline
-    from lightningrl.credit.turn_gae import TurnGae
-    from lightningrl.credit.turns import ComparedTurns
-    from lightningrl.protocols import CreditAssigner
-
-    Build = Callable[[Any], CreditAssigner]
-    """Of a part as the recipe has it: `{ use = …, options = … }`."""
+from lightningrl.protocols import CreditAssigner
 
 __all__ = ["PLUGINS"]
 
+Build = Callable[[Any], CreditAssigner]
+"""Of a part as the recipe has it: `{ use = …, options = … }`."""
 
-def _identical(*, baseline: Baseline = "grpo", epsilon: float = 1e-6) -> IdenticalAssignment:
-    from lightningrl.credit import IdenticalAssignment
 
+def _with_epsilon(baseline: Baseline, *, epsilon: float = 1e-6) -> IdenticalAssignment:
     return IdenticalAssignment(baseline=baseline, epsilon=epsilon)
 
 
-def _grpo(*, epsilon: float = 1e-6) -> IdenticalAssignment:
-    return _identical(baseline="grpo", epsilon=epsilon)
-
-
-def _dr_grpo() -> IdenticalAssignment:
-    return _identical(baseline="dr_grpo")
-
-
-def _rloo() -> IdenticalAssignment:
-    return _identical(baseline="rloo")
-
-
-def _maxrl(*, epsilon: float = 1e-6) -> IdenticalAssignment:
-    return _identical(baseline="maxrl", epsilon=epsilon)
-
-
-def _opo() -> IdenticalAssignment:
-    return _identical(baseline="opo")
-
-
-def _reinforce() -> IdenticalAssignment:
-    return _identical(baseline="none")
-
-
-def _turns(
-    *,
-    gamma: float = 1.0,
-    outcome_gamma: float | None = None,
-    turn_weight: float = 1.0,
-    weights: Mapping[str, float] | None = None,
-    baseline: Baseline = "grpo",
-    turn_baseline: Baseline | None = None,
-    compared: ComparedTurns = "turn",
-    epsilon: float = 1e-6,
-) -> TurnReturns:
-    from lightningrl.credit import TurnReturns
-
-    return TurnReturns(
-        gamma=gamma,
-        outcome_gamma=outcome_gamma,
-        turn_weight=turn_weight,
-        weights=weights,
-        baseline=baseline,
-        turn_baseline=turn_baseline,
-        compared=compared,
-        epsilon=epsilon,
-    )
+def _without_options(baseline: Baseline) -> IdenticalAssignment:
+    return IdenticalAssignment(baseline=baseline)
 
 
 def _discounted(
     *, gamma: float = 1.0, weights: Mapping[str, float] | None = None, baseline: Baseline = "grpo", epsilon: float = 1e-6
 ) -> TurnReturns:
-    return _turns(gamma=gamma, weights=weights, baseline=baseline, epsilon=epsilon)
-
-
-def _states(
-    *,
-    key: str | StateKey = "prompt",
-    gamma: float = 0.95,
-    omega: float = 1.0,
-    episode: float = 1.0,
-    history: int = 0,
-    alpha: float = 1.0,
-    shrinkage: float = 0.0,
-    gate: float | None = None,
-    lam: float = 1.0,
-    weights: Mapping[str, float] | None = None,
-    baseline: StateBaseline = "grpo",
-    epsilon: float = 1e-6,
-    folder: Path | str = ".",
-) -> StateGroups:
-    from lightningrl.credit import StateGroups
-
-    return StateGroups(
-        key=key,
-        gamma=gamma,
-        omega=omega,
-        episode=episode,
-        history=history,
-        alpha=alpha,
-        shrinkage=shrinkage,
-        gate=gate,
-        lam=lam,
-        weights=weights,
-        baseline=baseline,
-        epsilon=epsilon,
-        folder=folder,
-    )
+    return TurnReturns(gamma=gamma, weights=weights, baseline=baseline, epsilon=epsilon)
 
 
 def _sum(*, parts: Sequence[Any], build: Build) -> Sum:
-    from lightningrl.credit import Sum
-
     def weigh(part: Any) -> tuple[CreditAssigner, float]:
         if not isinstance(part, Mapping):
             return build(part), 1.0
@@ -135,40 +47,24 @@ def _sum(*, parts: Sequence[Any], build: Build) -> Sum:
 
 
 def _per_agent(*, of: Any, build: Build, counted: Counted = "rollouts") -> PerAgent:
-    from lightningrl.credit import PerAgent
-
     return PerAgent(build(of), counted=counted)
 
 
 def _whiten(*, of: Any, build: Build) -> Whiten:
-    from lightningrl.credit import Whiten
-
     return Whiten(build(of))
 
 
 def _clip(*, of: Any, at: float, build: Build) -> Clip:
-    from lightningrl.credit import Clip
-
     return Clip(build(of), at=at)
-
-
-def _branches(*, samples: int = 4, points: int = 0, rollouts: int = 0, equal: bool = False, train: bool = False) -> Branches:
-    from lightningrl.credit import Branches
-
-    return Branches(samples=samples, points=points, rollouts=rollouts, equal=equal, train=train)
 
 
 def _turn_gae(
     *, gamma: float = 0.99, lam: float = 0.9, bi_level: bool = False, token_lam: float = 1.0, weights: Mapping[str, float] | None = None
 ) -> TurnGae:
-    from lightningrl.credit.turn_gae import TurnGae
-
     return TurnGae(gamma=gamma, lam=lam, level="both" if bi_level else "turn", token_lam=token_lam, weights=weights)
 
 
 def _gae(*, gamma: float = 1.0, lam: float = 1.0, weights: Mapping[str, float] | None = None) -> TurnGae:
-    from lightningrl.credit.turn_gae import TurnGae
-
     return TurnGae(gamma=gamma, lam=lam, level="token", weights=weights)
 
 
@@ -191,8 +87,6 @@ def _judge(
     epsilon: float = 1e-6,
     folder: Path | str = ".",
 ) -> TurnJudge | GroupJudge:
-    from lightningrl.credit.judge_assigner import Bench, GroupJudge, TurnJudge
-
     bench = Bench(
         rubric=rubric,
         prompt=load_callable(prompt, folder) if isinstance(prompt, str) else prompt,
@@ -225,8 +119,6 @@ def _likelihood(
     epsilon: float = 1e-6,
     folder: Path | str = ".",
 ) -> InformationGain | Hindsight:
-    from lightningrl.credit.likelihood import Hindsight, InformationGain
-
     if isinstance(answer, str) and answer.partition(":")[0].endswith(".py"):
         answer = load_callable(answer, folder)
     of_gain = {"answer": answer, "turn_weight": turn_weight}
@@ -254,17 +146,17 @@ def _of_one(use: str, key: str, chosen: str, options: Mapping[str, Mapping[str, 
 
 
 PLUGINS: tuple[Plugin, ...] = (
-    Plugin(name="identical", summary="each call gets the episode's return; choose the baseline", factory=_identical),
-    Plugin(name="grpo", summary="each call gets (R - mean) / std of its group", factory=_grpo),
-    Plugin(name="dr_grpo", summary="each call gets R - mean of its group", factory=_dr_grpo),
-    Plugin(name="rloo", summary="each call gets R - mean of the others", factory=_rloo),
-    Plugin(name="maxrl", summary="each call gets (R - mean) / mean of its group", factory=_maxrl),
-    Plugin(name="opo", summary="each call gets R - mean of its group by tokens", factory=_opo),
-    Plugin(name="reinforce", summary="each call gets R, with no baseline", factory=_reinforce),
-    Plugin(name="branches", summary="the value of each state by branching the rollout there (VinePPO)", factory=_branches),
-    Plugin(name="turns", summary="turn rewards to go and the outcome, each with its baseline", factory=_turns),
+    Plugin(name="identical", summary="each call gets the episode's return; choose the baseline", factory=IdenticalAssignment),
+    Plugin(name="grpo", summary="each call gets (R - mean) / std of its group", factory=partial(_with_epsilon, "grpo")),
+    Plugin(name="dr_grpo", summary="each call gets R - mean of its group", factory=partial(_without_options, "dr_grpo")),
+    Plugin(name="rloo", summary="each call gets R - mean of the others", factory=partial(_without_options, "rloo")),
+    Plugin(name="maxrl", summary="each call gets (R - mean) / mean of its group", factory=partial(_with_epsilon, "maxrl")),
+    Plugin(name="opo", summary="each call gets R - mean of its group by tokens", factory=partial(_without_options, "opo")),
+    Plugin(name="reinforce", summary="each call gets R, with no baseline", factory=partial(_without_options, "none")),
+    Plugin(name="turns", summary="turn rewards to go and the outcome, each with its baseline", factory=TurnReturns),
     Plugin(name="discounted", summary="`turns`, by the name that it had", factory=_discounted),
-    Plugin(name="states", summary="calls in the same state are compared (GiGPO, HGPO, ECPO)", factory=_states),
+    Plugin(name="states", summary="calls in the same state are compared (GiGPO, HGPO, ECPO)", factory=StateGroups),
+    Plugin(name="branches", summary="the value of each state by branching the rollout there (VinePPO)", factory=Branches),
     Plugin(name="sum", summary="weighted sum of other assigners", factory=_sum),
     Plugin(name="per_agent", summary="another assigner, compared within each role's calls", factory=_per_agent),
     Plugin(name="whiten", summary="another assigner, its group's tokens with mean 0 and deviation 1", factory=_whiten),

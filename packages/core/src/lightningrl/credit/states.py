@@ -93,6 +93,7 @@ class StateGroups:
         self.epsilon = epsilon
         self._episode = episode
         self._outcome = IdenticalAssignment(baseline=baseline, epsilon=epsilon)
+        self.gamma = gamma
         self._turns = TurnReturns(gamma=gamma, weights=weights)
         self._compared: dict[int, tuple[TrajectoryGroup, FloatArray, NDArray[np.bool_]]] = {}
         """What was found of the groups that `finish_step` has yet to see, by `id`, so that it need not be found again."""
@@ -203,7 +204,7 @@ class StateGroups:
                 if len(later) > 1:
                     after = start + later[1]
                     bootstrap = (1.0 - self.lam) * values[after] + self.lam * returns[after]
-                    returns[start + t] = rewards[t] + self._turns.gamma * bootstrap
+                    returns[start + t] = rewards[t] + self.gamma * bootstrap
             start += len(trajectory.transitions)
         return returns
 
