@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -74,7 +73,7 @@ def megabytes(backend: TorchBackend) -> float:
     """Weights, gradients and both moments of all that learns."""
     critic = backend.learner.critic
     learning = [*backend.learner.parameters.values(), *(critic.parameters.values() if critic else ())]
-    return 4 * sum(one.numel() * one.element_size() for one in learning) / 1e6
+    return 4 * float(sum(one.numel() * one.element_size() for one in learning)) / 1e6
 
 
 def step_values(backend: TorchBackend, rollouts: list[Trajectory], assigner: TurnGae) -> None:
@@ -103,7 +102,7 @@ def main() -> None:
     first: tuple[float, float] | None = None
     print(f"{ROLLOUTS} rollouts x {TURNS} turns, rows of {TURNS * (READ + SAID)} tokens; times and memory beside no critic")
     with tempfile.TemporaryDirectory() as folder:
-        policy = save_policy(folder, max_position_embeddings=1024, num_key_value_heads=2, **shape)  # type: ignore[arg-type]
+        policy = save_policy(folder, max_position_embeddings=1024, num_key_value_heads=2, **shape)
         for kind, table in KINDS.items():
             critic = None if table is None else {**table, **({"model": policy} if "model" in table else {})}
             backend = TorchBackend(policy=policy, device="cpu", threads=1, critic=critic)
@@ -125,4 +124,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -93,6 +93,15 @@ def test_a_value_is_the_heads_of_the_state_after_the_token(make_backend: MakeBac
         np.testing.assert_allclose(numbers, expected.detach().numpy(), atol=1e-4)
 
 
+def test_a_context_that_is_full_has_a_value_and_a_longer_one_has_none(make_backend: MakeBackend, critic_of: Any) -> None:
+    backend = make_backend(**critic_of("trunk"))
+    backend.learn(lessons())
+    ((full,),) = values(backend, [3] * 128)
+    assert full != 0.0
+    with pytest.raises(BackendError, match=r"129 tokens are more than policy .* reads \(128\)"):
+        values(backend, [3] * 129)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("clip", [0.1, 0.5])
 def test_losses_are_verls(core_algos: Any, seed: int, clip: float) -> None:

@@ -213,8 +213,11 @@ class Learner:
         }
         if before.logprobs is not None:
             log_ratio = old_logprobs - rollout_logprobs
-            cap, bounds = settings.importance_cap, settings.importance_mask
-            importance = truncated_importance(log_ratio, cap) if bounds is None else masked_importance(log_ratio, *bounds)
+            if settings.importance_mask is not None:
+                importance = masked_importance(log_ratio, *settings.importance_mask)
+            else:
+                assert settings.importance_cap is not None
+                importance = truncated_importance(log_ratio, settings.importance_cap)
             token_loss = token_loss * importance
             sums["importance"] = importance.sum()
         if settings.entropy_coef > 0.0:

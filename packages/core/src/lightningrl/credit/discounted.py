@@ -21,7 +21,7 @@ from lightningrl.credit.spread import Channel, spread
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["DiscountedReturns", "following_calls"]
+__all__ = ["DiscountedReturns"]
 
 
 class DiscountedReturns:
@@ -54,7 +54,7 @@ class DiscountedReturns:
         transitions = trajectory.transitions
         count = len(transitions)
         rewards = np.array([self._turn_reward(transition) for transition in transitions])
-        following = following_calls(transitions)
+        following = _following(transitions)
         turns = np.zeros(count, dtype=np.intp)
         for later in following:
             turns[later[1:]] += 1
@@ -71,7 +71,7 @@ class DiscountedReturns:
         return sum(self.weights.get(name, 1.0) * value for name, value in transition.rewards.items() if value is not None)
 
 
-def following_calls(transitions: Sequence[Transition]) -> list[list[int]]:
+def _following(transitions: Sequence[Transition]) -> list[list[int]]:
     """For each call the calls that came of it, itself first: all later ones but those that grew beside it from one root.
 
     A root is a history's first call. The choices of one call, which share prompt and start, have a root that is none of them:

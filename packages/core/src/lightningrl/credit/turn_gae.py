@@ -19,7 +19,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from lightningrl.credit.baselines import FloatArray
-from lightningrl.credit.discounted import following_calls
+from lightningrl.credit.lineage import following
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import Services
 from lightningrl.types import Advantages, Array, Evidence, Outcome, Trajectory, TrajectoryGroup, Transition
@@ -151,15 +151,15 @@ def _successors(calls: Sequence[Transition]) -> list[list[int]]:
     main ─► left ─► more        successors(main) = left right        successors(right) = none: it never pays for `more`
          └► right
     """
-    following = following_calls(calls)
+    came_of = following(calls)
     found: list[list[int]] = []
-    for later in following:
+    for later in came_of:
         beyond: set[int] = set()
         direct: list[int] = []
         for k in later[1:]:
             if k not in beyond:
                 direct.append(k)
-                beyond.update(following[k])
+                beyond.update(came_of[k])
         found.append(direct)
     return found
 
