@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ def main() -> None:
     first: tuple[float, float] | None = None
     print(f"{ROLLOUTS} rollouts x {TURNS} turns, rows of {TURNS * (READ + SAID)} tokens; times and memory beside no critic")
     with tempfile.TemporaryDirectory() as folder:
-        policy = save_policy(folder, max_position_embeddings=1024, num_key_value_heads=2, **shape)
+        policy = save_policy(Path(folder), max_position_embeddings=1024, num_key_value_heads=2, **shape)
         for kind, table in KINDS.items():
             critic = None if table is None else {**table, **({"model": policy} if "model" in table else {})}
             backend = TorchBackend(policy=policy, device="cpu", threads=1, critic=critic)
@@ -117,7 +118,7 @@ def main() -> None:
             backend.close()
     slowest = 0.0
     for level in ("turn", "token", "both"):
-        spent = credit_ms(level)  # type: ignore[arg-type]
+        spent = credit_ms(level)
         slowest = max(slowest, spent)
         print(f"credit of {CREDITED} rollouts x {TURNS} turns, level {level!r}: {spent:.1f} ms CPU")
     print(f"RESULT {slowest:.1f}")
