@@ -93,6 +93,15 @@ def test_a_value_is_the_heads_of_the_state_after_the_token(make_backend: MakeBac
         np.testing.assert_allclose(numbers, expected.detach().numpy(), atol=1e-4)
 
 
+def test_a_context_that_is_full_has_a_value_and_a_longer_one_has_none(make_backend: MakeBackend, critic_of: Any) -> None:
+    backend = make_backend(**critic_of("trunk"))
+    backend.learn(lessons())
+    ((full,),) = values(backend, [3] * 128)
+    assert full != 0.0
+    with pytest.raises(BackendError, match=r"129 tokens are more than policy .* reads \(128\)"):
+        values(backend, [3] * 129)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("clip", [0.1, 0.5])
 def test_losses_are_verls(core_algos: Any, seed: int, clip: float) -> None:
@@ -131,7 +140,8 @@ def test_only_a_joint_critic_moves_the_policy(make_backend: MakeBackend, critic_
     if kind != "joint":
         with_critic, without = make_backend(**critic_of(kind)), alone
         for backend in (with_critic, without):
-            backend.learn([*lessons(advantage=1.0), make_sample([3, 3], [8], -1.0)])
+            for _ in range(2):  # the head starts at zero, so only the second could move anything by it
+                backend.learn([*lessons(advantage=1.0), make_sample([3, 3], [8], -1.0)])
             backend.learn(lessons())  # credit has nothing to say: momentum moves nothing, either
         assert are_equal(weights(with_critic), weights(without))
 

@@ -102,13 +102,13 @@ def test_cispo_dual_clip_and_reinforce_are_verls(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_importance_weights_are_verls_as_our_settings_ask_for_them(seed: int) -> None:
+def test_importance_weights_are_verls_as_our_settings_ask_for_them(policy: str, seed: int) -> None:
     log_ratio = 2.0 * torch.randn(3, 7, generator=torch.Generator().manual_seed(seed))
     for ours, values in (
         (truncated_importance(log_ratio, 2.0), {"importance_cap": 2.0}),
         (masked_importance(log_ratio, 0.5, 5.0), {"importance_mask": (0.5, 5.0)}),
     ):
-        config = build_config(Settings(policy="p", **values), context_length=128, cpu=True).algorithm.rollout_correction
+        config = build_config(Settings(policy=policy, **values), context_length=128, cpu=True).algorithm.rollout_correction
         theirs, _ = compute_rollout_correction_weights(
             log_ratio, torch.ones(3, 7), rollout_is=config.rollout_is, rollout_is_threshold=config.rollout_is_threshold
         )
@@ -116,8 +116,8 @@ def test_importance_weights_are_verls_as_our_settings_ask_for_them(seed: int) ->
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-def test_an_option_of_a_loss_of_the_table_reaches_verl(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(policy="p", loss_options={"dual_clip": 1.5})
+def test_an_option_of_a_loss_of_the_table_reaches_verl(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(policy=policy, loss_options={"dual_clip": 1.5})
     config = build_config(settings, context_length=128, cpu=True)
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "lightningrl_own"
     assert not settings.is_averaged, "it is proportional still"

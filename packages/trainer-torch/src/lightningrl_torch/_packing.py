@@ -154,8 +154,8 @@ def _build_batch(rows: Sequence[_Row]) -> Batch:
             sources.append(np.stack([np.full(len(trained), number), path[trained - 1]]))
             for name, parts in picked.items():
                 parts.append(getattr(sample, name)[trained])
-            has_targets = sample.value_targets is not None
-            value_targets.append(sample.value_targets[trained] if has_targets else np.full(len(trained), np.nan, np.float32))
+            targets = sample.value_targets
+            value_targets.append(np.full(len(trained), np.nan, np.float32) if targets is None else targets[trained])
             # a call's tokens are all in one sample, so its calls are numbered on from those before:  3 3 5 │ 0 2  ->  0 0 1 │ 2 3
             found, numbers = np.unique(sample.calls[trained], return_inverse=True)
             calls.append(numbers + calls_before)

@@ -110,21 +110,21 @@ class TorchBackend:
         if self._learner.critic is None:
             raise BackendError(f"policy {self.settings.policy!r} has no critic; add a table [learner.critic]")
         # the value before a token that nobody sampled is the one after all that stands there
-        rows = self._rows([(one.context, np.append(one.tokens, np.int32(0))) for one in continuations])
+        rows = self._rows([(one.context, np.append(one.tokens, np.int32(0))) for one in continuations], beyond=1)
         if not rows:
             return []
         with self._read():
             found = self._learner.values(rows)
         return [found[id(row)] for row in rows]
 
-    def _rows(self, read: Sequence[tuple[IntArray, IntArray]]) -> list[Sample]:
+    def _rows(self, read: Sequence[tuple[IntArray, IntArray]], *, beyond: int = 0) -> list[Sample]:
+        """Rows to be read, of which `beyond` tokens need not fit the context: nobody reads what comes of them."""
         rows = [make_row(context, tokens) for context, tokens in read]
         for row in rows:
-            if len(row.token_ids) > self._policy.context_length:
-                raise BackendError(
-                    f"{len(row.token_ids)} tokens are more than policy {self.settings.policy!r} reads ({self._policy.context_length}); "
-                    "shorten the context"
-                )
+            if len(row.token_ids) > self._policy.context_length + beyond:
+                name, most = self.settings.policy, self._policy.context_length
+                tokens = len(row.token_ids) - beyond
+                raise BackendError(f"{tokens} tokens are more than policy {name!r} reads ({most}); shorten the context")
         return rows
 
     @contextlib.contextmanager

@@ -20,7 +20,7 @@ import numpy as np
 
 from lightningrl.credit.baselines import FloatArray
 from lightningrl.errors import ConfigError
-from lightningrl.lineages import following as calls_following
+from lightningrl.lineages import following
 from lightningrl.protocols import Services
 from lightningrl.types import Advantages, Array, Evidence, Outcome, Trajectory, TrajectoryGroup, Transition
 
@@ -80,7 +80,7 @@ class TurnGae:
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return tuple(
             tuple(
-                None if advantages is None else np.broadcast_to(advantages, len(call.completion_ids)).astype(np.float32)
+                None if advantages is None else _spread(advantages, len(call.completion_ids))
                 for call, (advantages, _) in zip(trajectory.transitions, self._estimate(trajectory), strict=True)
             )
             for trajectory in group.trajectories
@@ -108,13 +108,13 @@ class TurnGae:
             return
         successors = _successors(calls)
         found: list[tuple[FloatArray | None, FloatArray]] = [(None, nothing)] * len(calls)
-        values_at, advantages_at = np.zeros(len(calls)), np.zeros(len(calls))
+        values_at, advantages_at = [0.0] * len(calls), [0.0] * len(calls)
         """Of each call's start, as what comes before it sees them."""
         for t in reversed(range(len(calls))):
             later = successors[t]
             reward = self._turn_reward(calls[t]) + (0.0 if later else trajectory.reward)
-            next_value = float(values_at[later].mean() if later else evidence.calls["value_after"][t])
-            next_advantage = float(advantages_at[later].mean()) if later else 0.0
+            next_value = sum(values_at[k] for k in later) / len(later) if later else float(evidence.calls["value_after"][t])
+            next_advantage = sum(advantages_at[k] for k in later) / len(later) if later else 0.0
             if not calls[t].trainable:  # part of the environment, as tool results are: passed over, with what it earned
                 values_at[t], advantages_at[t] = reward + next_value, next_advantage
                 continue
@@ -122,7 +122,7 @@ class TurnGae:
             values = (np.array([evidence.calls["value"][t]]) if self.level == "turn" else evidence.tokens["value"][t]).astype(np.float64)
             chain = values if by_token else values[:1]
             advantages = estimate_advantages(reward, chain, next_value, next_advantage, gamma=self.gamma, lam=self.lam)
-            values_at[t], advantages_at[t] = chain[0], advantages[0]
+            values_at[t], advantages_at[t] = float(chain[0]), float(advantages[0])
             if self.level == "both":
                 advantages = estimate_advantages(advantages[0] + values[0], values, 0.0, 0.0, gamma=1.0, lam=self.token_lam)
             found[t] = advantages, values
@@ -136,12 +136,13 @@ def estimate_advantages(
     reward: float, values: FloatArray, next_value: float, next_advantage: float, *, gamma: float, lam: float
 ) -> FloatArray:
     """A of each step of a stretch whose last step earns `reward`; `next_value` and `next_advantage` are of the step after it."""
-    advantages = np.zeros_like(values)
-    for j in reversed(range(len(values))):
-        delta = reward + gamma * next_value - values[j]
+    advantages: list[float] = []
+    for value in reversed(values.tolist()):
+        delta = reward + gamma * next_value - value
         next_advantage = delta + gamma * lam * next_advantage  # Â_t = δ_t + γλ Â_{t+1}  (GAE, eq. 16)
-        advantages[j], next_value, reward = next_advantage, values[j], 0.0
-    return advantages
+        advantages.append(next_advantage)
+        next_value, reward = value, 0.0
+    return np.array(advantages[::-1])
 
 
 def _successors(calls: Sequence[Transition]) -> list[list[int]]:
@@ -150,17 +151,22 @@ def _successors(calls: Sequence[Transition]) -> list[list[int]]:
     main ─► left ─► more        successors(main) = left right        successors(right) = none: it never pays for `more`
          └► right
     """
-    following = calls_following(calls)
+    came_of = following(calls)
     found: list[list[int]] = []
-    for later in following:
+    for later in came_of:
         beyond: set[int] = set()
         direct: list[int] = []
         for k in later[1:]:
             if k not in beyond:
                 direct.append(k)
-                beyond.update(following[k])
+                beyond.update(came_of[k])
         found.append(direct)
     return found
+
+
+def _spread(advantages: FloatArray, length: int) -> Array:
+    """One for all of a turn's tokens, or each token's own."""
+    return np.full(length, advantages[0], np.float32) if len(advantages) == 1 else advantages.astype(np.float32)
 
 
 def _padded(values: FloatArray, length: int) -> Array:
