@@ -30,7 +30,7 @@ from starter import build_starter
 from tasks import states, true_values
 
 import lightningrl
-from lightningrl.config import Recipe, RewardConfig, TasksConfig
+from lightningrl.config import Recipe
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import RolloutFilter
 from lightningrl.types import Outcome, RolloutMode, Trajectory
@@ -64,18 +64,20 @@ class Measured:
 
 def measure(game: str, folder: Path, *, samples: int, groups: int, skill: float = 0.5, seed: int = 0) -> Measured:
     build_starter(folder / "starter", GAMES[game], skill=skill, seed=seed)
-    recipe = Recipe(
-        name=game,
-        folder=HERE,
-        agent="tasks.py:play",
-        tasks=TasksConfig(train="tasks.py:train_tasks", options={"game": game}),
-        policy={"model": str(folder / "starter")},
-        rewards={"won": RewardConfig(use="tasks.py:won")},
-        credit={"use": "branches", "options": {"samples": samples, "equal": True}},
-        sampling={"max_tokens": 1},
-        validation={"every": 0},
-        loop={"steps": 1, "tasks_per_step": groups, "group_size": 2, "seed": seed},
-        runtime={"concurrency": 16, "workers": 1},
+    recipe = Recipe.model_validate(
+        {
+            "name": game,
+            "folder": HERE,
+            "agent": "tasks.py:play",
+            "tasks": {"train": "tasks.py:train_tasks", "options": {"game": game}},
+            "policy": {"model": str(folder / "starter")},
+            "rewards": {"won": {"use": "tasks.py:won"}},
+            "credit": {"use": "branches", "options": {"samples": samples, "equal": True}},
+            "sampling": {"max_tokens": 1},
+            "validation": {"every": 0},
+            "loop": {"steps": 1, "tasks_per_step": groups, "group_size": 2, "seed": seed},
+            "runtime": {"concurrency": 16, "workers": 1},
+        }
     )
     lightningrl.train(recipe, run=folder / "run")
     trajectories = asyncio.run(_read(folder / "run"))

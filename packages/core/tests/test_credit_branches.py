@@ -130,9 +130,9 @@ def test_a_sum_branches_where_a_part_does_and_its_other_parts_see_no_branch() ->
     alone, plain, found = Branches().assign(group), IdenticalAssignment(baseline="dr_grpo").assign(group), both.assign(group)
     for i, calls in enumerate(alone):
         for t, credit in enumerate(calls):
-            other = plain[i][t]
-            assert credit is not None and other is not None
-            np.testing.assert_allclose(found[i][t], credit + 0.5 * other, atol=1e-6)
+            other, summed = plain[i][t], found[i][t]
+            assert credit is not None and other is not None and summed is not None
+            np.testing.assert_allclose(summed, credit + 0.5 * other, atol=1e-6)
     assert all(credit is None for calls in found[2:] for credit in calls)
     trained = Whiten(Branches(train=True)).assign(group)
     assert len(trained) == 5 and trained[2][0] is None and trained[2][1] is not None
