@@ -197,6 +197,7 @@ async def test_a_judge_reads_what_was_said_and_its_grades_are_turn_rewards_besid
     calls = [call for one in rewarded for call in one.transitions]
     assert sum(int(row.mask.sum()) for row in scored.samples) == sum(len(call.completion_ids) for call in calls)
     assert describe_rollouts(rewarded)["calls_judge"] == 2
+    assert scored.metrics["credit/grade"] == 0.5
     again = await make_scorer(folder, server, policy, baseline="dr_grpo", aggregate="sum", settings={"temperature": 0}).reward(
         await store.trajectories(names(2)), store.set_scores
     )

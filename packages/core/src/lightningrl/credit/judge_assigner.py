@@ -24,6 +24,7 @@ import numpy as np
 
 from lightningrl.credit import DiscountedReturns
 from lightningrl.credit.baselines import Baseline, FloatArray, check_baseline
+from lightningrl.credit.evidence import mean_evidence
 from lightningrl.credit.spread import Channel, spread
 from lightningrl.credit.transcript import clip, shared_lines, transcripts
 from lightningrl.errors import ConfigError, JudgeError, PluginError
@@ -231,6 +232,9 @@ class TurnJudge:
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return spread(group, self)
 
+    def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> dict[str, float]:
+        return mean_evidence(groups, GRADE)
+
     def _rewards(self, trajectory: Trajectory) -> FloatArray:
         """Of each call, between -weight and weight; with `min`, of all of them together."""
         rewards = self.weight * (2.0 * _grades(trajectory) - 1.0)
@@ -288,6 +292,9 @@ class GroupJudge:
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return spread(group, self)
+
+    def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> dict[str, float]:
+        return mean_evidence(groups, GRADE)
 
 
 def _grades(trajectory: Trajectory) -> FloatArray:
