@@ -132,8 +132,9 @@ def test_gradient_is_that_of_the_plain_rows(share: bool, temperature: float, att
 def test_every_loss_has_the_gradient_of_the_plain_rows_call_by_call(loss: str, share: bool, seed: int) -> None:
     model = make_model()
     samples = [*make_turns(model, seed=seed), *make_samples(model, seed=seed)]
-    learner = make_learner(model, share_prefixes=share, loss=loss, **CLIPS)
-    assert distance(plain_gradients(model, samples, loss, **CLIPS), learner.gradients(samples)) < 2e-6
+    clips = {} if loss == "reinforce" else CLIPS
+    learner = make_learner(model, share_prefixes=share, loss=loss, **clips)
+    assert distance(plain_gradients(model, samples, loss, **clips), learner.gradients(samples)) < 2e-6
 
 
 def test_calls_taken_for_one_would_be_seen() -> None:
@@ -308,6 +309,25 @@ def test_importance_cap_measures_ratios_to_the_policy_before_the_step(make_backe
     assert report.metrics["staleness_max"] == 2.0
 
 
+def test_importance_mask_leaves_out_tokens_that_the_engine_saw_otherwise(make_backend: MakeBackend) -> None:
+    capped, narrow, wide = (
+        make_backend(**options) for options in ({"importance_cap": 1e6}, {"importance_mask": (0.9, 1.1)}, {"importance_mask": (1e-6, 1e6)})
+    )
+    samples = make_samples(capped.learner.model)
+    all_of_them, few, again = (backend.learn(samples).metrics["importance"] for backend in (capped, narrow, wide))
+    assert few < 0.5 * all_of_them
+    assert again == all_of_them
+
+
+def test_an_entropy_term_keeps_the_policy_undecided(make_backend: MakeBackend) -> None:
+    """Also on rows without any advantage, which have no other part in the loss."""
+    plain, undecided = make_backend(), make_backend(entropy_coef=1.0)
+    silent = [replace(sample, advantages=np.zeros_like(sample.advantages)) for sample in make_samples(plain.learner.model)]
+    assert plain.learn(silent).policy_version == 0
+    before, *_, after = [undecided.learn(silent).metrics["entropy"] for _ in range(6)]
+    assert after > before + 0.01
+
+
 def test_bfloat16_steps_are_near_float32_ones(make_backend: MakeBackend) -> None:
     exact, rough = make_backend(), make_backend(dtype="bfloat16")
     samples = make_samples(exact.learner.model)
@@ -332,6 +352,10 @@ def test_gradient_checkpointing_has_the_same_gradient(make_backend: MakeBackend)
         ({"minibatches": True}, "minibatches is True; use a valid integer"),
         ({"learning_rate": "fast"}, "learning_rate is 'fast'; use a valid number"),
         ({"importance_cap": float("inf")}, "importance_cap is inf; use a finite number"),
+        ({"importance_cap": 2.0, "importance_mask": (0.5, 5.0)}, "correct the same ratio; remove one of them"),
+        ({"importance_mask": (2.0, 0.5)}, "keeps ratios from 2 to 0.5, which are none"),
+        ({"loss": "reinforce", "clip_low": 0.2}, "loss 'reinforce'.*clip_low"),
+        ({"loss": "gspo", "loss_options": {"dual_clip": 3.0}}, "loss 'gspo'.*dual_clip"),
         ({"betas": (0.9, 1.0)}, r"betas\.1 is 1.0; use less than 1"),
         ({"betas": (0.9, 0.9, 0.9)}, r"betas is \(0.9, 0.9, 0.9\); Tuple should have at most 2 items"),
         ({"speed": 3}, "the learner has no setting 'speed'; it takes: betas, clip_high"),

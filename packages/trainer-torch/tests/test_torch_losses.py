@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightningrl_torch.losses import LOSSES, TokenBatch, approximate_kl, mean_by_call, ppo_clip, truncated_importance
+from lightningrl_torch.losses import LOSSES, TokenBatch, approximate_kl, masked_importance, mean_by_call, ppo_clip, truncated_importance
 from lightningrl_torch.schedules import schedule_factor
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -37,9 +37,16 @@ def scene(seed: int) -> dict[str, Floats]:
     }
 
 
+def options_of(name: str, low: float, high: float) -> dict[str, float]:
+    """The bounds, where the loss has any."""
+    return {} if name == "reinforce" else {"clip_low": low, "clip_high": high}
+
+
 def numpy_loss(name: str, given_: dict[str, Floats], low: float, high: float) -> tuple[Floats, Floats]:
     """Each token's loss, and its derivative by the token's own logprob."""
     logprobs, advantages, calls = given_["logprobs"], given_["advantages"], given_["calls"]
+    if name == "reinforce":
+        return -advantages * logprobs, -advantages
     ratio = np.exp(logprobs - given_["old"])
     if name == "gspo":
         means = {call: np.exp((logprobs - given_["old"])[calls == call].mean()) for call in set(calls.tolist())}
@@ -58,12 +65,12 @@ def test_every_loss_and_its_gradient_are_those_of_numpy(name: str, seed: int, lo
     given_ = scene(seed)
     tensors = {key: torch.from_numpy(value) for key, value in given_.items()}
     logprobs = tensors.pop("logprobs").requires_grad_()
-    found = LOSSES[name](make_batch(logprobs, **tensors), clip_low=low, clip_high=high)
+    found = LOSSES[name](make_batch(logprobs, **tensors), **options_of(name, low, high))
     (gradient,) = torch.autograd.grad(found.losses.sum(), logprobs)
     losses, slopes = numpy_loss(name, given_, low, high)
     np.testing.assert_allclose(found.losses.detach().numpy(), losses, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(gradient.numpy(), slopes, rtol=1e-12, atol=1e-12)
-    assert found.metrics["clip_fraction"].shape == logprobs.shape
+    assert all(values.shape == logprobs.shape for values in found.metrics.values())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -118,6 +125,47 @@ def test_loss_and_gradient_are_those_of_verl(core_algos: Any, seed: int, low: fl
     torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("c", [1.5, 3.0])
+def test_dual_clip_is_verls(core_algos: Any, seed: int, c: float) -> None:
+    old, logprobs, advantages, mask = verl_scene(seed, moved=1.5)
+    expected = verl_loss(core_algos, old, logprobs, advantages, mask, "token-mean", low=0.2, high=0.28, c=c)
+    (expected_gradient,) = torch.autograd.grad(expected, logprobs)
+    batch = make_batch(logprobs.flatten(), old.flatten(), advantages.flatten())
+    found = ppo_clip(batch, clip_low=0.2, clip_high=0.28, dual_clip=c)
+    loss = (token_weights(mask, "token-mean") * found.losses.view(mask.shape)).sum()
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-6)
+    assert found.metrics["dual_clip_fraction"].any(), "the scene has a ratio beyond it"
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["cispo", "reinforce"])
+def test_cispo_and_reinforce_are_verls(core_algos: Any, seed: int, name: str) -> None:
+    old, logprobs, advantages, mask = verl_scene(seed)
+    bounds = {"clip_ratio": 0.2, "clip_ratio_low": 0.3, "clip_ratio_high": 0.4}
+    config = type("Config", (core_algos.ActorConfig,), {**bounds, "global_batch_info": {}})()
+    compute = getattr(core_algos, f"compute_policy_loss_{name}")
+    expected, _ = compute(old, logprobs, advantages, mask, "token-mean", config)
+    (expected_gradient,) = torch.autograd.grad(expected, logprobs)
+    batch = make_batch(logprobs.flatten(), old.flatten(), advantages.flatten())
+    losses = LOSSES[name](batch, **options_of(name, 0.3, 0.4)).losses.view(mask.shape)
+    loss = (token_weights(mask, "token-mean") * losses).sum()
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-6)
+
+
+def verl_scene(seed: int, moved: float = 0.4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logprobs before and now, advantages and mask of six rows."""
+    generator = torch.Generator().manual_seed(seed)
+    old = -3 * torch.rand(6, 9, generator=generator)
+    logprobs = (old + moved * torch.randn(6, 9, generator=generator)).requires_grad_()
+    mask = (torch.arange(9) < torch.randint(1, 10, (6, 1), generator=generator)).float()
+    return old, logprobs, torch.randn(6, 9, generator=generator), mask
+
+
 def verl_loss(
     core_algos: Any,
     old: torch.Tensor,
@@ -128,15 +176,17 @@ def verl_loss(
     *,
     low: float,
     high: float,
+    c: float = 1e9,
 ) -> torch.Tensor:
+    """With c far off, there is no dual clip."""
+
     class Config(dict[str, Any]):
         clip_ratio = low
         clip_ratio_low = low
         clip_ratio_high = high
         global_batch_info: ClassVar[dict[str, Any]] = {}
 
-    no_dual_clip = Config(clip_ratio_c=1e9)
-    loss, _ = core_algos.compute_policy_loss_vanilla(old, logprobs, advantages, mask, aggregation, no_dual_clip)
+    loss, _ = core_algos.compute_policy_loss_vanilla(old, logprobs, advantages, mask, aggregation, Config(clip_ratio_c=c))
     result: torch.Tensor = loss
     return result
 
@@ -171,6 +221,13 @@ def test_importance_weights_are_capped_and_carry_no_gradient() -> None:
     log_ratio = torch.tensor([-1.0, 0.0, 3.0], requires_grad=True)
     weights = truncated_importance(log_ratio, 2.0)
     torch.testing.assert_close(weights, torch.tensor([0.36787944, 1.0, 2.0]))
+    assert not weights.requires_grad
+
+
+def test_tokens_outside_the_bounds_are_left_out_and_those_within_weighted() -> None:
+    log_ratio = torch.tensor([-1.0, 0.0, 1.0, 2.0, 1000.0], requires_grad=True)
+    weights = masked_importance(log_ratio, 0.5, 5.0)
+    torch.testing.assert_close(weights, torch.tensor([0.0, 1.0, 2.7182817, 0.0, 0.0]))
     assert not weights.requires_grad
 
 

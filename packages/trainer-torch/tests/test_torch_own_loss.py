@@ -66,7 +66,7 @@ def test_a_loss_that_is_not_there_or_takes_no_such_option(write_loss: Callable[.
         ChosenLoss(f"{tmp_path / 'nowhere.py'}:loss", {})
     with pytest.raises(ConfigError, match="has no setting 'tau'"):
         ChosenLoss(there, {"tau": 1.0})
-    with pytest.raises(ConfigError, match=r"loss is 'dpo'; choose 'ppo_clip', 'gspo', 'cispo', or your own: 'file.py:loss'"):
+    with pytest.raises(ConfigError, match=r"loss is 'dpo'; choose 'ppo_clip', 'gspo', 'cispo', 'reinforce', or your own: 'file.py:loss'"):
         Settings(policy="tiny", loss="dpo")
     with pytest.raises(ConfigError, match="loss 'gspo' has no setting 'tau'"):
         Settings(policy="tiny", loss="gspo", loss_options={"tau": 1.0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -13,11 +14,19 @@ import ray
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from verl.trainer.ppo.core_algos import compute_policy_loss_gspo, get_adv_estimator_fn, get_policy_loss_fn
+from verl.trainer.ppo.core_algos import (
+    compute_policy_loss_cispo,
+    compute_policy_loss_gspo,
+    compute_policy_loss_reinforce,
+    compute_policy_loss_vanilla,
+    get_adv_estimator_fn,
+    get_policy_loss_fn,
+)
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 from verl.workers.config import ActorConfig
 
 from lightningrl.errors import ConfigError
-from lightningrl_torch.losses import LOSSES, TokenBatch
+from lightningrl_torch.losses import LOSSES, TokenBatch, masked_importance, truncated_importance
 from lightningrl_verl.cluster import actor_environment
 from lightningrl_verl.environment import OWN_LOSS, process_environment
 from lightningrl_verl.losses import call_numbers, policy_loss, precomputed
@@ -55,11 +64,11 @@ def test_each_is_the_tables_call_by_call(loss: str, seed: int) -> None:
             calls = torch.zeros(len(run), dtype=torch.int64)
             others: dict[str, Any] = {"rollout_logprobs": old, "reference_logprobs": None}
             batch = TokenBatch(logprobs=new, old_logprobs=old, advantages=advantages, calls=calls, **others)
-            expected = expected + LOSSES[loss](batch, clip_low=0.2, clip_high=0.28).losses.sum()
+            expected = expected + LOSSES[loss](batch, **({} if loss == "reinforce" else {"clip_low": 0.2, "clip_high": 0.28})).losses.sum()
     (slopes,) = torch.autograd.grad(expected, given_["log_prob"])
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradient, slopes, rtol=1e-5, atol=1e-6)
-    assert 0.0 <= metrics["lightningrl/clip_fraction"] <= 1.0
+    assert loss == "reinforce" or 0.0 <= metrics["lightningrl/clip_fraction"] <= 1.0
     assert metrics["lightningrl/kl_rollout"] >= 0.0
 
 
@@ -70,6 +79,53 @@ def test_losses_are_proportional_to_the_weight_of_their_rows(loss: str, seed: in
     plain, _ = function(**given_, config=CONFIG)
     weighted, _ = function(**{**given_, "advantages": given_["advantages"] * weight}, config=CONFIG)
     assert float(weighted.detach()) == pytest.approx(weight * float(plain.detach()), rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cispo_dual_clip_and_reinforce_are_verls(seed: int) -> None:
+    given_ = scene(seed)
+    given_["log_prob"] = (given_["old_log_prob"] + 1.5 * torch.randn(3, 7)).requires_grad_()
+    actor = ActorConfig(
+        strategy="fsdp2", use_dynamic_bsz=True, ppo_mini_batch_size=3, rollout_n=1, clip_ratio_low=0.2, clip_ratio_high=0.28
+    )
+    tokens = given_["response_mask"].sum()
+    for ours, theirs in (
+        (LOSSES["cispo"], compute_policy_loss_cispo),
+        (functools.partial(LOSSES["ppo_clip"], dual_clip=actor.clip_ratio_c), compute_policy_loss_vanilla),
+        (LOSSES["reinforce"], lambda old_log_prob, **others: compute_policy_loss_reinforce(old_log_prob, **others)),
+    ):
+        expected, _ = theirs(**given_, loss_agg_mode="token-mean", config=actor)
+        found, _ = policy_loss(ours)(**{**given_, "advantages": given_["advantages"] / tokens}, config=CONFIG)
+        gradients = [torch.autograd.grad(loss, given_["log_prob"], retain_graph=True)[0] for loss in (found, expected)]
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_importance_weights_are_verls_as_our_settings_ask_for_them(policy: str, seed: int) -> None:
+    log_ratio = 2.0 * torch.randn(3, 7, generator=torch.Generator().manual_seed(seed))
+    for ours, values in (
+        (truncated_importance(log_ratio, 2.0), {"importance_cap": 2.0}),
+        (masked_importance(log_ratio, 0.5, 5.0), {"importance_mask": (0.5, 5.0)}),
+    ):
+        config = build_config(Settings(policy=policy, **values), context_length=128, cpu=True).algorithm.rollout_correction
+        theirs, _ = compute_rollout_correction_weights(
+            log_ratio, torch.ones(3, 7), rollout_is=config.rollout_is, rollout_is_threshold=config.rollout_is_threshold
+        )
+        assert config.bypass_mode is False
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_an_option_of_a_loss_of_the_table_reaches_verl(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(policy=policy, loss_options={"dual_clip": 1.5})
+    config = build_config(settings, context_length=128, cpu=True)
+    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "lightningrl_own"
+    assert not settings.is_averaged, "it is proportional still"
+    monkeypatch.setenv(OWN_LOSS, process_environment(settings)[OWN_LOSS])
+    given_ = {**scene(3), "advantages": -torch.ones(3, 7)}
+    given_["log_prob"] = given_["old_log_prob"] + 1.0
+    bound, _ = get_policy_loss_fn("lightningrl_own")(**given_, config=CONFIG)
+    assert float(bound) == pytest.approx(1.5 * float(given_["response_mask"].sum()))
 
 
 def test_gspo_on_rows_of_one_call_is_verls() -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "CreditAssigner",
     "CreditMemory",
     "CreditMonitor",
+    "CriticTeacher",
     "Engine",
     "GroupWitness",
     "IntermediateReward",
@@ -93,6 +94,12 @@ class Services(Ask, Protocol):
         """The return that the policy's critic expects after each context."""
         ...
 
+    async def token_values(
+        self, tokens: Sequence[int] | IntArray, context: Sequence[int] | IntArray, *, policy: str | None = None
+    ) -> Array:
+        """The critic's value after the context, and after each token: one more than there are tokens."""
+        ...
+
     async def encode(self, text: str, *, policy: str | None = None) -> list[int]:
         """The text's tokens, none added around them."""
         ...
@@ -143,9 +150,19 @@ class CreditMemory(Protocol):
     def load(self, state: Any, /) -> None: ...
 
 
+@runtime_checkable
+class CriticTeacher(Protocol):
+    """The part of a credit assigner that a critic learns from."""
+
+    def value_targets(self, group: TrajectoryGroup, /) -> Advantages:
+        """`[trajectory][transition][token]`: the return to be expected before the token; NaN, or None for a whole call, where none is.
+        Pure numpy, and never whitened."""
+        ...
+
+
 class CreditAssigner(Protocol):
     """Spreads an episode's return over its calls. Pure numpy; the group stays as it was. One that asks first is a `Witness`, too, one that
-    reports metrics a `CreditMonitor`, one that remembers a `CreditMemory`."""
+    reports metrics a `CreditMonitor`, one that remembers a `CreditMemory`, one that trains a critic a `CriticTeacher`."""
 
     @property
     def requires(self) -> frozenset[str]:
@@ -269,6 +286,7 @@ class TokenScorer(Protocol):
 class Valuer(Protocol):
     """A backend with a critic. Blocking; call it in a thread."""
 
-    def values(self, contexts: Sequence[IntArray]) -> Array:
-        """The value after each context. Raises BackendError where there is no critic, or tokens are not the policy's."""
+    def values(self, continuations: Sequence[Continuation]) -> Sequence[Array]:
+        """For each the value after its context and after each of its tokens, one more than tokens. Computed in forward passes of bounded
+        tokens. Raises BackendError where there is no critic, or tokens are not the policy's."""
         ...

@@ -370,11 +370,13 @@ class Sample:
     """Which call of the rollout token t was sampled in; -1 where mask is False. A call's tokens are all in one row."""
     temperatures: Array
     """Sampling temperature of token t; 1.0 where mask is False."""
+    value_targets: Array | None = None
+    """The return that a critic learns to expect before token t, NaN where none; None = the row has none."""
 
     def __post_init__(self) -> None:
-        lengths = {
-            name: len(getattr(self, name))
-            for name in ("token_ids", "mask", "logprobs", "advantages", "weights", "versions", "calls", "temperatures")
-        }
+        columns = ["token_ids", "mask", "logprobs", "advantages", "weights", "versions", "calls", "temperatures"]
+        if self.value_targets is not None:
+            columns.append("value_targets")
+        lengths = {name: len(getattr(self, name)) for name in columns}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"sample of rollout {self.rollout_id!r}: arrays of unequal length {lengths}")

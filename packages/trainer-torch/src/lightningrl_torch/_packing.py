@@ -74,6 +74,8 @@ class Batch:
     temperatures: NDArray[np.float32]
     calls: NDArray[np.int64]
     """(N,): which call each is of, 0 … calls - 1."""
+    value_targets: NDArray[np.float32]
+    """(N,): NaN where none."""
 
 
 def make_row(context: NDArray[np.int32], tokens: NDArray[np.int32]) -> Sample:
@@ -141,6 +143,7 @@ def _build_batch(rows: Sequence[_Row]) -> Batch:
     sources: list[NDArray[np.int64]] = []
     picked: dict[str, list[NDArray[np.generic]]] = {name: [] for name in ("token_ids", "logprobs", "advantages", "weights", "temperatures")}
     calls: list[NDArray[np.int64]] = []
+    value_targets: list[NDArray[np.float32]] = []
     calls_before = 0
     for number, row in enumerate(rows):
         token_ids[number, : row.size] = np.concatenate(row.token_ids)
@@ -151,6 +154,8 @@ def _build_batch(rows: Sequence[_Row]) -> Batch:
             sources.append(np.stack([np.full(len(trained), number), path[trained - 1]]))
             for name, parts in picked.items():
                 parts.append(getattr(sample, name)[trained])
+            targets = sample.value_targets
+            value_targets.append(np.full(len(trained), np.nan, np.float32) if targets is None else targets[trained])
             # a call's tokens are all in one sample, so its calls are numbered on from those before:  3 3 5 │ 0 2  ->  0 0 1 │ 2 3
             found, numbers = np.unique(sample.calls[trained], return_inverse=True)
             calls.append(numbers + calls_before)
@@ -169,4 +174,5 @@ def _build_batch(rows: Sequence[_Row]) -> Batch:
         weights=joined["weights"].astype(np.float32),
         temperatures=joined["temperatures"].astype(np.float32),
         calls=np.concatenate(calls),
+        value_targets=np.concatenate(value_targets),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,17 @@ from transformers import PreTrainedModel
 from lightningrl_torch._models import ModelTraits
 from lightningrl_torch._packing import Batch
 
-__all__ = ["score_batch", "to_tensor"]
+__all__ = ["Scores", "read_states", "score_batch", "to_tensor"]
+
+
+class Scores(NamedTuple):
+    """Of each trained token, N of them."""
+
+    logprobs: Tensor
+    entropies: Tensor
+    """With a gradient where a loss has a term of them."""
+    states: Tensor
+    """(N, hidden): what the output embeddings saw where the token was predicted."""
 
 
 def to_tensor(values: NDArray[Any], model: PreTrainedModel) -> Tensor:
@@ -24,21 +34,27 @@ def to_tensor(values: NDArray[Any], model: PreTrainedModel) -> Tensor:
     return torch.from_numpy(values).to(model.device)
 
 
-def score_batch(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autocast: bool) -> tuple[Tensor, Tensor]:
-    """Logprob and (without gradient) entropy of each trained token, float32, in the softmax at the token's temperature."""
-    logits = _logits(model, traits, batch, autocast=autocast).float()
+def score_batch(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autocast: bool, entropy_gradient: bool = False) -> Scores:
+    """Logprobs and entropies float32, in the softmax at the token's temperature."""
+    logits, states = _forward(model, traits, batch, autocast=autocast)
+    logits = logits.float()
     if (batch.temperatures != 1.0).any():
         # greedy tokens have their logprob at temperature 1, see TokenChunk.logprobs
         temperatures = np.where(batch.temperatures == 0.0, np.float32(1.0), batch.temperatures)
         logits = logits / to_tensor(temperatures, model)[:, None]
     logprobs = logits.log_softmax(-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropies = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(-1, to_tensor(batch.targets, model)[:, None])[:, 0], entropies
+    return Scores(logprobs.gather(-1, to_tensor(batch.targets, model)[:, None])[:, 0], entropies, states)
 
 
-def _logits(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autocast: bool) -> Tensor:
-    """Logits (trained tokens, vocabulary)."""
+def read_states(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autocast: bool) -> Tensor:
+    """The states of `Scores` alone: no logits but a token's."""
+    return _forward(model, traits, batch, autocast=autocast, logits=False)[1]
+
+
+def _forward(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autocast: bool, logits: bool = True) -> tuple[Tensor, Tensor]:
+    """Logits (trained tokens, vocabulary) and states (trained tokens, hidden)."""
     arguments: dict[str, Tensor] = {}
     rows, columns = to_tensor(batch.sources, model)
     with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=autocast):
@@ -50,24 +66,26 @@ def _logits(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autoca
             allowed = (index[None, :] <= index[:, None]) & (index[:, None] < ends[:, None, :])
             arguments["attention_mask"] = traits.format_mask(allowed, torch.bfloat16 if autocast else model.dtype)
         head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        with _only_at(head, rows, columns):
-            logits: Tensor = model(input_ids=to_tensor(batch.token_ids, model), use_cache=False, **arguments).logits
-    return logits[0]
+        with _only_at(head, rows, columns, logits=logits) as states:
+            found: Tensor = model(input_ids=to_tensor(batch.token_ids, model), use_cache=False, **arguments).logits
+    return found[0], states[0]
 
 
 @contextlib.contextmanager
-def _only_at(head: nn.Module, rows: Tensor, columns: Tensor) -> Iterator[None]:
+def _only_at(head: nn.Module, rows: Tensor, columns: Tensor, *, logits: bool) -> Iterator[list[Tensor]]:
     """Let the output embeddings see hidden states at (rows, columns) alone: the vocabulary is most of a small model's work. Of this
-    thread's forward passes: the engine's go on beside it."""
+    thread's forward passes: the engine's go on beside it. Gives a list that the hidden states are put into."""
     ours = threading.get_ident()
+    states: list[Tensor] = []
 
     def pick(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if threading.get_ident() != ours:
             return arguments
-        return (arguments[0][rows, columns][None], *arguments[1:])
+        states.append(arguments[0][rows, columns])
+        return ((states[0] if logits else states[0][:1])[None], *arguments[1:])
 
     hook = head.register_forward_pre_hook(pick)
     try:
-        yield
+        yield states
     finally:
         hook.remove()

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from lightningrl.errors import BackendError
 from lightningrl.protocols import Continuation, LearnReport
-from lightningrl.types import Array, Sample
+from lightningrl.types import Array, IntArray, Sample
 from lightningrl_torch._packing import make_row
 from lightningrl_torch.checkpoint import read_checkpoint, restore_generators, write_checkpoint, written_folder
 from lightningrl_torch.engine import TorchEngine
@@ -86,18 +87,11 @@ class TorchBackend:
     def logprobs(self, continuations: Sequence[Continuation], *, reference: bool = False) -> list[Array]:
         """For each its tokens' logprobs at temperature 1, computed beside the engine. The reference of a LoRA policy is the policy without
         its adapters, so the engine's requests wait meanwhile."""
-        rows = [make_row(one.context, one.tokens) for one in continuations]
+        rows = self._rows([(one.context, one.tokens) for one in continuations])
         if not rows:
             return []
-        for row in rows:
-            if len(row.token_ids) > self._policy.context_length:
-                raise BackendError(
-                    f"{len(row.token_ids)} tokens to score are more than policy {self.settings.policy!r} reads "
-                    f"({self._policy.context_length}); shorten the context"
-                )
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._reading)
-            stack.enter_context(_threads(self.settings.engine_threads or self._threads))
+            stack.enter_context(self._read())
             model = self._policy.model
             if reference:
                 if self._reference is None:
@@ -111,21 +105,49 @@ class TorchBackend:
             found = self._learner.recompute(rows, model)
         return [found[id(row)] for row in rows]
 
+    def values(self, continuations: Sequence[Continuation]) -> list[Array]:
+        """For each the critic's value after the context and after each token, computed beside the engine."""
+        if self._learner.critic is None:
+            raise BackendError(f"policy {self.settings.policy!r} has no critic; add a table [learner.critic]")
+        # the value before a token that nobody sampled is the one after all that stands there
+        rows = self._rows([(one.context, np.append(one.tokens, np.int32(0))) for one in continuations], beyond=1)
+        if not rows:
+            return []
+        with self._read():
+            found = self._learner.values(rows)
+        return [found[id(row)] for row in rows]
+
+    def _rows(self, read: Sequence[tuple[IntArray, IntArray]], *, beyond: int = 0) -> list[Sample]:
+        """Rows to be read, of which `beyond` tokens need not fit the context: nobody reads what comes of them."""
+        rows = [make_row(context, tokens) for context, tokens in read]
+        for row in rows:
+            if len(row.token_ids) > self._policy.context_length + beyond:
+                name, most = self.settings.policy, self._policy.context_length
+                tokens = len(row.token_ids) - beyond
+                raise BackendError(f"{tokens} tokens are more than policy {name!r} reads ({most}); shorten the context")
+        return rows
+
+    @contextlib.contextmanager
+    def _read(self) -> Iterator[None]:
+        """Weights that stay as they are, read by no more threads than the engine has."""
+        with self._reading, _threads(self.settings.engine_threads or self._threads):
+            yield
+
     def save(self, folder: Path) -> None:
         """Write trained weights (safetensors), optimiser, schedule and random generators; complete when it returns."""
         state = {"policy": self.settings.policy, "learner": self._learner.state(), "engine": self._engine.random_state()}
-        write_checkpoint(folder, self._learner.parameters, state)
+        write_checkpoint(folder, self._weights, state)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote: on the CPU, learning and sampling go on bit for bit."""
         weights, state = read_checkpoint(folder, self._policy.device)
-        parameters = self._learner.parameters
+        parameters = self._weights
         for name in sorted(parameters.keys() | weights.keys()):
             ours, theirs = (tuple(found[name].shape) if name in found else None for found in (parameters, weights))
             if ours != theirs:
                 raise BackendError(
                     f"checkpoint {str(folder)!r} does not fit policy {self.settings.policy!r}: {name!r} is {theirs} there and {ours} here; "
-                    "use the policy and LoRA settings that it was saved with"
+                    "use the policy, LoRA and critic settings that it was saved with"
                 )
         with self._reading, self._engine.held():
             with torch.no_grad():
@@ -148,6 +170,12 @@ class TorchBackend:
     def close(self) -> None:
         """Stop the engine's thread."""
         self._engine.close()
+
+    @property
+    def _weights(self) -> dict[str, torch.nn.Parameter]:
+        """All that learns."""
+        critic = self._learner.critic
+        return {**self._learner.parameters, **({f"critic.{name}": one for name, one in critic.parameters.items()} if critic else {})}
 
     def _text_of(self, token_ids: Sequence[int]) -> str:
         return str(self._policy.tokenizer.decode(list(token_ids), skip_special_tokens=False))

@@ -12,6 +12,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lightningrl.credit.samples import teaching_rows
 from lightningrl.errors import BackendError
 from lightningrl.protocols import LearnReport
 from lightningrl.types import Sample
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._packing import Batch, build_batches
-from lightningrl_torch._scoring import score_batch, to_tensor
+from lightningrl_torch._scoring import Scores, score_batch, to_tensor
 from lightningrl_torch.chosen_loss import ChosenLoss
-from lightningrl_torch.losses import TokenBatch, approximate_kl, truncated_importance
+from lightningrl_torch.critic import Critic, value_losses
+from lightningrl_torch.losses import TokenBatch, approximate_kl, masked_importance, truncated_importance
 from lightningrl_torch.schedules import schedule_factor
 from lightningrl_torch.settings import Settings
 
@@ -37,8 +38,23 @@ __all__ = ["Learner", "Reference"]
 Reference = Callable[[], contextlib.AbstractContextManager[PreTrainedModel]]
 """Gives the model that the KL is measured to, for the time of a `with` block."""
 
-_Recomputed = Mapping[int, NDArray[np.float32]]
-"""By `id(sample)`: logprobs of its trained tokens under the policy before the step."""
+_ByToken = Mapping[int, NDArray[np.float32]]
+"""By `id(sample)`: a number for each of its trained tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Before:
+    """What was so before the step."""
+
+    logprobs: _ByToken | None = None
+    """None: ratios are to the rollout's."""
+    values: _ByToken | None = None
+    """The critic's; None: its values are not clipped."""
+
+
+_CRITIC = "critic "
+"""Before the names of the critic's sums."""
+_NO_SPREAD = 1e-9
 
 
 class Learner:
@@ -53,6 +69,7 @@ class Learner:
         self._reference = reference
         self._loss = ChosenLoss(settings.loss, settings.loss_arguments, has_reference=reference is not None)
         self._traits = read_traits(model, settings.policy)
+        self.critic = None if settings.critic is None else Critic(model, self._traits, settings, settings.critic)
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         groups = [
             {"params": [one for one in self.parameters.values() if one.ndim >= 2], "weight_decay": settings.weight_decay},
@@ -73,8 +90,8 @@ class Learner:
         started = time.monotonic()
         settings = self._settings
         _check(samples, self._traits.vocabulary)
-        if self._reference is None and not self._loss.has_other_terms:
-            samples = teaching_rows(samples)
+        if not self._has_other_terms:
+            samples = [sample for sample in samples if sample.advantages.any() or (self.critic is not None and _targets(sample))]
             if not samples:
                 return LearnReport(policy_version=self.step, tokens=0, seconds=time.monotonic() - started)
         rate = settings.learning_rate * schedule_factor(
@@ -88,11 +105,11 @@ class Learner:
             group["lr"] = rate
         totals: dict[str, float] = defaultdict(float)
         with self._training(), self._undone_on_error():
-            recomputed = self.recompute(samples, self.model) if settings.importance_cap is not None else None
+            before = self._look_before(samples)
             for _ in range(settings.epochs):
                 minibatches = self._deal(samples)
                 for minibatch in minibatches:
-                    self._update(minibatch, len(minibatches), recomputed, totals)
+                    self._update(minibatch, len(minibatches), before, totals)
         self.step += 1
         tokens = sum(int(sample.mask.sum()) for sample in samples)
         metrics = {**_means(totals, settings.epochs), **_staleness(samples, self.step - 1), "lr": rate}
@@ -101,54 +118,81 @@ class Learner:
     def gradients(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """The loss's gradient by parameter name, without a step; for tests and diagnosis."""
         with self._training():
-            self._backward(samples, 1.0, None, defaultdict(float))
+            self._backward(samples, 1.0, _Before(), defaultdict(float))
         found = {name: parameter.grad.clone() for name, parameter in self.parameters.items() if parameter.grad is not None}
-        self.optimizer.zero_grad(set_to_none=True)
+        self._zero_gradients()
         return found
 
-    def _update(self, samples: Sequence[Sample], minibatches: int, recomputed: _Recomputed | None, totals: dict[str, float]) -> None:
+    @property
+    def _has_other_terms(self) -> bool:
+        """Whether rows without any advantage have a part in the policy's loss."""
+        return self._reference is not None or self._loss.has_other_terms or self._settings.entropy_coef > 0.0
+
+    def _moves_policy(self, samples: Sequence[Sample]) -> bool:
+        """Rows that teach the critic alone leave the policy as it is, momentum and all."""
+        return (
+            self._has_other_terms
+            or (self.critic is not None and self.critic.settings.joint)
+            or any(one.advantages.any() for one in samples)
+        )
+
+    def _zero_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.critic is not None:
+            self.critic.optimizer.zero_grad(set_to_none=True)
+
+    def _update(self, samples: Sequence[Sample], minibatches: int, before: _Before, totals: dict[str, float]) -> None:
         """One optimiser update."""
-        self.optimizer.zero_grad(set_to_none=True)  # what an update that raised has left
-        loss = self._backward(samples, float(minibatches), recomputed, totals)
+        self._zero_gradients()  # what an update that raised has left
+        loss = self._backward(samples, float(minibatches), before, totals)
         settings = self._settings
         limit = settings.max_grad_norm or math.inf
         norm = float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), limit))
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            self.optimizer.zero_grad(set_to_none=True)
+        critic_norm = 0.0 if self.critic is None else self.critic.clip_gradient(limit)
+        if not math.isfinite(loss) or not math.isfinite(norm) or not math.isfinite(critic_norm):
+            self._zero_gradients()
+            of_critic = "" if self.critic is None else f", the critic's {critic_norm:g}"
             raise BackendError(
-                f"step {self.step + 1}: loss {settings.loss!r} is {loss:g} and its gradient's norm {norm:g}; the weights stay at version "
-                f"{self.step}; lower the learning rate or look at this step's rewards"
+                f"step {self.step + 1}: loss {settings.loss!r} is {loss:g} and its gradient's norm {norm:g}{of_critic}; the weights stay "
+                f"at version {self.step}; lower the learning rate or look at this step's rewards"
             )
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        if self._moves_policy(samples):
+            self.optimizer.step()
+        if self.critic is not None:
+            self.critic.optimizer.step()
+            totals[f"{_CRITIC}grad_norm"] += critic_norm
+        self._zero_gradients()
         totals["loss"] += loss
         totals["grad_norm"] += norm
         totals["updates"] += 1.0
 
-    def _backward(self, samples: Sequence[Sample], scale: float, recomputed: _Recomputed | None, totals: dict[str, float]) -> float:
+    def _backward(self, samples: Sequence[Sample], scale: float, before: _Before, totals: dict[str, float]) -> float:
         """Add up the gradient of `scale` times the samples' loss; return the unscaled loss."""
         total = 0.0
+        targets = sum(map(_targets, samples)) if self.critic is not None else 0
         for batch in self._batches(samples):
-            loss, sums = self._sum_losses(batch, recomputed)
-            (loss * scale).backward()  # type: ignore[no-untyped-call]
+            loss, states, sums = self._sum_losses(batch, before)
+            wanted = loss * scale
+            if self.critic is not None and targets:
+                value_loss = self._value_loss(self.critic, batch, states, before, totals)
+                wanted = wanted + self.critic.weight * value_loss / targets
+            wanted.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
             for name, value in sums.items():
                 totals[name] += float(value)
             totals["tokens"] += float(len(batch.targets))
         return total
 
-    def _sum_losses(self, batch: Batch, recomputed: _Recomputed | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Σ weights · token_loss of a batch, and sums over its trained tokens for the metrics."""
+    def _sum_losses(self, batch: Batch, before: _Before) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Σ weights · token_loss of a batch, the policy's states, and sums over its trained tokens for the metrics."""
         settings, model = self._settings, self.model
-        logprobs, entropies = self._score(model, batch)
+        logprobs, entropies, states = self._score(model, batch)
         rollout_logprobs, advantages = to_tensor(batch.logprobs, model), to_tensor(batch.advantages, model)
-        old_logprobs = rollout_logprobs
-        if recomputed is not None:
-            old_logprobs = to_tensor(np.concatenate([recomputed[id(sample)] for sample in batch.samples]), model)
+        old_logprobs = rollout_logprobs if before.logprobs is None else self._gather(before.logprobs, batch)
         reference_logprobs = None
         if self._reference is not None:
             with torch.no_grad(), self._reference() as reference:
-                reference_logprobs, _ = self._score(reference, batch)
+                reference_logprobs = self._score(reference, batch).logprobs
         found = self._loss(
             TokenBatch(
                 logprobs=logprobs,
@@ -164,33 +208,78 @@ class Learner:
         sums = {
             "kl_rollout": approximate_kl(to_rollout).sum(),
             "ratio": to_rollout.exp().sum(),
-            "entropy": entropies.sum(),
+            "entropy": entropies.detach().sum(),
             **{name: values.detach().sum() for name, values in found.metrics.items()},
         }
-        if settings.importance_cap is not None and recomputed is not None:
-            importance = truncated_importance(old_logprobs - rollout_logprobs, settings.importance_cap)
+        if before.logprobs is not None:
+            log_ratio = old_logprobs - rollout_logprobs
+            if settings.importance_mask is not None:
+                importance = masked_importance(log_ratio, *settings.importance_mask)
+            else:
+                assert settings.importance_cap is not None
+                importance = truncated_importance(log_ratio, settings.importance_cap)
             token_loss = token_loss * importance
             sums["importance"] = importance.sum()
+        if settings.entropy_coef > 0.0:
+            token_loss = token_loss - settings.entropy_coef * entropies
         if reference_logprobs is not None:
             divergence = approximate_kl(reference_logprobs - logprobs)
             token_loss = token_loss + settings.kl_coef * divergence
             sums["kl_reference"] = divergence.detach().sum()
-        return (to_tensor(batch.weights, model) * token_loss).sum(), sums
+        return (to_tensor(batch.weights, model) * token_loss).sum(), states, sums
 
-    def recompute(self, samples: Sequence[Sample], model: PreTrainedModel) -> _Recomputed:
+    def _value_loss(self, critic: Critic, batch: Batch, states: Tensor, before: _Before, totals: dict[str, float]) -> Tensor:
+        """Σ of the critic's losses over the batch's targets."""
+        values = critic.values(batch, states)
+        all_targets = to_tensor(batch.value_targets, self.model)
+        has_target = all_targets.isfinite()
+        values, targets = values[has_target], all_targets[has_target]
+        old = None if before.values is None else self._gather(before.values, batch)[has_target]
+        losses = value_losses(values, targets, old, critic.settings.clip)
+        missed = (targets - values.detach()).double()
+        found = {"loss": losses.detach().sum(), "n": has_target.sum(), "miss": missed.sum(), "miss²": missed.square().sum()}
+        found |= {"target": targets.double().sum(), "target²": targets.double().square().sum()}
+        for name, value in found.items():
+            totals[f"{_CRITIC}{name}"] += float(value)
+        return losses.sum()
+
+    def _look_before(self, samples: Sequence[Sample]) -> _Before:
+        settings, critic = self._settings, self.critic
+        is_clipped = critic is not None and critic.settings.clip is not None and settings.epochs * settings.minibatches > 1
+        return _Before(
+            logprobs=self.recompute(samples, self.model) if settings.is_corrected else None,
+            values=self.values(samples) if is_clipped else None,
+        )
+
+    def _gather(self, by_token: _ByToken, batch: Batch) -> Tensor:
+        """In the order of the batch's trained tokens."""
+        return to_tensor(np.concatenate([by_token[id(sample)] for sample in batch.samples]), self.model)
+
+    def values(self, samples: Sequence[Sample]) -> _ByToken:
+        """The critic's value before each of the samples' trained tokens, by `id(sample)`."""
+        assert self.critic is not None
+        _check(samples, self._traits.vocabulary)
+        return self._by_token(samples, self.critic.values)
+
+    def recompute(self, samples: Sequence[Sample], model: PreTrainedModel) -> _ByToken:
         """Logprobs of the samples' trained tokens, by `id(sample)`, of the policy or its reference."""
         _check(samples, self._traits.vocabulary)
+        return self._by_token(samples, lambda batch: self._score(model, batch).logprobs)
+
+    def _by_token(self, samples: Sequence[Sample], compute: Callable[[Batch], Tensor]) -> _ByToken:
         found: dict[int, NDArray[np.float32]] = {}
         for batch in self._batches(samples):
             with torch.no_grad():
-                logprobs = self._score(model, batch)[0].cpu().numpy()
+                numbers = compute(batch).cpu().numpy()
             ends = np.cumsum([int(sample.mask.sum()) for sample in batch.samples])
-            for sample, part in zip(batch.samples, np.split(logprobs, ends[:-1]), strict=True):
+            for sample, part in zip(batch.samples, np.split(numbers, ends[:-1]), strict=True):
                 found[id(sample)] = part
         return found
 
-    def _score(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
-        return score_batch(model, self._traits, batch, autocast=self._settings.dtype == "bfloat16")
+    def _score(self, model: PreTrainedModel, batch: Batch) -> Scores:
+        return score_batch(
+            model, self._traits, batch, autocast=self._settings.dtype == "bfloat16", entropy_gradient=self._settings.entropy_coef > 0.0
+        )
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
         return build_batches(
@@ -228,20 +317,25 @@ class Learner:
         if self._settings.epochs * self._settings.minibatches == 1:
             yield  # the only update is checked before it is made
             return
-        weights = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
-        optimizer = copy.deepcopy(self.optimizer.state_dict())
+        changing: list[Learner | Critic] = [self] if self.critic is None else [self, self.critic]
+        before = [
+            ({name: parameter.detach().clone() for name, parameter in one.parameters.items()}, copy.deepcopy(one.optimizer.state_dict()))
+            for one in changing
+        ]
         try:
             yield
         except BaseException:
-            with torch.no_grad():
-                for name, parameter in self.parameters.items():
-                    parameter.copy_(weights[name])
-            self.optimizer.load_state_dict(optimizer)
+            for one, (weights, optimizer) in zip(changing, before, strict=True):
+                with torch.no_grad():
+                    for name, parameter in one.parameters.items():
+                        parameter.copy_(weights[name])
+                one.optimizer.load_state_dict(optimizer)
             raise
 
     def state(self) -> dict[str, Any]:
         """All but the weights."""
-        return {"step": self.step, "optimizer": self.optimizer.state_dict(), "random": self.random.getstate()}
+        critic = {} if self.critic is None else {"critic": self.critic.state()}
+        return {"step": self.step, "optimizer": self.optimizer.state_dict(), "random": self.random.getstate(), **critic}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
@@ -249,6 +343,13 @@ class Learner:
         version, internal, gauss = state["random"]
         self.random.setstate((version, tuple(internal), gauss))
         self.step = int(state["step"])
+        if self.critic is not None:
+            self.critic.load_state(state["critic"])
+
+
+def _targets(sample: Sample) -> int:
+    """How many of its tokens teach a critic."""
+    return 0 if sample.value_targets is None else int(np.isfinite(sample.value_targets[sample.mask]).sum())
 
 
 def _check(samples: Sequence[Sample], vocabulary: int) -> None:
@@ -274,10 +375,20 @@ def _check(samples: Sequence[Sample], vocabulary: int) -> None:
 def _means(totals: Mapping[str, float], epochs: int) -> dict[str, float]:
     """`loss` of the step, `grad_norm` before clipping by update, everything else by trained token."""
     apart = ("loss", "grad_norm", "updates", "tokens")
-    metrics = {name: value / totals["tokens"] for name, value in totals.items() if name not in apart}
+    metrics = {name: value / totals["tokens"] for name, value in totals.items() if name not in apart and not name.startswith(_CRITIC)}
     metrics["loss"] = totals["loss"] / epochs
     metrics["grad_norm"] = totals["grad_norm"] / totals["updates"]
-    return metrics
+    return metrics | _of_critic({name.removeprefix(_CRITIC): value for name, value in totals.items() if name.startswith(_CRITIC)}, totals)
+
+
+def _of_critic(sums: Mapping[str, float], totals: Mapping[str, float]) -> dict[str, float]:
+    """`value_loss` by target, its gradient's norm, and the share of the targets' variance that the values explain: 1 = all of it, 0 =
+    no more than their mean would, below 0 = less."""
+    if not (n := sums.get("n", 0.0)):
+        return {}
+    spread, missed = (sums[f"{name}²"] / n - (sums[name] / n) ** 2 for name in ("target", "miss"))
+    metrics = {"value_loss": sums["loss"] / n, "value_grad_norm": sums["grad_norm"] / totals["updates"]}
+    return metrics | ({"value_explained": 1.0 - missed / spread} if spread > _NO_SPREAD else {})
 
 
 def _staleness(samples: Sequence[Sample], version: int) -> dict[str, float]:

@@ -19,6 +19,7 @@ __all__ = ["AtLeast0", "Count", "LearnerSettings", "LoraSettings", "SettingsTabl
 AtLeast0 = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 Whole = Annotated[int, Field(ge=0, strict=True)]
+_Ratio = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 _Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 
@@ -68,18 +69,24 @@ class LearnerSettings(SettingsTable):
     """The gradient is scaled down to this norm; 0 = never."""
 
     loss: str = "ppo_clip"
-    """`ppo_clip`, `gspo` (one ratio a call), `cispo` (clipped weights), or your own: `"file.py:loss"`, see docs/losses.md."""
+    """`ppo_clip`, `gspo` (one ratio a call), `cispo` (clipped weights), `reinforce` (no ratio), or your own: `"file.py:loss"`, see
+    docs/losses.md."""
     clip_low: AtLeast0 | None = None
     clip_high: AtLeast0 | None = None
     """The ratio to the rollout policy counts within 1 - clip_low … 1 + clip_high. None = the loss's own: `ppo_clip` 0.2 and 0.2, `gspo`
     0.0003 and 0.0004, `cispo` 1 (no lower bound) and 4."""
     loss_options: dict[str, Any] = {}
-    """Keyword parameters of a loss of your own."""
+    """Keyword parameters of a loss of your own; `dual_clip` of `ppo_clip` (3 in verl)."""
     kl_coef: AtLeast0 = 0.0
     """Weight of the KL to the starting policy (k3 estimate); 0 = no reference is kept."""
     importance_cap: AtLeast0 | None = None
     """None: ratios are to the rollout logprobs. A number: ratios are to the policy before the step, recomputed, and tokens are weighted
     by min(π_before / π_rollout, importance_cap): for rollouts of older versions or of an engine that computes differently."""
+    importance_mask: tuple[_Ratio, _Ratio] | None = None
+    """In place of `importance_cap` two numbers: tokens are weighted by π_before / π_rollout where it lies within them, and left out where
+    it does not (IcePop, arXiv 2510.18855: 0.5 and 5)."""
+    entropy_coef: AtLeast0 = 0.0
+    """Weight of the policy's entropy, which is added to what is maximised; 0 = no such term."""
     minibatches: Count = 1
     """Optimiser updates in an epoch."""
     epochs: Count = 1
@@ -97,11 +104,22 @@ class LearnerSettings(SettingsTable):
         schedule = getattr(self, "schedule", "constant")
         if schedule != "constant" and self.total_steps is None:
             raise ValueError(f"schedule {schedule!r} needs to know where it ends; set total_steps")
+        if self.importance_mask is not None:
+            low, high = self.importance_mask
+            if self.importance_cap is not None:
+                raise ValueError("importance_cap and importance_mask correct the same ratio; remove one of them")
+            if low > high:
+                raise ValueError(f"importance_mask keeps ratios from {low:g} to {high:g}, which are none; put the lower bound first")
         if self.loss in LOSSES:
             check_options(LOSSES[self.loss], self.loss_arguments, what=f"loss {self.loss!r}", reserved=("batch",))
         elif not is_reference(self.loss):
             raise ValueError(f"loss is {self.loss!r}; choose {', '.join(map(repr, LOSSES))}, or your own: 'file.py:loss'")
         return self
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether ratios are to the policy before the step, recomputed, and tokens weighted by how much likelier it made them."""
+        return self.importance_cap is not None or self.importance_mask is not None
 
     @property
     def loss_arguments(self) -> dict[str, Any]:

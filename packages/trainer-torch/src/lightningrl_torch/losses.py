@@ -23,8 +23,10 @@ __all__ = [
     "approximate_kl",
     "cispo",
     "gspo",
+    "masked_importance",
     "mean_by_call",
     "ppo_clip",
+    "reinforce",
     "truncated_importance",
 ]
 
@@ -62,12 +64,18 @@ Loss = Callable[..., TokenLosses]
 """`loss(batch, **options)`; options are keyword parameters, with defaults that someone has trained with."""
 
 
-def ppo_clip(batch: TokenBatch, *, clip_low: float = 0.2, clip_high: float = 0.2) -> TokenLosses:
+def ppo_clip(batch: TokenBatch, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> TokenLosses:
     """PPO's clipped loss, a ratio for each token.
 
     L_t = -min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)  (Schulman et al. 2017, eq. 7; asymmetric bounds: DAPO, eq. 10)
+    L_t = min(L_t, -dual_clip A_t) where A_t < 0  (dual clip, arXiv 1912.09729, eq. 5; 3 there and in verl; None = unbounded)
     """
-    return _clip((batch.logprobs - batch.old_logprobs).exp(), batch.advantages, clip_low, clip_high)
+    found = _clip((batch.logprobs - batch.old_logprobs).exp(), batch.advantages, clip_low, clip_high)
+    if dual_clip is None:
+        return found
+    bound = -dual_clip * batch.advantages
+    is_beyond = (batch.advantages < 0) & (found.losses > bound)
+    return TokenLosses(losses=found.losses.where(~is_beyond, bound), metrics={**found.metrics, "dual_clip_fraction": is_beyond})
 
 
 def gspo(batch: TokenBatch, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLosses:
@@ -91,7 +99,15 @@ def cispo(batch: TokenBatch, *, clip_low: float = 1.0, clip_high: float = 4.0) -
     return TokenLosses(losses=-weights * batch.advantages * batch.logprobs, metrics={"clip_fraction": weights != ratio})
 
 
-LOSSES: Mapping[str, Loss] = {"ppo_clip": ppo_clip, "gspo": gspo, "cispo": cispo}
+def reinforce(batch: TokenBatch) -> TokenLosses:
+    """The plain policy gradient: no ratio, so one update for each batch of rollouts, or importance weights (`importance_cap`).
+
+    L_t = -A_t log π_θ(t)  (Williams 1992)
+    """
+    return TokenLosses(losses=-batch.advantages * batch.logprobs)
+
+
+LOSSES: Mapping[str, Loss] = {"ppo_clip": ppo_clip, "gspo": gspo, "cispo": cispo, "reinforce": reinforce}
 """By the name that a recipe says: `learner.loss = "gspo"`. All are proportional to the advantage, so none has other terms."""
 
 
@@ -112,6 +128,15 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
 def truncated_importance(log_ratio: Tensor, cap: float) -> Tensor:
     """Importance weight min(exp(log π_old - log π_rollout), cap) of tokens that another policy sampled. No gradient."""
     return log_ratio.detach().exp().clamp(max=cap)
+
+
+def masked_importance(log_ratio: Tensor, low: float, high: float) -> Tensor:
+    """Importance weight exp(log π_old - log π_rollout) within low … high, and 0 outside: such tokens are left out. No gradient.
+
+    M(k) = k if k in [α, β] else 0  (IcePop, Ring-1T, arXiv 2510.18855)
+    """
+    weights = log_ratio.detach().exp()
+    return weights.masked_fill((weights < low) | (weights > high), 0.0)
 
 
 def _clip(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> TokenLosses:

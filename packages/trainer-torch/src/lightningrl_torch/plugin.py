@@ -50,5 +50,5 @@ def lightningrl_trainers() -> Iterable[Plugin]:
         summary="transformers + torch on one machine, CPU or one CUDA GPU; full fine-tuning or LoRA",
         factory=create_backend,
         check=check_recipe,
-        capabilities=declare(Settings, several_policies=True, services=frozenset({"logprobs"})),
+        capabilities=declare(Settings, several_policies=True, services=frozenset({"logprobs", "values"})),
     )

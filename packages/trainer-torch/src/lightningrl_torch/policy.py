@@ -18,7 +18,7 @@ from lightningrl_torch.device import pick_device
 from lightningrl_torch.learner_settings import LoraSettings
 from lightningrl_torch.settings import Settings
 
-__all__ = ["LoadedPolicy", "load_policy", "quiet"]
+__all__ = ["LoadedPolicy", "load_policy", "load_weights", "quiet", "silence_dropout"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -39,18 +39,17 @@ def load_policy(settings: Settings) -> LoadedPolicy:
     """Load what `settings` name. Raises ConfigError with what is missing where."""
     device = pick_device(settings.device)
     _check_folder(settings.policy)
-    config = _load("configuration", AutoConfig.from_pretrained, settings.policy)
-    tokenizer = _load("tokenizer", AutoTokenizer.from_pretrained, settings.policy)
+    config = load_weights("configuration", AutoConfig.from_pretrained, settings.policy)
+    tokenizer = load_weights("tokenizer", AutoTokenizer.from_pretrained, settings.policy)
     if not tokenizer.chat_template:
         raise ConfigError(
             f"policy {settings.policy!r} has no chat template; put a chat_template.jinja beside its tokenizer or choose an instruct model"
         )
     lora = settings.lora
     frozen = torch.bfloat16 if lora is not None and settings.dtype == "bfloat16" else torch.float32
-    with quiet():
-        model = _load("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=frozen).to(device)
+    model = load_weights("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=frozen).to(device)
     adapters = _add_adapters(model, lora, settings) if lora is not None else None
-    _silence_dropout(model)
+    silence_dropout(model)
     if settings.gradient_checkpointing:
         # its name since transformers 5.20
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -79,9 +78,11 @@ def _check_folder(policy: str) -> None:
         raise ConfigError(f"policy folder {policy!r} has no tokenizer; save one beside the model with `tokenizer.save_pretrained`")
 
 
-def _load(what: str, loader: Any, policy: str, **options: Any) -> Any:
+def load_weights(what: str, loader: Any, policy: str, **options: Any) -> Any:
+    """What a loader of transformers gives. Raises ConfigError."""
     try:
-        return loader(policy, **options)
+        with quiet():
+            return loader(policy, **options)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().splitlines()
         raise ConfigError(f"the {what} of policy {policy!r} cannot be loaded: {reason[0] if reason else type(error).__name__}") from error
@@ -114,7 +115,7 @@ def _add_adapters(model: PreTrainedModel, lora: LoraSettings, settings: Settings
             raise ConfigError(f"lora cannot be added to policy {settings.policy!r}: {str(error).strip().splitlines()[0]}") from error
 
 
-def _silence_dropout(model: PreTrainedModel) -> None:
+def silence_dropout(model: PreTrainedModel) -> None:
     """Rollout and training must compute the same function."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):

@@ -5,9 +5,39 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lightningrl_torch.learner_settings import AtLeast0, Count, LearnerSettings, Whole
+import pydantic
 
-__all__ = ["EngineSettings", "Settings"]
+from lightningrl_torch.learner_settings import AtLeast0, Count, LearnerSettings, SettingsTable, Whole
+
+__all__ = ["CriticSettings", "EngineSettings", "Settings"]
+
+
+class CriticSettings(SettingsTable):
+    """A critic: the return to be expected, learned from credit's value targets (PPO, Schulman et al. 2017, eq. 9)."""
+
+    model: str = "trunk"
+    """`trunk` = a value head on the policy's own layers; else a folder or hub name: a model of its own, of the policy's tokens."""
+    joint: bool = False
+    """`trunk`: the value loss moves the policy's layers, too, as in PPO's shared network; else the head reads them as they are."""
+    coefficient: AtLeast0 = 0.5
+    """Weight of the value loss beside the policy's, where it is `joint` (PPO's c1; 0.5 in OpenAI's baselines)."""
+    learning_rate: AtLeast0 | None = None
+    """Of the head, or of the model of its own. None = 1e-3 for a head, 1e-5 for a model (verl's)."""
+    clip: AtLeast0 | None = 0.5
+    """How far a value may move from what it was before the step and still count (verl's `cliprange_value`); None = as far as it likes."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> CriticSettings:
+        if self.joint and self.model != "trunk":
+            raise ValueError(f"critic.joint is for a head on the policy's layers, not for a model of its own ({self.model!r}); remove one")
+        return self
+
+    @property
+    def rate(self) -> float:
+        """`learning_rate`, or what it is where nobody said."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 1e-3 if self.model == "trunk" else 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +79,10 @@ class Settings(LearnerSettings):
     """Samples that begin alike are computed as one prefix tree; no effect on the result beyond rounding."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
+
+    critic: CriticSettings | None = None
+    """None = none. A table with any of `model`, `joint`, `coefficient`, `learning_rate`, `clip`: credit that needs values has them, and
+    teaches it (`turn_gae`, `gae`)."""
 
     max_batch: Count = 128
     """Most requests decoded together; more wait."""

@@ -9,14 +9,13 @@ import os
 import warnings
 from collections.abc import Iterator
 
-from lightningrl_torch.losses import LOSSES
 from lightningrl_verl.recipe_check import runs_on_cpu
 from lightningrl_verl.settings import Settings
 
 __all__ = ["OWN_LOSS", "prepare_environment", "process_environment", "quiet"]
 
 OWN_LOSS = "LIGHTNINGRL_LOSS"
-"""The user's own loss and its options, for the processes that learn."""
+"""A loss and its options, for the processes that learn: verl's config has no place for them."""
 
 
 def process_environment(settings: Settings) -> dict[str, str]:
@@ -26,7 +25,7 @@ def process_environment(settings: Settings) -> dict[str, str]:
         from lightningrl_verl_cpu.settings import environment
 
         found |= environment()
-    if settings.loss not in LOSSES:
+    if settings.is_loss_named:
         found[OWN_LOSS] = json.dumps({"name": settings.loss, "options": settings.loss_arguments})
     return found
 

@@ -11,6 +11,7 @@ proportional is averaged by verl, unweighted (`lightningrl_verl.recipe_check` se
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 from typing import Any
@@ -39,6 +40,7 @@ def precomputed(token_level_rewards: Tensor, response_mask: Tensor, **_: Any) ->
 
 def policy_loss(loss: Loss) -> Any:
     """A loss of the table as verl calls one: matrices `[row][token]` in, one number and metrics out."""
+    clips = inspect.signature(loss).parameters.keys() & {"clip_low", "clip_high"}
 
     def compute(
         old_log_prob: Tensor,
@@ -59,7 +61,7 @@ def policy_loss(loss: Loss) -> Any:
             advantages=advantages[mask],
             calls=call_numbers(mask),
         )
-        found = loss(batch, clip_low=config.clip_ratio_low, clip_high=config.clip_ratio_high)
+        found = loss(batch, **{name: getattr(config, f"clip_ratio_{name.removeprefix('clip_')}") for name in clips})
         losses = torch.zeros_like(log_prob).masked_scatter(mask, found.losses.to(log_prob.dtype))
         if rollout_is_weights is not None:
             losses = losses * rollout_is_weights
@@ -69,8 +71,8 @@ def policy_loss(loss: Loss) -> Any:
     return compute
 
 
-def own_loss(batch: TokenBatch, **_: Any) -> TokenLosses:
-    """The user's own, which the environment names."""
+def own_loss(batch: TokenBatch) -> TokenLosses:
+    """The user's own, or the table's with options of the user's, which the environment names."""
     return _load_own(os.environ[OWN_LOSS])(batch)
 
 

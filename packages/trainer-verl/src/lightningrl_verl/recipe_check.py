@@ -36,11 +36,12 @@ def check_recipe(recipe: Recipe) -> None:
         )
     if recipe.sampling.temperature == 0:
         raise ConfigError("sampling.temperature = 0: verl divides logits by it; train with a temperature above 0")
-    if settings.kl_coef and recipe.samples.aggregation != "token_mean":
-        raise ConfigError(
-            f"learner.kl_coef = {settings.kl_coef:g} with samples.aggregation = {recipe.samples.aggregation!r}: verl weighs the KL by "
-            "token; set samples.aggregation = 'token_mean', or kl_coef = 0"
-        )
+    for name, value, term in (("kl_coef", settings.kl_coef, "KL"), ("entropy_coef", settings.entropy_coef, "entropy")):
+        if value and recipe.samples.aggregation != "token_mean":
+            raise ConfigError(
+                f"learner.{name} = {value:g} with samples.aggregation = {recipe.samples.aggregation!r}: verl weighs the {term} by "
+                f"token; set samples.aggregation = 'token_mean', or {name} = 0"
+            )
     if settings.is_async and not recipe.loop.max_staleness:
         raise ConfigError(
             f"backends.verl.mode is {settings.mode!r}, and with loop.max_staleness = 0 nothing is sampled while it learns; set "

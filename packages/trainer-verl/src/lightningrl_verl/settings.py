@@ -104,6 +104,11 @@ class Settings(LearnerSettings):
             raise ValueError(f"{gpus} GPUs for the replicas do not divide into replicas of {self.tensor_parallel}; change tensor_parallel")
         return self
 
+    @property
+    def is_loss_named(self) -> bool:
+        """Whether the environment says which loss it is: the user's own, or one with options."""
+        return self.loss not in LOSSES or bool(self.loss_options)
+
     @functools.cached_property
     def own_loss(self) -> ChosenLoss | None:
         """The user's own, tried; imports torch. Raises ConfigError."""
@@ -118,17 +123,20 @@ class Settings(LearnerSettings):
         """Whether the loss has a term that does not vanish where the advantage is 0: of a critic, a KL, an entropy bonus, the user."""
         extra = {name for name, value in flatten(self.verl) if value}
         own = self.own_loss is not None and self.own_loss.has_other_terms
-        return self.critic is not None or self.kl_coef > 0 or own or bool(extra & _OTHER_TERMS)
+        return self.critic is not None or self.kl_coef > 0 or self.entropy_coef > 0 or own or bool(extra & _OTHER_TERMS)
 
     @property
     def is_averaged(self) -> bool:
         """Whether verl averages over tokens, because a term of the loss has no weights of ours."""
-        return self.critic is not None or self.kl_coef > 0 or (self.own_loss is not None and not self.own_loss.is_proportional)
+        own = self.own_loss is not None and not self.own_loss.is_proportional
+        return self.critic is not None or self.kl_coef > 0 or self.entropy_coef > 0 or own
 
     @property
     def clips(self) -> tuple[float, float]:
         """`clip_low` and `clip_high`, the loss's own where nobody said."""
         defaults = inspect.signature(LOSSES.get(self.loss, LOSSES["ppo_clip"])).parameters
+        if "clip_low" not in defaults:  # a loss without a ratio: verl wants numbers, nobody reads them
+            defaults = inspect.signature(LOSSES["ppo_clip"]).parameters
         low, high = (self.loss_arguments.get(name, defaults[name].default) for name in ("clip_low", "clip_high"))
         return low, high
 

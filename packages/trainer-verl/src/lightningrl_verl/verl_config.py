@@ -96,12 +96,13 @@ def _base(settings: Settings, context_length: int) -> dict[str, Any]:
         f"{actor}.clip_ratio": settings.clips[0],
         f"{actor}.clip_ratio_low": settings.clips[0],
         f"{actor}.clip_ratio_high": settings.clips[1],
-        f"{actor}.policy_loss.loss_mode": loss_name(settings.loss),
+        f"{actor}.policy_loss.loss_mode": loss_name("own" if settings.is_loss_named else settings.loss),
         # a term without weights of ours: the batch is averaged by verl (recipe_check allows it where that is the same)
         f"{actor}.loss_agg_mode": "token-mean" if settings.is_averaged else "token-sum",
         f"{actor}.use_kl_loss": settings.kl_coef > 0,
         f"{actor}.kl_loss_coef": settings.kl_coef,
         f"{actor}.kl_loss_type": "low_var_kl",
+        f"{actor}.entropy_coeff": settings.entropy_coef,
         f"{rollout}.name": "vllm" if settings.engine == "vllm" else "lightningrl_transformers",
         f"{rollout}.n": 1,
         f"{rollout}.dtype": settings.dtype,
@@ -177,13 +178,14 @@ def _optimiser(prefix: str, settings: Settings, *, learning_rate: float) -> dict
 
 def _correction(settings: Settings) -> dict[str, Any]:
     """Ratios to the rollout's logprobs without another forward pass; with a cap, to the recomputed ones, importance-weighted."""
-    if settings.importance_cap is None and settings.critic is None:
+    if not settings.is_corrected and settings.critic is None:
         return {"algorithm.rollout_correction.bypass_mode": True}
     values: dict[str, Any] = {"algorithm.rollout_correction.bypass_mode": False}
-    if settings.importance_cap is not None:
+    if settings.is_corrected:
+        bounds = settings.importance_mask
         values |= {
             "algorithm.rollout_correction.rollout_is": "token",
-            "algorithm.rollout_correction.rollout_is_threshold": settings.importance_cap,
+            "algorithm.rollout_correction.rollout_is_threshold": settings.importance_cap if bounds is None else f"{bounds[0]}_{bounds[1]}",
         }
     return values
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lightningrl.credit import Baseline, DiscountedReturns, IdenticalAssignment
     from lightningrl.credit.judge_assigner import Aggregate, GroupJudge, OutcomeUse, Prompt, Scale, TurnJudge
     from lightningrl.credit.likelihood import Answer, Compared, Hindsight, InformationGain
+    from lightningrl.credit.turn_gae import TurnGae
 
 __all__ = ["PLUGINS"]
 
@@ -129,6 +130,20 @@ def _of_one(use: str, key: str, chosen: str, options: Mapping[str, Mapping[str, 
     return given[chosen]
 
 
+def _turn_gae(
+    *, gamma: float = 0.99, lam: float = 0.9, bi_level: bool = False, token_lam: float = 1.0, weights: Mapping[str, float] | None = None
+) -> TurnGae:
+    from lightningrl.credit.turn_gae import TurnGae
+
+    return TurnGae(gamma=gamma, lam=lam, level="both" if bi_level else "turn", token_lam=token_lam, weights=weights)
+
+
+def _gae(*, gamma: float = 1.0, lam: float = 1.0, weights: Mapping[str, float] | None = None) -> TurnGae:
+    from lightningrl.credit.turn_gae import TurnGae
+
+    return TurnGae(gamma=gamma, lam=lam, level="token", weights=weights)
+
+
 PLUGINS: tuple[Plugin, ...] = (
     Plugin(name="identical", summary="each call gets the episode's return; choose the baseline", factory=_identical),
     Plugin(name="grpo", summary="each call gets (R - mean) / std of its group", factory=_grpo),
@@ -142,4 +157,6 @@ PLUGINS: tuple[Plugin, ...] = (
         summary="how much likelier a call made the gold answer (IGPO), or success makes the call (HCAPO)",
         factory=_likelihood,
     ),
+    Plugin(name="turn_gae", summary="advantages over turns, with a critic (Turn-PPO; bi-level as in VAGEN)", factory=_turn_gae),
+    Plugin(name="gae", summary="advantages over tokens, with a critic (PPO)", factory=_gae),
 )

@@ -32,6 +32,8 @@ class _Trained:
     """Its place among the rollout's calls."""
     transition: Transition
     advantages: Array
+    targets: Array | None
+    """For a critic."""
 
 
 def build_samples(
@@ -41,6 +43,7 @@ def build_samples(
     rows: Rows = "call",
     aggregation: Aggregation = "rollout_mean",
     constant_length: int | None = None,
+    value_targets: Sequence[Advantages | None] | None = None,
 ) -> list[Sample]:
     """Rows for all calls that are trainable and scored (advantage not None), in order of groups, trajectories and calls.
 
@@ -50,6 +53,7 @@ def build_samples(
         `token_mean`    1 / all trained tokens                       every token counts the same (DAPO)
         `constant`      1 / (N · constant_length)                    no length bias (Dr. GRPO)
     Rows whose advantages are all 0.0 are among them: the learner knows whether its loss vanishes there (`teaching_rows`).
+    `value_targets`: what a critic learns from these rows, formed like `advantages`.
 
     Raises PluginError when advantages do not fit their tokens, ConfigError on unknown settings.
     """
@@ -57,14 +61,14 @@ def build_samples(
     if len(groups) != len(advantages):
         raise PluginError(f"{len(groups)} groups but advantages for {len(advantages)}; assign credit to each group once")
     rollouts: list[tuple[Trajectory, list[_Trained | None], int]] = []
-    for group, group_advantages in zip(groups, advantages, strict=True):
+    for group, group_advantages, group_targets in zip(groups, advantages, value_targets or [None] * len(groups), strict=True):
         if len(group.trajectories) != len(group_advantages):
             raise PluginError(
                 f"group {group.id!r}: {len(group.trajectories)} trajectories but credit for {len(group_advantages)}; "
                 "a credit assigner returns one entry each"
             )
-        for trajectory, credit in zip(group.trajectories, group_advantages, strict=True):
-            trained = _trained_calls(trajectory, credit)
+        for number, (trajectory, credit) in enumerate(zip(group.trajectories, group_advantages, strict=True)):
+            trained = _trained_calls(trajectory, credit, None if group_targets is None else group_targets[number])
             tokens = sum(len(call.advantages) for call in trained if call is not None)
             if tokens:
                 rollouts.append((trajectory, trained, tokens))
@@ -101,7 +105,9 @@ def _check_settings(rows: str, aggregation: str, constant_length: int | None) ->
         raise ConfigError(f"constant_length is {constant_length!r} but aggregation {aggregation!r} does not use it; remove it")
 
 
-def _trained_calls(trajectory: Trajectory, by_call: Sequence[Array | None]) -> list[_Trained | None]:
+def _trained_calls(
+    trajectory: Trajectory, by_call: Sequence[Array | None], targets: Sequence[Array | None] | None
+) -> list[_Trained | None]:
     """For each call its credit, None where it is not trained."""
     rollout = trajectory.rollout_id
     if len(by_call) != len(trajectory.transitions):
@@ -123,7 +129,10 @@ def _trained_calls(trajectory: Trajectory, by_call: Sequence[Array | None]) -> l
             )
         if not np.isfinite(credit).all():
             raise PluginError(f"transition {transition.id!r}: advantages are not finite; check the credit assigner for a division by zero")
-        trained.append(_Trained(number=number, transition=transition, advantages=credit))
+        target = None if targets is None else targets[number]
+        if target is not None and (np.shape(target) != np.shape(credit) or np.isinf(target).any()):
+            raise PluginError(f"transition {transition.id!r}: value targets are one finite number per completion token, or NaN for none")
+        trained.append(_Trained(number=number, transition=transition, advantages=credit, targets=target))
     return trained
 
 
@@ -180,6 +189,7 @@ def _row(trajectory: Trajectory, calls: Sequence[_Trained], weight: float) -> Sa
     logprobs, advantages, weights = (np.zeros(length, dtype=np.float32) for _ in range(3))
     versions, calls_of = (np.full(length, -1, dtype=np.int32) for _ in range(2))
     temperatures = np.ones(length, dtype=np.float32)
+    value_targets = np.full(length, np.nan, dtype=np.float32) if any(call.targets is not None for call in calls) else None
     for call in calls:
         transition = call.transition
         start = len(transition.prompt_ids)
@@ -188,6 +198,8 @@ def _row(trajectory: Trajectory, calls: Sequence[_Trained], weight: float) -> Sa
         logprobs[here] = transition.logprobs
         advantages[here] = call.advantages
         weights[here] = weight
+        if value_targets is not None and call.targets is not None:
+            value_targets[here] = call.targets
         versions[here] = transition.policy_version
         calls_of[here] = call.number
         # Greedy calls record their logprobs at temperature 1 (types.TokenChunk), so that is where they are trained.
@@ -203,4 +215,5 @@ def _row(trajectory: Trajectory, calls: Sequence[_Trained], weight: float) -> Sa
         versions=versions,
         calls=calls_of,
         temperatures=temperatures,
+        value_targets=value_targets,
     )

@@ -23,7 +23,16 @@ from lightningrl.credit.samples import build_samples, teaching_rows
 from lightningrl.credit.services import PolicyQueries, RolloutServices
 from lightningrl.errors import LightningError, PluginError, RewardError
 from lightningrl.plugins import PluginManager
-from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, GroupWitness, IntermediateReward, Services, Witness
+from lightningrl.protocols import (
+    CreditAssigner,
+    CreditMemory,
+    CreditMonitor,
+    CriticTeacher,
+    GroupWitness,
+    IntermediateReward,
+    Services,
+    Witness,
+)
 from lightningrl.rewards import RewardSet
 from lightningrl.rewards.reward_set import describe_failure
 from lightningrl.roles import is_role_among
@@ -55,6 +64,8 @@ class CreditedGroup:
     advantages: Advantages
     has_signal: bool
     """Whether some trained call has an advantage other than 0."""
+    value_targets: Advantages | None = None
+    """What a critic learns from it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,7 +199,9 @@ class Scorer:
         credited = []
         for group in self._group(trajectories):
             advantages = assign_credit(self._credit, group, compare=self._compare, paid=paid)
-            credited.append(CreditedGroup(group=group, advantages=advantages, has_signal=has_signal(group, advantages)))
+            targets = self._credit.value_targets(group) if isinstance(self._credit, CriticTeacher) else None
+            signal = has_signal(group, advantages)
+            credited.append(CreditedGroup(group=group, advantages=advantages, has_signal=signal, value_targets=targets))
         return credited
 
     def build(self, credited: Sequence[CreditedGroup]) -> Scored:
@@ -200,7 +213,8 @@ class Scorer:
         advantages = tuple(values if signal else silent(values) for values, signal in zip(advantages, signals, strict=True))
         if self._whitened:
             advantages = whiten(groups, advantages)
-        samples = [row for policy in self._trained for row in self._rows(policy, groups, advantages)]
+        targets = [one.value_targets for one in credited] if isinstance(self._credit, CriticTeacher) else None
+        samples = [row for policy in self._trained for row in self._rows(policy, groups, advantages, targets)]
         members = [trajectory for group in groups for trajectory in group.trajectories]
         return Scored(
             groups=groups,
@@ -242,7 +256,13 @@ class Scorer:
             by_group.setdefault(trajectory.group_id, []).append(self._select_agents(trajectory))
         return tuple(TrajectoryGroup(id=group_id, trajectories=tuple(members)) for group_id, members in by_group.items())
 
-    def _rows(self, policy: str, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> list[Sample]:
+    def _rows(
+        self,
+        policy: str,
+        groups: Sequence[TrajectoryGroup],
+        advantages: Sequence[Advantages],
+        value_targets: Sequence[Advantages | None] | None,
+    ) -> list[Sample]:
         """A policy's own rows: their weights are shares of its own rollouts and tokens."""
         return build_samples(
             groups if len(self._trained) == 1 else [_only(policy, group) for group in groups],
@@ -250,6 +270,7 @@ class Scorer:
             rows=self._samples.rows,
             aggregation=self._samples.aggregation,
             constant_length=self._samples.constant_length,
+            value_targets=value_targets,
         )
 
     async def _reward_one(self, trajectory: Trajectory, keep: KeepScores | None) -> Trajectory:

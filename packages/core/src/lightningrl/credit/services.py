@@ -63,13 +63,12 @@ class PolicyQueries:
         found = await self._queue(policy, kind, compute).ask(continuation, len(continuation.context) + len(continuation.tokens))
         return _checked(found, (len(continuation.tokens),), f"logprobs of policy {policy!r}")
 
-    async def values(self, policy: str, contexts: Sequence[IntArray]) -> Array:
+    async def values(self, policy: str, continuation: Continuation) -> Array:
         backend = self._backend(policy)
         if not isinstance(backend, Valuer):
             raise PluginError(f"the trainer backend of policy {policy!r} has no `values`; use backend = 'torch' with [learner.critic]")
-        queue = self._queue(policy, "values", lambda batch: list(backend.values(batch)))
-        found = await asyncio.gather(*(queue.ask(context, len(context)) for context in contexts))
-        return _checked(np.array(found), (len(contexts),), f"values of policy {policy!r}")
+        found = await self._queue(policy, "values", backend.values).ask(continuation, len(continuation.context) + len(continuation.tokens))
+        return _checked(found, (len(continuation.tokens) + 1,), f"values of policy {policy!r}")
 
     async def encode(self, policy: str, text: str) -> list[int]:
         return await asyncio.to_thread(lambda: self._tokenizer(policy).encode(text))
@@ -171,11 +170,18 @@ class RolloutServices(Questions):
 
     async def values(self, contexts: Sequence[Sequence[int] | IntArray], *, policy: str | None = None) -> Array:
         """The critic's value after each context, float32."""
-        given = [_ids(context) for context in contexts]
-        if any(not len(context) for context in given):
+        found = await asyncio.gather(*(self.token_values((), context, policy=policy) for context in contexts))
+        return np.concatenate([np.zeros(0, np.float32), *found])
+
+    async def token_values(
+        self, tokens: Sequence[int] | IntArray, context: Sequence[int] | IntArray, *, policy: str | None = None
+    ) -> Array:
+        """The critic's value after the context and after each token, float32: one more than there are tokens."""
+        continuation = Continuation(context=_ids(context), tokens=_ids(tokens))
+        if not len(continuation.context):
             raise BackendError("there is nothing to value in an empty context; give a context of at least one token")
-        self._spend(sum(map(len, given)))
-        return await self._policies.values(self._policy(policy), given)
+        self._spend(len(continuation.context) + len(continuation.tokens))
+        return await self._policies.values(self._policy(policy), continuation)
 
     async def encode(self, text: str, *, policy: str | None = None) -> list[int]:
         """The text's tokens, none added around them."""

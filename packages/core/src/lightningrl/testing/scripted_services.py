@@ -48,6 +48,12 @@ class ScriptedServices:
             raise NotImplementedError
         return np.array([self._values(list(map(int, context))) for context in contexts], np.float32)
 
+    async def token_values(
+        self, tokens: Sequence[int] | IntArray, context: Sequence[int] | IntArray, *, policy: str | None = None
+    ) -> Array:
+        read = [*map(int, context), *map(int, tokens)]
+        return await self.values([read[:end] for end in range(len(context), len(read) + 1)])
+
     async def encode(self, text: str, *, policy: str | None = None) -> list[int]:
         if self._encode is None:
             raise NotImplementedError

@@ -24,7 +24,7 @@ from lightningrl.dialects import Dialect, build_dialects
 from lightningrl.errors import ConfigError, PluginError, gather
 from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
-from lightningrl.protocols import Backend, Capabilities, CreditAssigner, GroupWitness, Witness
+from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.tasks import TaskSets
@@ -222,6 +222,7 @@ def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
     gather(
         lambda: check_comparison(assigner, recipe.credit.compare),
         lambda: _check_judge(recipe, assigner),
+        lambda: _check_critic(recipe, assigner, capabilities, is_paid_by_role=is_paid_by_role),
         lambda: check_needs(recipe, recipe.credit.use, assigner.requires | {"agents"} if by_role else assigner.requires, capabilities),
     )
     return assigner
@@ -230,6 +231,23 @@ def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
 def _check_judge(recipe: Recipe, assigner: CreditAssigner) -> None:
     if recipe.judge is not None and not isinstance(assigner, Witness | GroupWitness):
         raise ConfigError(f"[judge] is set, and credit.use {recipe.credit.use!r} asks none: it has no `score`; remove the table")
+
+
+def _check_critic(recipe: Recipe, assigner: CreditAssigner, capabilities: Capabilities | None, *, is_paid_by_role: bool) -> None:
+    """Raise ConfigError for a critic that nobody teaches, and for one that would have to expect several returns at a time."""
+    if isinstance(assigner, CriticTeacher):
+        if is_paid_by_role:
+            raise ConfigError(
+                f"credit.use {recipe.credit.use!r} teaches a critic the rollout's return, and rewards with `agents` pay each role another; "
+                "remove `agents` from them, or take another credit assigner"
+            )
+        return
+    has_critic = any(recipe.options_of(policy).get("critic") is not None for policy in recipe.all_policies.values())
+    if has_critic and capabilities is not None and "values" in capabilities.services:
+        raise ConfigError(
+            f"[learner.critic] is set, and credit.use {recipe.credit.use!r} teaches it nothing; set credit.use = 'turn_gae' or 'gae', "
+            "or remove the table"
+        )
 
 
 def _check_samples(recipe: Recipe, _: PluginManager) -> None:
