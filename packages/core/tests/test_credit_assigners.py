@@ -110,4 +110,5 @@ def test_unknown_baseline_and_bad_gamma_are_named() -> None:
 def test_ours_need_what_runs_can_provide() -> None:
     for plugin in PLUGINS:
         assert plugin.factory().requires <= NEEDS.keys(), plugin.name
-    assert {plugin.name for plugin in PLUGINS} == {"identical", "grpo", "dr_grpo", "rloo", "reinforce", "discounted", "turn_gae", "gae"}
+    ours = {"identical", "grpo", "dr_grpo", "rloo", "reinforce", "discounted", "judge", "likelihood", "turn_gae", "gae"}
+    assert {plugin.name for plugin in PLUGINS} == ours
