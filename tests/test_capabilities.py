@@ -19,7 +19,6 @@ from lightningrl.protocols import Capabilities
 from lightningrl.training.parts import Parts
 from lightningrl_torch.losses import LOSSES
 from lightningrl_torch.plugin import lightningrl_trainers
-from lightningrl_torch.settings import Settings
 
 VERL = Path(__file__).parents[1] / "packages" / "trainer-verl" / "src"
 DATA = """
@@ -94,17 +93,17 @@ def test_what_it_declares_is_taken(plugins: PluginManager, tmp_path: Path) -> No
     [
         (
             {"loss": "dpo"},
-            "learner.loss is 'dpo', which trainer backend 'torch' .* it has: cpu, cuda, cispo, gspo, ppo_clip, own losses, LoRA",
+            "learner.loss is 'dpo', which trainer backend 'torch' .* it has: cpu, cuda, cispo, gspo, ppo_clip, reinforce, own losses, LoRA",
         ),
         ({"device": "tpu"}, "learner.device is 'tpu', which"),
-        ({"critic": {"lam": 0.9}}, "learner.critic is {'lam': 0.9}, which trainer backend 'torch' does not have"),
+        ({"critic": {"lam": 0.9}}, "critic has no setting 'lam'; it takes: clip, coefficient, joint, learning_rate, model"),
         ({"loss": "nowhere.py:loss"}, "no file '.*nowhere.py'; paths are relative to"),
         ({"loss": "capable_tasks.py:loss"}, "has no 'loss'; it has: answer, right, tasks"),
     ],
 )
 def test_torch_refuses_before_a_model_is_looked_for(plugins: PluginManager, tmp_path: Path, learner: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Parts.build(make_recipe(tmp_path, learner=learner), plugins)
+        Parts.build(make_recipe(tmp_path, learner=learner, credit={"use": "gae" if "critic" in learner else "grpo"}), plugins)
 
 
 def test_a_loss_beside_the_recipe_reaches_the_backend_by_its_whole_path(plugins: PluginManager, tmp_path: Path) -> None:
@@ -122,8 +121,8 @@ def test_what_torch_declares_is_read_off_its_table_and_settings() -> None:
     assert can is not None
     assert can.losses == set(LOSSES)
     assert can.devices == {"cpu", "cuda"}
-    assert (can.lora, can.reference_kl, can.critic, can.own_losses, can.several_policies) == (True, True, False, True, True)
-    assert "critic" not in Settings.model_fields
+    assert (can.lora, can.reference_kl, can.critic, can.own_losses, can.several_policies) == (True, True, True, True, True)
+    assert can.services == {"logprobs", "values"}
 
 
 def test_verl_declares_the_same_losses_and_a_critic() -> None:

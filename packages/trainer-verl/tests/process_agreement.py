@@ -29,7 +29,7 @@ from verl.workers.utils.losses import ppo_loss
 from lightningrl.credit.samples import build_samples
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Sample, TrajectoryGroup
-from lightningrl_torch.learner import Learner
+from lightningrl_torch.learner import Before, Learner
 from lightningrl_torch.settings import Settings as TorchSettings
 from lightningrl_verl.rows import build_rows
 from lightningrl_verl.settings import loss_name
@@ -180,7 +180,8 @@ def unweighted(rows: list[dict[str, Any]]) -> None:
 
 start: Any = AutoModelForCausalLM.from_pretrained(POLICY)
 start.eval()
-learner = Learner(start, TorchSettings(policy=POLICY, learning_rate=RATE, loss=LOSS, clip_low=0.2, clip_high=0.2))
+CLIPS: dict[str, Any] = {} if LOSS == "reinforce" else {"clip_low": 0.2, "clip_high": 0.2}
+learner = Learner(start, TorchSettings(policy=POLICY, learning_rate=RATE, loss=LOSS, **CLIPS))
 worker = make_worker()
 by_call, merged = make_samples(start, "call"), make_samples(start, "merged")
 reference = learner.gradients(by_call)
@@ -188,7 +189,7 @@ found, loss = verl_gradient(worker, by_call)
 if set(found) != set(reference):
     reference = {name: value for name, value in reference.items() if name in found}
 with torch.no_grad():
-    torch_loss = sum(float(learner._sum_losses(batch, None)[0]) for batch in learner._batches(by_call))
+    torch_loss = sum(float(learner._sum_losses(batch, Before())[0].item()) for batch in learner._batches(by_call))
 report = {
     "rows": [len(by_call), len(merged)],
     "call": compare(reference, found),

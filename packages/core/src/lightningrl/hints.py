@@ -19,6 +19,9 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "bf16": "learner.dtype",
     "clip_range": "learner.clip_low",
     "cliprange": "learner.clip_low",
+    "cliprange_value": "learner.critic.clip",
+    "ent_coef": "learner.entropy_coef",
+    "entropy_coeff": "learner.entropy_coef",
     "epsilon": "learner.clip_low",
     "epsilon_high": "learner.clip_high",
     "eval_steps": "validation.every",
@@ -49,6 +52,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "save_total_limit": "loop.keep_checkpoints",
     "scale_rewards": "credit.use",
     "train_batch_size": "loop.tasks_per_step",
+    "vf_coef": "learner.critic.coefficient",
     "warmup_ratio": "learner.warmup_steps",
 }
 """Names that TRL, verl and others use, and where the same is said here."""

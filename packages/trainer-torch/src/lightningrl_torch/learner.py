@@ -33,7 +33,7 @@ from lightningrl_torch.losses import TokenBatch, approximate_kl, masked_importan
 from lightningrl_torch.schedules import schedule_factor
 from lightningrl_torch.settings import Settings
 
-__all__ = ["Learner", "Reference"]
+__all__ = ["Before", "Learner", "Reference"]
 
 Reference = Callable[[], contextlib.AbstractContextManager[PreTrainedModel]]
 """Gives the model that the KL is measured to, for the time of a `with` block."""
@@ -43,7 +43,7 @@ _ByToken = Mapping[int, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Before:
+class Before:
     """What was so before the step."""
 
     logprobs: _ByToken | None = None
@@ -118,7 +118,7 @@ class Learner:
     def gradients(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """The loss's gradient by parameter name, without a step; for tests and diagnosis."""
         with self._training():
-            self._backward(samples, 1.0, _Before(), defaultdict(float))
+            self._backward(samples, 1.0, Before(), defaultdict(float))
         found = {name: parameter.grad.clone() for name, parameter in self.parameters.items() if parameter.grad is not None}
         self._zero_gradients()
         return found
@@ -141,7 +141,7 @@ class Learner:
         if self.critic is not None:
             self.critic.optimizer.zero_grad(set_to_none=True)
 
-    def _update(self, samples: Sequence[Sample], minibatches: int, before: _Before, totals: dict[str, float]) -> None:
+    def _update(self, samples: Sequence[Sample], minibatches: int, before: Before, totals: dict[str, float]) -> None:
         """One optimiser update."""
         self._zero_gradients()  # what an update that raised has left
         loss = self._backward(samples, float(minibatches), before, totals)
@@ -166,7 +166,7 @@ class Learner:
         totals["grad_norm"] += norm
         totals["updates"] += 1.0
 
-    def _backward(self, samples: Sequence[Sample], scale: float, before: _Before, totals: dict[str, float]) -> float:
+    def _backward(self, samples: Sequence[Sample], scale: float, before: Before, totals: dict[str, float]) -> float:
         """Add up the gradient of `scale` times the samples' loss; return the unscaled loss."""
         total = 0.0
         targets = sum(map(_targets, samples)) if self.critic is not None else 0
@@ -183,7 +183,7 @@ class Learner:
             totals["tokens"] += float(len(batch.targets))
         return total
 
-    def _sum_losses(self, batch: Batch, before: _Before) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def _sum_losses(self, batch: Batch, before: Before) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Σ weights · token_loss of a batch, the policy's states, and sums over its trained tokens for the metrics."""
         settings, model = self._settings, self.model
         logprobs, entropies, states = self._score(model, batch)
@@ -228,7 +228,7 @@ class Learner:
             sums["kl_reference"] = divergence.detach().sum()
         return (to_tensor(batch.weights, model) * token_loss).sum(), states, sums
 
-    def _value_loss(self, critic: Critic, batch: Batch, states: Tensor, before: _Before, totals: dict[str, float]) -> Tensor:
+    def _value_loss(self, critic: Critic, batch: Batch, states: Tensor, before: Before, totals: dict[str, float]) -> Tensor:
         """Σ of the critic's losses over the batch's targets."""
         values = critic.values(batch, states)
         all_targets = to_tensor(batch.value_targets, self.model)
@@ -243,10 +243,10 @@ class Learner:
             totals[f"{_CRITIC}{name}"] += float(value)
         return losses.sum()
 
-    def _look_before(self, samples: Sequence[Sample]) -> _Before:
+    def _look_before(self, samples: Sequence[Sample]) -> Before:
         settings, critic = self._settings, self.critic
         is_clipped = critic is not None and critic.settings.clip is not None and settings.epochs * settings.minibatches > 1
-        return _Before(
+        return Before(
             logprobs=self.recompute(samples, self.model) if settings.is_corrected else None,
             values=self.values(samples) if is_clipped else None,
         )
