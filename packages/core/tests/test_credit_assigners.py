@@ -125,4 +125,6 @@ def test_ours_need_what_runs_can_provide() -> None:
         "branches",
         "turn_gae",
         "gae",
+        "judge",
+        "likelihood",
     } <= {plugin.name for plugin in PLUGINS}

@@ -197,6 +197,7 @@ async def test_a_judge_reads_what_was_said_and_its_grades_are_turn_rewards_besid
     calls = [call for one in rewarded for call in one.transitions]
     assert sum(int(row.mask.sum()) for row in scored.samples) == sum(len(call.completion_ids) for call in calls)
     assert describe_rollouts(rewarded)["calls_judge"] == 2
+    assert scored.metrics["credit/grade"] == 0.5
     again = await make_scorer(folder, server, policy, baseline="dr_grpo", aggregate="sum", settings={"temperature": 0}).reward(
         await store.trajectories(names(2)), store.set_scores
     )
@@ -517,6 +518,14 @@ def test_the_worst_turn_counts_under_min() -> None:
     assert of_calls(TurnJudge(baseline="dr_grpo"), heard) == [[-0.5, -0.5, 0.0], [0.5, 0.5, 0.0]]
     assert of_calls(TurnJudge(baseline="dr_grpo", aggregate="sum"), heard) == [[0.0, -0.5, 0.0], [0.0, 0.5, 0.0]]
     assert of_calls(TurnJudge(baseline="dr_grpo", aggregate="turn"), heard) == [[0.5, -0.5, 0.0], [-0.5, 0.5, 0.0]]
+
+
+def test_a_weight_multiplies_what_comes_of_the_grades_also_where_a_deviation_divides_it() -> None:
+    heard = with_grades(make_group((None,) * 2, (None,) * 2, rewards=(1.0, 1.0)), (1.0, 0.5), (0.0, 0.5))
+    for baseline in ("grpo", "dr_grpo"):
+        once, twice = (of_calls(TurnJudge(weight=weight, baseline=baseline), heard) for weight in (1.0, 2.0))
+        assert once[0][0] > 0.0
+        np.testing.assert_allclose(twice, 2 * np.array(once), atol=2e-4)
 
 
 def test_turns_that_please_the_judge_are_farmed_under_the_sum_and_gain_nothing_under_the_worst() -> None:

@@ -70,7 +70,10 @@ def two() -> TrajectoryGroup:
 
 def test_a_gain_is_the_difference_to_the_prompt_before_from_the_empty_history_on_and_the_last_turn_has_none() -> None:
     assigner = InformationGain()
-    assert evidence(hear(assigner, two(), by_prompt), "gain") == [[0.2, 0.3, 0.0], [0.0, 0.1, 0.0]]
+    heard = hear(assigner, two(), by_prompt)
+    assert evidence(heard, "gain") == [[0.2, 0.3, 0.0], [0.0, 0.1, 0.0]]
+    assert assigner.finish_step([heard], [assigner.assign(heard)]) == {"gain": pytest.approx(0.1)}
+    assert assigner.finish_step([], []) == {}
 
 
 def test_gains_and_outcome_have_baselines_of_their_own_and_go_on_discounted_by_hand() -> None:

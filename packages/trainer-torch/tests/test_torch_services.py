@@ -138,7 +138,7 @@ async def test_what_cannot_be_answered_is_one_sentence(make_backend: MakeBackend
     assert (await ask.logprobs([], [1])).shape == (0,)
     with pytest.raises(PluginError, match="no backend serves policy 'other' in this process"):
         await ask.logprobs([1], [1], policy="other")
-    with pytest.raises(PluginError, match="no policy 'main' to encode for; there are: none here"):
+    with pytest.raises(PluginError, match="no policy 'main' whose tokens could be read; there are: none here"):
         await ask.encode("a")
     with pytest.raises(BackendError, match=r"may read 100 tokens of policies and critics; raise credit\.max_tokens"):
         await ask.logprobs([1] * 90, [1] * 10)

@@ -166,7 +166,7 @@ class JudgeConfig(_Frozen):
     """Further tries where no answer comes, it is overloaded or it limits rates."""
     timeout_s: float = Field(default=60.0, gt=0)
     max_calls: int = Field(default=64, ge=1)
-    """That one rollout may make."""
+    """That one rollout may make; those that a judge ranks together have theirs together."""
     max_tokens: int = Field(default=100_000, ge=1)
     """Of prompts and answers that one rollout may use, as the endpoint counts them."""
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from lightningrl.errors import PluginError
-from lightningrl.types import Evidence, Trajectory
+from lightningrl.types import Evidence, Trajectory, TrajectoryGroup
 
-__all__ = ["check_evidence"]
+__all__ = ["check_evidence", "mean_evidence"]
 
 MOST_NAMES = 32
 
@@ -29,6 +29,12 @@ def check_evidence(evidence: Any, trajectory: Trajectory) -> None:
             )
         if not np.isfinite(values).all():
             raise ValueError(f"{name!r} is not finite")
+
+
+def mean_evidence(groups: Sequence[TrajectoryGroup], name: str) -> dict[str, float]:
+    """A metric of a step: the mean of a number over its calls; none where nobody has one."""
+    found = [one.evidence.calls[name] for group in groups for one in group.trajectories if one.evidence is not None and one.transitions]
+    return {name: float(np.concatenate(found).mean())} if found else {}
 
 
 def _columns(evidence: Evidence, trajectory: Trajectory) -> Iterator[tuple[str, Any, tuple[int, ...]]]:

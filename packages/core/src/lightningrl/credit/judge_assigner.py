@@ -1,7 +1,7 @@
 """Credit by a judge: it grades each turn of a rollout, or all rollouts of a group beside each other, in one call.
 
-    per = "turn"    s_{i,t} ∈ [0, 1]   r_{i,t} = weight · (2 s_{i,t} - 1)   a turn reward as any other, with a baseline of its own beside
-                                       the outcome's, as in `DiscountedReturns`
+    per = "turn"    s_{i,t} ∈ [0, 1]   r_{i,t} = 2 s_{i,t} - 1: a turn reward as any other, with a baseline of its own beside the
+                                       outcome's, as in `DiscountedReturns`; A = A^R + weight · A^G
       aggregate     "min"   r* = softmax(-r / T)_t · r_t, then summed over what follows: the worst turn counts (PURE, arXiv 2504.15275)
                     "sum"   r summed over what follows: more good turns pay more, so that it can be farmed
                     "turn"  a turn's own grade alone (as CAPO's verdicts, arXiv 2508.02298)
@@ -24,6 +24,7 @@ import numpy as np
 
 from lightningrl.credit import DiscountedReturns
 from lightningrl.credit.baselines import Baseline, FloatArray, check_baseline
+from lightningrl.credit.evidence import mean_evidence
 from lightningrl.credit.spread import Channel, spread
 from lightningrl.credit.transcript import clip, shared_lines, transcripts
 from lightningrl.errors import ConfigError, JudgeError, PluginError
@@ -191,7 +192,7 @@ class TurnJudge:
         baseline: Baseline = "grpo",
         epsilon: float = 1e-6,
     ) -> None:
-        """`gamma` discounts per call, the outcome too. `weight` multiplies the turn rewards."""
+        """`gamma` discounts per call, the outcome too. `weight` multiplies the turns' advantages."""
         _check("aggregate", aggregate, get_args(Aggregate))
         _check_weight(weight)
         self.bench = bench
@@ -213,29 +214,28 @@ class TurnJudge:
 
     def returns(self, trajectory: Trajectory) -> FloatArray:
         outcome, turns = self.channels(trajectory)
-        return turns.returns + outcome.factors * outcome.returns
+        return turns.factors * turns.returns + outcome.factors * outcome.returns
 
     def channels(self, trajectory: Trajectory) -> tuple[Channel, Channel]:
         """Outcome and turn rewards; those of the recipe's intermediate rewards are among them."""
-        rewards = self._rewards(trajectory)
-        calls = [
-            replace(call, rewards={**call.rewards, "the judge's": float(reward)})
-            for call, reward in zip(trajectory.transitions, rewards, strict=True)
-        ]
+        graded = zip(trajectory.transitions, self._rewards(trajectory), strict=True)
+        calls = [replace(call, rewards={**call.rewards, "the judge's": float(reward)}) for call, reward in graded]
         outcome, turns = self._turns.channels(replace(trajectory, transitions=tuple(calls)))
-        if self.aggregate == "turn":
-            own = [sum(reward for reward in call.rewards.values() if reward is not None) for call in calls]
-            turns = replace(turns, returns=np.array(own, np.float64))
-        return outcome, turns
+        own = [sum(reward for reward in call.rewards.values() if reward is not None) for call in calls]
+        returns = np.array(own, np.float64) if self.aggregate == "turn" else turns.returns
+        return outcome, replace(turns, returns=returns, factors=self.weight * turns.factors)
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return spread(group, self)
 
+    def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> dict[str, float]:
+        return mean_evidence(groups, GRADE)
+
     def _rewards(self, trajectory: Trajectory) -> FloatArray:
-        """Of each call, between -weight and weight; with `min`, of all of them together."""
-        rewards = self.weight * (2.0 * _grades(trajectory) - 1.0)
+        """Of each call, between -1 and 1; with `min`, of all of them together."""
+        rewards = 2.0 * _grades(trajectory) - 1.0
         if self.aggregate == "min" and len(rewards):
-            shares = np.exp(-(rewards - rewards.min()) / (SOFTNESS * self.weight))
+            shares = np.exp(-(rewards - rewards.min()) / SOFTNESS)
             rewards = shares / shares.sum() * rewards  # r*_t = softmax(-r / T)_t · r_t  (PURE, arXiv 2504.15275)
         return rewards
 
@@ -288,6 +288,9 @@ class GroupJudge:
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return spread(group, self)
+
+    def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> dict[str, float]:
+        return mean_evidence(groups, GRADE)
 
 
 def _grades(trajectory: Trajectory) -> FloatArray:

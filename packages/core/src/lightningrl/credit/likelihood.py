@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from lightningrl.credit import DiscountedReturns
 from lightningrl.credit.baselines import Baseline, FloatArray, baseline_advantages, check_baseline
+from lightningrl.credit.evidence import mean_evidence
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.protocols import Services
 from lightningrl.types import Advantages, Evidence, IntArray, Task, Trajectory, TrajectoryGroup, Transition
@@ -156,6 +157,9 @@ class InformationGain(_Likelihood):
             ],
         )
 
+    def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> dict[str, float]:
+        return mean_evidence(groups, "gain")
+
     def _texts(self, task: Task) -> list[str]:
         if callable(self.answer):
             return [self.answer(task)]
@@ -226,6 +230,9 @@ class Hindsight(_Likelihood):
             group,
             [outcome + self.omega * discount * term for discount, term, outcome in zip(discounts, kept, outcomes, strict=True)],
         )
+
+    def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> dict[str, float]:
+        return mean_evidence(groups, "ratio")
 
     def _values(self, trajectory: Trajectory) -> FloatArray:
         """Q = ρ · R of each call, smoothed with the next one's."""

@@ -106,7 +106,7 @@ def build_scorer(recipe: Recipe, plugins: PluginManager, models: Mapping[str, st
         digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name].function, {**part.options, **settings})
     judge = None if recipe.judge is None else f"{recipe.judge.model} at {recipe.judge.base_url}"
     nested = {"nested": [digest_of(part, {}) for part in _nested(assigner)]} if isinstance(assigner, Combination) else {}
-    files = {name: digest_of(resolve(value, recipe.folder), {}) for name, value in recipe.credit.options.items() if _is_file(value)}
+    files = [digest_of(resolve(reference, recipe.folder), {}) for reference in _files(recipe.credit.options)]
     digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge, **nested, **({"files": files} if files else {})})
     _check_samples(recipe, plugins)
     return Scorer(
@@ -169,9 +169,16 @@ def _part(
     return part
 
 
-def _is_file(value: Any) -> bool:
-    """Whether an option is a reference into a file, `"file.py:name"`, which lies beside the recipe."""
-    return isinstance(value, str) and re.fullmatch(r"[^\s:]*\.py:[\w.]+", value) is not None
+def _files(options: Any) -> Iterator[str]:
+    """The references into files, `"file.py:name"`, among options and those within them."""
+    if isinstance(options, str) and re.fullmatch(r"[^\s:]*\.py:[\w.]+", options):
+        yield options
+    elif isinstance(options, Mapping):
+        for value in options.values():
+            yield from _files(value)
+    elif isinstance(options, list | tuple):
+        for value in options:
+            yield from _files(value)
 
 
 def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
