@@ -1,7 +1,7 @@
 """Credit by a judge: it grades each turn of a rollout, or all rollouts of a group beside each other, in one call.
 
     per = "turn"    s_{i,t} ∈ [0, 1]   r_{i,t} = 2 s_{i,t} - 1: a turn reward as any other, with a baseline of its own beside the
-                                       outcome's, as in `DiscountedReturns`; A = A^R + weight · A^G
+                                       outcome's, as in `TurnReturns`; A = A^R + weight · A^G
       aggregate     "min"   r* = softmax(-r / T)_t · r_t, then summed over what follows: the worst turn counts (PURE, arXiv 2504.15275)
                     "sum"   r summed over what follows: more good turns pay more, so that it can be farmed
                     "turn"  a turn's own grade alone (as CAPO's verdicts, arXiv 2508.02298)
@@ -22,11 +22,11 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from lightningrl.credit import DiscountedReturns
 from lightningrl.credit.baselines import Baseline, FloatArray, check_baseline
 from lightningrl.credit.evidence import mean_evidence
 from lightningrl.credit.spread import Channel, spread
 from lightningrl.credit.transcript import clip, shared_lines, transcripts
+from lightningrl.credit.turns import TurnReturns
 from lightningrl.errors import ConfigError, JudgeError, PluginError
 from lightningrl.protocols import Services
 from lightningrl.types import Advantages, Evidence, Trajectory, TrajectoryGroup
@@ -200,7 +200,7 @@ class TurnJudge:
         self.weight = weight
         self.baseline: Baseline = baseline
         self.epsilon = epsilon
-        self._turns = DiscountedReturns(gamma=gamma, baseline=baseline, epsilon=epsilon)
+        self._turns = TurnReturns(gamma=gamma, baseline=baseline, epsilon=epsilon)
         if baseline == "none":
             self.requires = frozenset({"judge"})
 

@@ -29,9 +29,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.credit import DiscountedReturns
 from lightningrl.credit.baselines import Baseline, FloatArray, baseline_advantages, check_baseline
 from lightningrl.credit.evidence import mean_evidence
+from lightningrl.credit.turns import TurnReturns
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.protocols import Services
 from lightningrl.types import Advantages, Evidence, IntArray, Task, Trajectory, TrajectoryGroup, Transition
@@ -58,7 +58,7 @@ class _Likelihood:
         self.compared: Compared = compared
         self.baseline: Baseline = baseline
         self.epsilon = epsilon
-        self._turns = DiscountedReturns(gamma=gamma, baseline=baseline, epsilon=epsilon)
+        self._turns = TurnReturns(gamma=gamma, baseline=baseline, epsilon=epsilon)
         """Tells which turn a call is, and how discounts go along histories."""
 
     def _outcomes(self, rewarded: Sequence[Trajectory]) -> FloatArray:
