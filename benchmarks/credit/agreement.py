@@ -44,7 +44,8 @@ class Agreement:
 
 def agree(credit: Sequence[float], true: Sequence[float], groups: Sequence[int], *, seed: int = 0) -> Agreement:
     """`groups` says which group each turn is of: 0 … G - 1."""
-    c, a = np.round(np.asarray(credit, np.float64), DIGITS), np.round(np.asarray(true, np.float64), DIGITS)
+    c: _Numbers = np.asarray(credit, np.float64).round(DIGITS)
+    a: _Numbers = np.asarray(true, np.float64).round(DIGITS)
     owners = np.asarray(groups)
     count = int(owners.max()) + 1
     pairs = [_pair_sums(c, a, owners, count), _pair_sums(c, c, owners, count), _pair_sums(a, a, owners, count)]

@@ -60,8 +60,9 @@ METHODS: Final[tuple[Method, ...]] = (
     Method(name="states: ECPO", family="turn", use="states", options={"shrinkage": 2.0, "gate": 4.0}),
     Method(name="turn_gae", family="turn", use="turn_gae", has_critic=True),
     Method(name="branches: 4", family="turn", use="branches", options={"samples": 4}),
-    Method(name="branches: 1, trained", family="turn", use="branches", options={"samples": 1, "train": True}),
+    Method(name="branches: few", family="turn", use="branches", options={"samples": 4, "points": 2, "rollouts": 2, "train": True}),
     Method(name="judge: right", family="turn", use="judge", judge_error=0.0),
+    Method(name="judge: right, own grade", family="turn", use="judge", options={"aggregate": "turn"}, judge_error=0.0),
     Method(name="judge: 20 % wrong", family="turn", use="judge", judge_error=0.2),
     Method(name="judge: 40 % wrong", family="turn", use="judge", judge_error=0.4),
 )
