@@ -8,6 +8,7 @@ Turns of one group are no independent witnesses: intervals come from drawing who
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -30,7 +31,7 @@ class Agreement:
     tau_low: float
     tau_high: float
     right: float
-    """Share of right signs."""
+    """Share of right signs; NaN where the method says nothing at all."""
     right_low: float
     right_high: float
     silent: float
@@ -44,7 +45,8 @@ class Agreement:
 
 def agree(credit: Sequence[float], true: Sequence[float], groups: Sequence[int], *, seed: int = 0) -> Agreement:
     """`groups` says which group each turn is of: 0 … G - 1."""
-    c, a = np.round(np.asarray(credit, np.float64), DIGITS), np.round(np.asarray(true, np.float64), DIGITS)
+    c: _Numbers = np.asarray(credit, np.float64).round(DIGITS)
+    a: _Numbers = np.asarray(true, np.float64).round(DIGITS)
     owners = np.asarray(groups)
     count = int(owners.max()) + 1
     pairs = [_pair_sums(c, a, owners, count), _pair_sums(c, c, owners, count), _pair_sums(a, a, owners, count)]
@@ -57,7 +59,8 @@ def agree(credit: Sequence[float], true: Sequence[float], groups: Sequence[int],
     shares = np.divide(right, right + wrong, out=np.full_like(right, np.nan), where=right + wrong > 0)
     quiet = silent[0] / max(1.0, silent[0] + right[0] + wrong[0])
     tau_low, tau_high = np.percentile(taus[1:], [2.5, 97.5])
-    low, high = np.nanpercentile(shares[1:], [2.5, 97.5])
+    known = shares[1:][~np.isnan(shares[1:])]
+    low, high = np.percentile(known, [2.5, 97.5]) if len(known) else (math.nan, math.nan)
     return Agreement(
         tau=float(taus[0]),
         tau_low=float(tau_low),

@@ -15,7 +15,7 @@ says what comes of it (the turn is lost). Nothing is random but the words, so a 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Protocol
@@ -26,7 +26,7 @@ __all__ = ["GAMES", "Case", "Door", "Game", "Guess", "Sql", "State", "Step", "ob
 
 Case = Mapping[str, Any]
 """What one task is about (JSON)."""
-State = Hashable
+State = tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,11 +79,11 @@ class Game(Protocol):
 class Guess:
     """Which number? Told what it lies between, one narrows it down by three guesses. Of seven numbers, halving finds each."""
 
-    name: Final = "guess"
+    name = "guess"
     numbers: Final = 9
     width: Final = 7
     guesses: Final = 3
-    words = tuple(map(str, range(1, numbers + 1)))
+    words: tuple[str, ...] = tuple(map(str, range(1, numbers + 1)))
 
     def cases(self) -> Sequence[Case]:
         starts = range(1, self.numbers - self.width + 2)
@@ -96,11 +96,11 @@ class Guess:
         return case["low"], case["high"], self.guesses
 
     def observe(self, case: Case, state: State) -> str:
-        low, high, _ = state  # type: ignore[misc]
+        low, high, _ = state
         return f"low {low} high {high}"
 
     def act(self, case: Case, state: State, word: str | None) -> Step:
-        low, high, left = state  # type: ignore[misc]
+        low, high, left = state
         number, status, result = int(word or 0), ToolStatus.OK, ""
         if number == case["secret"]:
             return Step(state=None, outcome=1.0, tool="guess", result="right")
@@ -118,7 +118,7 @@ class Guess:
         return self.words
 
     def best(self, case: Case, state: State) -> str:
-        low, high, _ = state  # type: ignore[misc]
+        low, high, _ = state
         return str((low + high) // 2)
 
 
@@ -130,9 +130,9 @@ COLUMNS: Final = ("size", "age", "year")
 class Sql:
     """A question of a database, answered by three words: table, column, condition. The query is run as far as it has come after each."""
 
-    name: Final = "sql"
+    name = "sql"
     calls: Final = 5
-    words = (*TABLES, *COLUMNS, *(name for names in NAMES.values() for name in names))
+    words: tuple[str, ...] = (*TABLES, *COLUMNS, *(name for names in NAMES.values() for name in names))
 
     def __init__(self) -> None:
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
@@ -154,12 +154,12 @@ class Sql:
         return "", "", "", self.calls
 
     def observe(self, case: Case, state: State) -> str:
-        table, column, error, _ = state  # type: ignore[misc]
+        table, column, error, _ = state
         query = f"column {column} table {table}" if column else f"table {table}" if table else "no query"
         return f"{case['column']} of {case['name']}? {query}{f' error {error}' if error else ''}"
 
     def act(self, case: Case, state: State, word: str | None) -> Step:
-        table, column, error, left = state  # type: ignore[misc]
+        table, column, error, left = state
         if word is None:
             return self._go_on(table, column, error, left, ToolStatus.INVALID_ARGUMENTS, "no word")
         query = f"SELECT {column or (word if table else '*')} FROM {table or word}"
@@ -175,11 +175,11 @@ class Sql:
         return Step(state=None, outcome=float(rows == gold), tool="sql", result=str(rows))
 
     def sensible(self, case: Case, state: State) -> Sequence[str]:
-        table, column, _, _ = state  # type: ignore[misc]
+        table, column, _, _ = state
         return self.words[6:] if column else COLUMNS if table else tuple(TABLES)
 
     def best(self, case: Case, state: State) -> str:
-        table, column, _, _ = state  # type: ignore[misc]
+        table, column, _, _ = state
         return str(case["name"] if column else case["column"] if table else case["table"])
 
     @staticmethod
@@ -199,7 +199,7 @@ class Sql:
 class Door:
     """A corridor of four places, a key at one and a door at another. Between any two acts somebody asks what one would like to drink."""
 
-    name: Final = "door"
+    name = "door"
     places: Final = 4
     acts: Final = 8
     words: tuple[str, ...] = ("left", "right", "take", "open", "tea", "milk")
@@ -221,13 +221,13 @@ class Door:
         return case["start"], False, False, self.acts
 
     def observe(self, case: Case, state: State) -> str:
-        at, has_key, is_asked, _ = state  # type: ignore[misc]
+        at, has_key, is_asked, _ = state
         far = (case["door"] if has_key else case["key"]) - at
         way = f"{abs(far)} {'left' if far < 0 else 'right'}" if far else "here"
         return f"{'door' if has_key else 'key'} {way}{' tea or milk?' if is_asked else ''}"
 
     def act(self, case: Case, state: State, word: str | None) -> Step:
-        at, has_key, is_asked, left = state  # type: ignore[misc]
+        at, has_key, is_asked, left = state
         if is_asked:
             return Step(state=(at, has_key, False, left), result="thanks")
         status, result = ToolStatus.OK, ""
@@ -246,10 +246,10 @@ class Door:
         return Step(state=(at, has_key, True, left - 1) if left > 1 else None, tool=tool, status=status, result=result)
 
     def sensible(self, case: Case, state: State) -> Sequence[str]:
-        return self.words[4:] if state[2] else self.words[:4]  # type: ignore[index]
+        return self.words[4:] if state[2] else self.words[:4]
 
     def best(self, case: Case, state: State) -> str:
-        at, has_key, is_asked, _ = state  # type: ignore[misc]
+        at, has_key, is_asked, _ = state
         goal = case["door"] if has_key else case["key"]
         if is_asked or at == goal:
             return "tea" if is_asked else "open" if has_key else "take"
@@ -279,7 +279,8 @@ def observations(game: Game, cases: Sequence[Case]) -> dict[str, tuple[Case, Sta
         while to_see:
             state = to_see.pop()
             found.setdefault(game.observe(case, state), (case, state))
-            after = {game.act(case, state, word).state for word in (*game.words, None)} - seen - {None}
+            steps = [game.act(case, state, word) for word in (*game.words, None)]
+            after = {step.state for step in steps if step.state is not None} - seen
             seen |= after
             to_see += after
     return found

@@ -136,8 +136,8 @@ class Player:
             words.append(said if said in game.words else None)
             step = game.act(case, state, words[-1])
             if step.tool is not None:
-                names = {"id": f"{call.id}/tool", "transition_id": call.id}
-                tools.append(ToolCall(name=step.tool, arguments=said, result=step.result, status=step.status, **names))
+                tool = ToolCall(id=f"{call.id}/tool", name=step.tool, arguments=said, result=step.result, status=step.status)
+                tools.append(replace(tool, transition_id=call.id))
             state, outcome = step.state, step.outcome
         return calls, tools, words, outcome
 
@@ -201,7 +201,8 @@ class Study:
         recipe = make_recipe(backend.settings.policy, method, group_size=group_size, credit=oracle)
         self.scorer: Scorer = build_scorer(recipe, plugins)
         if method.has_critic:
-            self.scorer.policies.connect("policy", backend)
+            built: Any = self.scorer  # the critic's service comes with its plugin
+            built.policies.connect("policy", backend)
 
     async def credit(self, tasks: Sequence[Task]) -> Scored:
         """Rollouts of the tasks, and what the method says of them."""

@@ -60,10 +60,12 @@ METHODS: Final[tuple[Method, ...]] = (
     Method(name="states: ECPO", family="turn", use="states", options={"shrinkage": 2.0, "gate": 4.0}),
     Method(name="turn_gae", family="turn", use="turn_gae", has_critic=True),
     Method(name="branches: 4", family="turn", use="branches", options={"samples": 4}),
-    Method(name="branches: 1, trained", family="turn", use="branches", options={"samples": 1, "train": True}),
-    Method(name="judge: right", family="turn", use="judge", judge_error=0.0),
-    Method(name="judge: 20 % wrong", family="turn", use="judge", judge_error=0.2),
-    Method(name="judge: 40 % wrong", family="turn", use="judge", judge_error=0.4),
+    Method(name="branches: few", family="turn", use="branches", options={"samples": 4, "points": 2, "rollouts": 2, "train": True}),
+    *(
+        Method(name=f"judge{name}: {wrong}", family="turn", use="judge", options=options, judge_error=error)
+        for name, options in (("", {}), (", own grade", {"aggregate": "turn"}))
+        for wrong, error in (("right", 0.0), ("20 % wrong", 0.2), ("40 % wrong", 0.4))
+    ),
 )
 
 

@@ -127,8 +127,11 @@ def _tau_cell(line: Mapping[str, Any] | None) -> str:
 
 
 def _best_identical(found: Mapping[str, Need]) -> Need | None:
-    identical = {method.name for method in METHODS if method.family == "identical"}
-    return min((need for need in found.values() if need.method in identical), key=lambda need: need.rollouts, default=None)
+    """Of those with the most runs."""
+    names = {method.name for method in METHODS if method.family == "identical"}
+    identical = [need for need in found.values() if need.method in names]
+    most = max((need.runs for need in identical), default=0)
+    return min((need for need in identical if need.runs == most), key=lambda need: need.rollouts, default=None)
 
 
 def _learn_table(needed: Mapping[str, Mapping[str, Need]], games: Sequence[str]) -> str:

@@ -46,7 +46,7 @@ POLICIES: Final = {"random": 0.0, "half-trained": 0.5}
 """Of the agreement: the skill of those whose play is judged."""
 GROUPS: Final = 24
 """Of rollouts that agreement is measured on."""
-CRITIC_STEPS: Final = 60
+CRITIC_STEPS: Final = 30
 """That a critic learns the policy's values before its credit is measured."""
 RATES: Final = (1e-3, 2e-3)
 """The grid of learning rates, the same for all."""

@@ -97,7 +97,8 @@ def tokenizer_of(policy: str) -> PreTrainedTokenizerFast:
     """The tokenizer in a policy's folder."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(policy)  # type: ignore[no-any-return]
+    found: Any = AutoTokenizer.from_pretrained(policy)
+    return found  # type: ignore[no-any-return]
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerFast, observation: str) -> tuple[int, ...]:
@@ -108,4 +109,4 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, observation: str) -> tuple
 
 def _token(tokenizer: PreTrainedTokenizerFast, word: str) -> int:
     (token,) = tokenizer.encode(word, add_special_tokens=False)
-    return token
+    return int(token)
