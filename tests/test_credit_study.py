@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sizes import sized
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks" / "credit"))
 
 from agreement import agree, kendall
+from branched import measure
 from games import GAMES, Game, State
 from harness import Player, Study
 from learning import GROUP_SIZE
@@ -208,3 +210,14 @@ def test_the_table_takes_each_methods_best_rate_and_says_what_was_not_reached() 
     found = needs(runs, "sql")
     assert (found["grpo"].rate, found["grpo"].text) == (1e-3, "200 ± 1271")
     assert (found["rloo"].rate, found["rloo"].text) == (1e-3, "> 500 ± 0"), "a rate with fewer seeds is no result yet"
+
+
+@pytest.mark.slow
+def test_what_branching_measures_is_what_is_counted_out(tmp_path: Path) -> None:
+    """The real way, through server and workers; at full size `benchmarks/credit/branched.py` says how near."""
+    build_starter(tmp_path / "policy", GAMES["guess"], skill=0.3, shown=1500, width=32, layers=1)
+    found = measure("guess", tmp_path / "policy", tmp_path / "run", samples=sized(12, 64), groups=sized(4, 20))
+    assert found.branches > 0 and found.diverged == 0
+    assert found.rare + len(found.deviations) >= 4
+    assert all(abs(deviation) < 4.5 for deviation in found.deviations), found  # of 4.5 standard errors one state in 100,000
+    assert found.rare_within >= found.rare - 2, found

@@ -62,15 +62,15 @@ class Measured:
         return float(np.mean(np.abs(self.deviations) <= 2.0))
 
 
-def measure(game: str, folder: Path, *, samples: int, groups: int, skill: float = 0.5, seed: int = 0) -> Measured:
-    build_starter(folder / "starter", GAMES[game], skill=skill, seed=seed)
+def measure(game: str, policy: Path, run: Path, *, samples: int, groups: int, seed: int = 0) -> Measured:
+    """`run` takes the run folder."""
     recipe = Recipe.model_validate(
         {
             "name": game,
             "folder": HERE,
             "agent": "tasks.py:play",
             "tasks": {"train": "tasks.py:train_tasks", "options": {"game": game}},
-            "policy": {"model": str(folder / "starter")},
+            "policy": {"model": str(policy)},
             "rewards": {"won": {"use": "tasks.py:won"}},
             "credit": {"use": "branches", "options": {"samples": samples, "equal": True}},
             "sampling": {"max_tokens": 1},
@@ -79,9 +79,9 @@ def measure(game: str, folder: Path, *, samples: int, groups: int, skill: float 
             "runtime": {"concurrency": 16, "workers": 1},
         }
     )
-    lightningrl.train(recipe, run=folder / "run")
-    trajectories = asyncio.run(_read(folder / "run"))
-    backend = TorchBackend(policy=str(folder / "starter"), device="cpu", threads=1)
+    lightningrl.train(recipe, run=run)
+    trajectories = asyncio.run(_read(run))
+    backend = TorchBackend(policy=str(policy), device="cpu", threads=1)
     try:
         return compare(trajectories, lambda task: true_values(backend, task))
     finally:
@@ -141,7 +141,8 @@ def main() -> None:
     table = Table("game", "branches", "diverged", "states", "within 2 SE", "mean z²", "rare states", "as usual", box=None)
     for game in chosen.games:
         with tempfile.TemporaryDirectory() as scratch:
-            found = measure(game, Path(scratch), samples=chosen.samples, groups=chosen.groups)
+            build_starter(Path(scratch) / "starter", GAMES[game], skill=0.5)
+            found = measure(game, Path(scratch) / "starter", Path(scratch) / "run", samples=chosen.samples, groups=chosen.groups)
         squares = np.mean(np.square(found.deviations))
         row = (
             found.branches,
