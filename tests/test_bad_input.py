@@ -107,7 +107,7 @@ def here(tmp_path: Path, warm: WarmCommand) -> Here:
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("credit.use=grop", "no credit assigner named 'grop'; installed: clip, "),
+        ("credit.use=grop", "no credit assigner named 'grop'; installed: branches, clip, "),
         ("backend=troch", "no trainer backend named 'troch'; installed: torch; did you mean 'torch'?"),
         ('adapters=["langgraph"]', "no adapter named 'langgraph'; installed: autogen, langchain, openai-agents"),
         ("loop.stps=3", "unknown key 'loop.stps'; did you mean 'steps'?"),
