@@ -63,7 +63,7 @@ METHODS: Final[tuple[Method, ...]] = (
     Method(name="branches: few", family="turn", use="branches", options={"samples": 4, "points": 2, "rollouts": 2, "train": True}),
     *(
         Method(name=f"judge{name}: {wrong}", family="turn", use="judge", options=options, judge_error=error)
-        for name, options in (("", {}), (", own grade", {"aggregate": "turn"}))
+        for name, options in (("", {}), (", min", {"aggregate": "min"}))
         for wrong, error in (("right", 0.0), ("20 % wrong", 0.2), ("40 % wrong", 0.4))
     ),
 )

@@ -6,7 +6,7 @@
     python benchmarks/credit/study.py              all three, one after the other (`make bench-credit`)
 
     --quick                                        one game, four methods, two seeds, few rollouts: minutes, for a test
-    --games, --methods, --seeds, --rates           some of them
+    --games, --methods, --seeds, --rates           some of them; --first-seed
 
 Runs are kept in runs/credit; one that is there is not made again. Delete the folder to begin anew.
 """
@@ -172,7 +172,7 @@ def _plan(options: argparse.Namespace, there: Sequence[Method]) -> Plan:
         folder=options.runs,
         games=options.games or (["sql"] if quick else list(GAMES)),
         methods=[method for method in there if wanted is None or method.name in wanted],
-        seeds=range(options.seeds or (2 if quick else 5)),
+        seeds=range(options.first_seed, options.first_seed + (options.seeds or (2 if quick else 5))),
         rates=options.rates or (RATES[-1:] if quick else RATES),
         groups=8 if quick else GROUPS,
         budget=512 if quick else None,
@@ -186,7 +186,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a small study, for a test")
     parser.add_argument("--games", nargs="+", choices=GAMES)
     parser.add_argument("--methods", nargs="+", choices=[method.name for method in METHODS])
-    parser.add_argument("--seeds", type=int, help="how many, from 0")
+    parser.add_argument("--seeds", type=int, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0, help="where they begin: others than those that a game was made with")
     parser.add_argument("--rates", nargs="+", type=float, help="learning rates")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "credit", help="where runs are kept")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "credit", help="where the page is")

@@ -515,7 +515,7 @@ def test_the_worst_turn_counts_under_min() -> None:
     """PURE by hand: rewards (1, -1, 0): shares e^0, e^20, e^10 over their sum: r* ≈ (0, -1, 0); to go (-1, -1, 0)."""
     plain = make_group((None,) * 3, (None,) * 3, rewards=(1.0, 1.0))
     heard = with_grades(plain, (1.0, 0.0, 0.5), (0.5, 0.5, 0.5))
-    assert of_calls(TurnJudge(baseline="dr_grpo"), heard) == [[-0.5, -0.5, 0.0], [0.5, 0.5, 0.0]]
+    assert of_calls(TurnJudge(baseline="dr_grpo", aggregate="min"), heard) == [[-0.5, -0.5, 0.0], [0.5, 0.5, 0.0]]
     assert of_calls(TurnJudge(baseline="dr_grpo", aggregate="sum"), heard) == [[0.0, -0.5, 0.0], [0.0, 0.5, 0.0]]
     assert of_calls(TurnJudge(baseline="dr_grpo", aggregate="turn"), heard) == [[0.5, -0.5, 0.0], [-0.5, 0.5, 0.0]]
 
@@ -534,7 +534,7 @@ def test_turns_that_please_the_judge_are_farmed_under_the_sum_and_gain_nothing_u
     heard = with_grades(group, (1.0,) * 10 + (0.9,), (0.9,))
     farmed, honest = of_calls(TurnJudge(baseline="dr_grpo", aggregate="sum"), heard)
     assert farmed[0] > 4.0 > -4.0 > honest[0]
-    farmed, honest = of_calls(TurnJudge(baseline="dr_grpo"), heard)
+    farmed, honest = of_calls(TurnJudge(baseline="dr_grpo", aggregate="min"), heard)
     assert abs(farmed[0] - honest[0]) < 0.2
     assert max(map(abs, farmed + honest)) <= 1.0
 
@@ -542,7 +542,7 @@ def test_turns_that_please_the_judge_are_farmed_under_the_sum_and_gain_nothing_u
 def test_intermediate_rewards_of_the_recipe_are_turn_rewards_beside_the_judges() -> None:
     group = make_group((0.25, None), (0.0, 0.5), rewards=(1.0, 0.0))
     neutral = with_grades(group, (0.5, 0.5), (0.5, 0.5))
-    assert of_calls(TurnJudge(), neutral) == of_calls(DiscountedReturns(), group)
+    assert of_calls(TurnJudge(aggregate="sum"), neutral) == of_calls(DiscountedReturns(), group)
 
 
 def test_a_rewarded_rollout_without_grades_is_a_defect_and_not_a_zero() -> None:
@@ -578,6 +578,11 @@ class _Judged(CreditConformance):
 class TestTurnJudge(_Judged):
     def make_assigner(self) -> CreditAssigner:
         return TurnJudge()
+
+
+class TestTurnJudgeOfTheWorst(_Judged):
+    def make_assigner(self) -> CreditAssigner:
+        return TurnJudge(aggregate="min")
 
 
 class TestTurnJudgeSummed(_Judged):

@@ -2,9 +2,9 @@
 
     per = "turn"    s_{i,t} ∈ [0, 1]   r_{i,t} = 2 s_{i,t} - 1: a turn reward as any other, with a baseline of its own beside the
                                        outcome's, as in `TurnReturns`; A = A^R + weight · A^G
-      aggregate     "min"   r* = softmax(-r / T)_t · r_t, then summed over what follows: the worst turn counts (PURE, arXiv 2504.15275)
+      aggregate     "turn"  a turn's own grade alone (as CAPO's verdicts, arXiv 2508.02298)
+                    "min"   r* = softmax(-r / T)_t · r_t, then summed over what follows: the worst turn counts (PURE, arXiv 2504.15275)
                     "sum"   r summed over what follows: more good turns pay more, so that it can be farmed
-                    "turn"  a turn's own grade alone (as CAPO's verdicts, arXiv 2508.02298)
     per = "group"   s_i ∈ [0, 1]       in the outcome's place, or beside it with a baseline of its own (RULER of OpenPipe's ART)
 
 A grade of 0.5 says nothing: it is worth 0, so that turns do not pay by their number. What the judge says is recorded with the rollout and
@@ -186,7 +186,7 @@ class TurnJudge:
         self,
         bench: Bench = Bench(),
         *,
-        aggregate: Aggregate = "min",
+        aggregate: Aggregate = "turn",
         gamma: float = 1.0,
         weight: float = 1.0,
         baseline: Baseline = "grpo",

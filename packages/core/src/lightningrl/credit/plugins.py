@@ -156,7 +156,11 @@ PLUGINS: tuple[Plugin, ...] = (
     Plugin(name="turns", summary="turn rewards to go and the outcome, each with its baseline", factory=TurnReturns),
     Plugin(name="discounted", summary="`turns`, by the name that it had", factory=_discounted),
     Plugin(name="states", summary="calls in the same state are compared (GiGPO, HGPO, ECPO)", factory=StateGroups),
-    Plugin(name="branches", summary="the value of each state by branching the rollout there (VinePPO)", factory=Branches),
+    Plugin(
+        name="branches",
+        summary="the value of each state by branching there (VinePPO); it cost more rollouts than it saved in our study",
+        factory=Branches,
+    ),
     Plugin(name="sum", summary="weighted sum of other assigners", factory=_sum),
     Plugin(name="per_agent", summary="another assigner, compared within each role's calls", factory=_per_agent),
     Plugin(name="whiten", summary="another assigner, its group's tokens with mean 0 and deviation 1", factory=_whiten),

@@ -31,7 +31,11 @@ INTERMEDIATE_PLUGINS: tuple[Plugin, ...] = (
     Plugin(name="reported", summary="what the agent or its telemetry reported of its calls, under `name` or all", factory=ReportedOfCalls),
     Plugin(name="token_budget", summary="charges calls that sample more tokens than a budget", factory=TokenBudget),
     Plugin(name="tool_status", summary="pays for tools that work, charges for those that fail", factory=ToolStatusReward),
-    Plugin(name="tool_status_shaping", summary="tool status as a potential: keeps the optimal policy", factory=ToolStatusShaping),
+    Plugin(
+        name="tool_status_shaping",
+        summary="tool status as a potential: keeps the optimal policy; it helped in no game of our study",
+        factory=ToolStatusShaping,
+    ),
     Plugin(name="valid_arguments", summary="charges for arguments that fit no schema of the tool", factory=ValidArguments),
 )
 """For `lightningrl_intermediate_rewards`."""
