@@ -22,6 +22,7 @@ import pytest
 from attribution import Crowd
 from hypothesis import settings
 from installed import install_as_the_pages_say
+from once import made_once
 from sizes import LONG, PATIENCE_S, sized
 from warm import WarmCommand, fresh_starts, warm_starts
 
@@ -187,12 +188,21 @@ def warm(_warm_starts: None) -> WarmCommand:
 
 
 @pytest.fixture(scope="session")
-def first_agent(warm: WarmCommand, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `lightningrl init first` writes, its policy included; made once."""
-    folder = tmp_path_factory.mktemp("init")
-    made = warm.run("lightningrl", "init", "first", cwd=folder)
-    assert made.returncode == 0, made.stderr
-    return folder / "first"
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all test processes of this run; see tests/support/once.py."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def first_agent(warm: WarmCommand, shared: Path) -> Path:
+    """What `lightningrl init first` writes, its policy included; made once, to be copied."""
+
+    def init(folder: Path) -> None:
+        made = warm.run("lightningrl", "init", "first", cwd=folder)
+        assert made.returncode == 0, made.stderr
+
+    return made_once(shared / "init", init) / "first"
 
 
 @pytest.fixture(scope="session")
@@ -204,22 +214,23 @@ def played_run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
 
 
 @pytest.fixture(scope="session")
-def recorded_run(first_agent: Path, warm: WarmCommand, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded_run(first_agent: Path, warm: WarmCommand, shared: Path) -> Path:
     """The folder of a run of three steps that has ended, validated before and after; made once, to be read."""
-    folder = tmp_path_factory.mktemp("recorded")
-    shutil.copytree(first_agent, folder / "first")
-    settings = ("--set", "validation.every=3", "--set", "loop.tasks_per_step=4")
-    made = warm.run("lightningrl", "train", "first", "--run", "runs/first", "--steps", "3", *settings, cwd=folder)
-    assert made.returncode == 0, made.stderr
-    (folder / "said.txt").write_text(made.stdout, encoding="utf-8")
-    return folder / "runs" / "first"
+
+    def train(folder: Path) -> None:
+        shutil.copytree(first_agent, folder / "first")
+        settings = ("--set", "validation.every=3", "--set", "loop.tasks_per_step=4")
+        made = warm.run("lightningrl", "train", "first", "--run", "runs/first", "--steps", "3", *settings, cwd=folder)
+        assert made.returncode == 0, made.stderr
+        (folder / "said.txt").write_text(made.stdout, encoding="utf-8")
+
+    return made_once(shared / "recorded", train) / "runs" / "first"
 
 
 @pytest.fixture(scope="session")
-def installed_commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed_commands(shared: Path) -> Path:
     """The commands of one environment for all pages; see tests/support/installed.py."""
-    base = tmp_path_factory.getbasetemp()
-    return install_as_the_pages_say((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "installed")
+    return install_as_the_pages_say(shared / "installed")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import re
 import shlex
 import subprocess
@@ -10,20 +9,16 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from once import made_once
+
 __all__ = ["install_as_the_pages_say", "install_lines"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def install_as_the_pages_say(folder: Path) -> Path:
-    """The environment's folder of commands. Made once in `folder`, whichever process comes first; raises with what was said."""
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "made").exists():
-            make(folder)
-            (folder / "made").touch()
-    return folder / "venv" / "bin"
+    """The environment's folder of commands. Made once in `folder`; raises with what was said."""
+    return made_once(folder, make) / "venv" / "bin"
 
 
 def make(folder: Path) -> None:
