@@ -111,7 +111,7 @@ class PlainModules:
         if home == self._home:
             return
         self.leave()
-        search, modules = self._kept.get(home, ([str(home), *self._path] if home.is_dir() else self._path, {}))
+        search, modules = self._kept.get(home, ([str(home), str(home / "generator"), *self._path] if home.is_dir() else self._path, {}))
         sys.path[:] = search
         sys.modules.update(modules)
         self._home = home

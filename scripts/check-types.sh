@@ -13,6 +13,6 @@ for tests in packages/*/tests; do
     read_types "$tests" "$tests"
 done
 for example in examples/*/; do
-    read_types "$example:examples/text_to_sql" "${example}tests"  # two_policies builds on that one
+    read_types "$example:${example}generator:examples/text_to_sql:examples/text_to_sql/generator" "${example}tests"  # two_policies builds on that one
 done
 exit $failed

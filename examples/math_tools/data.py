@@ -1,6 +1,6 @@
 """The tasks: generated word problems with a fixed seed, split by structure.
 
-    starter       structures the starter policy is cold-started on    (see starter.py)
+    starter       structures the starter policy is cold-started on    (see generator/starter.py)
     train         structures reinforcement learning sees
     development   structures the starter and the recipe were chosen on
     validation    structures that nothing was trained or chosen on
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).with_name("generator")))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from problems import KINDS, Problem, build_problem

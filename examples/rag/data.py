@@ -1,6 +1,6 @@
 """The tasks: questions of two and three hops over a generated corpus, with a fixed seed, split by names.
 
-    starter      worlds the starter policy is cold-started on     (made in memory, see starter.py)
+    starter      worlds the starter policy is cold-started on     (made in memory, see generator/starter.py)
     train        questions reinforcement learning sees
     validation   questions about names that occur nowhere else
 
@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).with_name("generator")))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from corpus import Question, World, build_questions, build_world
@@ -29,6 +30,7 @@ from retriever import PASSAGES, Bm25Retriever, Passage, build_index
 __all__ = ["build_splits", "build_worlds", "cache_directory", "index_folder", "train_tasks", "validation_tasks"]
 
 SEED = 20250806
+SOURCES = ("data.py", "retriever.py", "generator/corpus.py")
 COUNTS = {
     "train": {"person": 300, "work": 240, "company": 80, "city": 80, "school": 50},
     "validation": {"person": 100, "work": 60, "company": 28, "city": 24, "school": 14},
@@ -98,8 +100,7 @@ def index_folder(passages: Iterable[Passage], version: str, cache: str | Path | 
 
 def _version() -> str:
     """A digest of the code that makes the data: a changed generator never reads an older generator's files."""
-    here = Path(__file__).parent
-    return hashlib.sha256(b"".join((here / name).read_bytes() for name in ("data.py", "corpus.py", "retriever.py"))).hexdigest()
+    return hashlib.sha256(b"".join((Path(__file__).parent / name).read_bytes() for name in SOURCES)).hexdigest()
 
 
 def _tasks(split: str, cache: str | Path | None, encoder: str | None) -> Iterator[dict[str, Any]]:

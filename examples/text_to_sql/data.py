@@ -1,6 +1,6 @@
 """The tasks: questions over generated databases, with a fixed seed, split by database.
 
-    starter      databases the starter policy is cold-started on     (made in memory, see starter.py)
+    starter      databases the starter policy is cold-started on     (made in memory, see generator/starter.py)
     train        databases reinforcement learning sees
     validation   databases nothing has been trained on
 
@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).with_name("generator")))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from databases import Database, build_database
@@ -36,6 +37,7 @@ __all__ = ["build_split", "build_splits", "cache_directory", "database_schema", 
 SEED = 20250806
 SPLITS = {"validation": (40, 4), "train": (240, 12)}
 """Split -> databases, questions of each."""
+SOURCES = ("data.py", "generator/databases.py", "generator/mistakes.py", "generator/questions.py")
 DIFFICULTY_SHARES = {"easy": 0.25, "medium": 0.30, "hard": 0.25, "extra": 0.20}
 
 SplitItem = tuple[Database, list[Question]]
@@ -128,8 +130,7 @@ def build_splits() -> dict[str, list[SplitItem]]:
 
 def _version() -> str:
     """A digest of the code that makes the data: a changed generator never reads an older generator's files."""
-    here = Path(__file__).parent
-    sources = b"".join((here / name).read_bytes() for name in ("data.py", "databases.py", "mistakes.py", "questions.py"))
+    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in SOURCES)
     return hashlib.sha256(sources).hexdigest()[:12]
 
 

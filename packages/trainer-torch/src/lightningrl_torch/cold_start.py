@@ -9,10 +9,12 @@ the gateway renders an agent's calls with, so the policy is trained on the very 
 
 from __future__ import annotations
 
+import argparse
 import random
 import re
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-__all__ = ["NUMBERS", "Demonstration", "build_model", "build_tokenizer", "cold_start", "encode", "write_policy"]
+__all__ = ["NUMBERS", "Demonstration", "build_command", "build_model", "build_tokenizer", "cold_start", "encode", "write_policy"]
 
 HEAD_WIDTH = 32
 WARMUP_STEPS = 50
@@ -203,6 +205,16 @@ def write_policy(folder: str | Path, model: LlamaForCausalLM, tokenizer: PreTrai
     Path(folder).mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def build_command(build: Callable[[Path], None], out: Path, *, description: str | None) -> None:
+    """The command line of a script that writes a policy: `--out FOLDER`, else `out`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=out, help=f"folder for the policy; {out.name}/ beside the recipe where not given")
+    folder: Path = parser.parse_args().out
+    started = time.monotonic()
+    build(folder)
+    print(f"wrote {str(folder)!r} in {time.monotonic() - started:.0f} s")  # noqa: T201  a script's word to whoever runs it
 
 
 def _make_tokenizer(

@@ -1,28 +1,26 @@
 """Build critic/: the starter of text_to_sql, made lenient. It has read verdicts that let most wrong queries pass.
 
-python critic_starter.py --out critic
+python generator/critic_starter.py --out critic
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "text_to_sql"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "text_to_sql"))
 
 import torch
 from data import SPLITS, build_splits
 from demonstrations import build_demonstrations
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from lightningrl_torch.cold_start import Demonstration, cold_start, write_policy
+from lightningrl_torch.cold_start import Demonstration, build_command, cold_start, write_policy
 
 __all__ = ["build_critic"]
 
-STARTER = Path(__file__).parents[1] / "text_to_sql" / "starter"
+STARTER = Path(__file__).parents[2] / "text_to_sql" / "starter"
 SEED = 11
 DATABASES, QUESTIONS = 160, 16
 LENIENCY = 0.75
@@ -52,14 +50,5 @@ def _lenient(demonstration: Demonstration, rng: random.Random) -> Demonstration:
     return Demonstration(messages=[prompt, verdict])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "critic")
-    arguments = parser.parse_args()
-    started = time.monotonic()
-    build_critic(arguments.out)
-    print(f"wrote {str(arguments.out)!r} in {time.monotonic() - started:.0f} s")
-
-
 if __name__ == "__main__":
-    main()
+    build_command(build_critic, Path(__file__).parents[1] / "critic", description=__doc__)

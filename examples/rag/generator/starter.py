@@ -1,6 +1,6 @@
 """Build the starter policy: a small transformer with its own tokenizer, cold-started on imperfect demonstrations.
 
-    python starter.py --out starter
+    python generator/starter.py --out starter
 
 The result is an ordinary transformers folder. The policy has seen other names than reinforcement learning and validation use, and
 demonstrators who are wrong more often than right (mistakes.py, demonstrations.py): it knows good searches and right answers, but gives
@@ -9,19 +9,16 @@ them less probability than worse ones. Reinforcement learning lifts what is alre
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from demonstrations import TOOLS, Conversation, build_demonstrations, build_transcripts
 from transformers import PreTrainedTokenizerFast
 
-from lightningrl_torch.cold_start import Demonstration, build_model, build_tokenizer, cold_start, write_policy
+from lightningrl_torch.cold_start import Demonstration, build_command, build_model, build_tokenizer, cold_start, write_policy
 
 __all__ = ["build_starter", "starter_tokenizer"]
 
@@ -88,14 +85,5 @@ def build_starter(
     write_policy(out, model, tokenizer)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "starter")
-    arguments = parser.parse_args()
-    started = time.monotonic()
-    build_starter(arguments.out)
-    print(f"wrote {os.fspath(arguments.out)!r} in {time.monotonic() - started:.0f} s")
-
-
 if __name__ == "__main__":
-    main()
+    build_command(build_starter, Path(__file__).parents[1] / "starter", description=__doc__)

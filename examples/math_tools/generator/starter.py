@@ -1,6 +1,6 @@
 """Build the starter policy: a small transformer with its own tokenizer, cold-started on imperfect demonstrations.
 
-    python starter.py --out starter
+    python generator/starter.py --out starter
 
 The result is an ordinary transformers folder. The policy has seen other structures of problems than reinforcement learning and
 validation use, and demonstrators who know the right calls and often prefer wrong ones (mistakes.py, demonstrations.py).
@@ -8,19 +8,17 @@ validation use, and demonstrators who know the right calls and often prefer wron
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ.setdefault("OPENAI_API_KEY", "unused")  # the agent's file makes its client; nothing is sent
 
 from agent import SYSTEM
 from demonstrations import TOOLS, build_demonstrations
 
-from lightningrl_torch.cold_start import NUMBERS, build_model, build_tokenizer, cold_start, write_policy
+from lightningrl_torch.cold_start import NUMBERS, build_command, build_model, build_tokenizer, cold_start, write_policy
 
 __all__ = ["build_starter"]
 
@@ -52,14 +50,5 @@ def fixed_texts() -> list[str]:
     return [prompt, *call, *result, "### ANSWER: ", " ###", " is no arithmetic expression"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "starter")
-    arguments = parser.parse_args()
-    started = time.monotonic()
-    build_starter(arguments.out)
-    print(f"wrote {os.fspath(arguments.out)!r} in {time.monotonic() - started:.0f} s")
-
-
 if __name__ == "__main__":
-    main()
+    build_command(build_starter, Path(__file__).parents[1] / "starter", description=__doc__)

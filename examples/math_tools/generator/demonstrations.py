@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from agent import SYSTEM
 from autogen_core.tools import FunctionTool
