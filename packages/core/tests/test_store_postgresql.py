@@ -166,7 +166,7 @@ async def _answer_twice(one: LiveGateway, other: LiveGateway, base_url: str, key
         one.engine.enqueue(f"said by {len(said)}")
         async with AsyncOpenAI(base_url=f"{gateway.url}{_path(base_url)}", api_key=key) as openai:
             call = openai.chat.completions.create(
-                model="policy", messages=[{"role": "user", "content": "again"}], extra_headers={"x-lightning-call-id": "the-call"}
+                model="policy", messages=[{"role": "user", "content": "again"}], extra_headers={"x-lightningrl-call-id": "the-call"}
             )
             said.add((await call).id)
     return len(said)
