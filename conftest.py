@@ -23,6 +23,7 @@ from attribution import Crowd
 from hypothesis import settings
 from installed import install_as_the_pages_say
 from once import made_once
+from postgresql import NOT_TESTED, PostgreSQL, serving_postgresql
 from sizes import LONG, PATIENCE_S, sized
 from warm import WarmCommand, fresh_starts, warm_starts
 
@@ -66,6 +67,16 @@ def crowd() -> Crowd:
     return sized(Crowd(rollouts=40, shared_workers=1, exclusive_workers=2), Crowd(rollouts=200, shared_workers=2, exclusive_workers=4))
 
 
+# ------------------------------------------------------------------ databases
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """A real server, one for all tests of this process. Skips where the machine has none."""
+    with serving_postgresql() as server:
+        yield server
+
+
 # ------------------------------------------------------------------ reports
 
 
@@ -81,6 +92,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if figures:
         terminalreporter.section("figures")
         terminalreporter.write("\n".join(sorted(figures, reverse=True)) + "\n")
+
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if NOT_TESTED in str(report.longrepr)]
+    if skipped:
+        terminalreporter.section("POSTGRESQL WAS NOT TESTED", red=True, bold=True)
+        terminalreporter.write(f"{len(skipped)} tests were skipped: {NOT_TESTED}\n")
 
 
 def sendable(value: Any) -> Any:

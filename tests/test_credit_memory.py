@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crashes import RECIPE, finish, kill_all, read_metrics, resume, store_url
+from crashes import RECIPE, finish, kill_all, read_metrics, resume
 from processes import TrainRun
 from warm import WarmCommand
 
 from lightningrl.store import SqlStore
+from lightningrl.store.places import find_store
 from lightningrl.types import Trajectory
 
 pytestmark = pytest.mark.slow
@@ -56,7 +57,7 @@ def run(tmp_path: Path, warm: WarmCommand) -> Iterator[TrainRun]:
 
 
 async def read_steps(folder: Path) -> list[tuple[Trajectory, ...]]:
-    store = await SqlStore.open(store_url(folder), read_only=True)
+    store = await SqlStore.open(find_store(folder), read_only=True)
     try:
         return [await store.trajectories(step.rollout_ids) for step in await store.steps()]
     finally:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crashes import RECIPE, finish, kill_all, read_metrics, resume, store_url
+from crashes import RECIPE, finish, kill_all, read_metrics, resume
 from posts import PostServer
 from processes import TrainRun
 from warm import WarmCommand
 
 from lightningrl.store import SqlStore
+from lightningrl.store.places import find_store
 from lightningrl.types import OtherCallKind, Trajectory
 
 pytestmark = pytest.mark.slow
@@ -73,7 +74,7 @@ def run(tmp_path: Path, warm: WarmCommand) -> Iterator[TrainRun]:
 
 def read_trajectories(run: TrainRun, groups: int) -> tuple[Trajectory, ...]:
     async def read() -> tuple[Trajectory, ...]:
-        store = await SqlStore.open(store_url(run.folder), read_only=True)
+        store = await SqlStore.open(find_store(run.folder), read_only=True)
         try:
             return await store.trajectories([f"g{group:06d}-{member:03d}" for group in range(groups) for member in range(2)])
         finally:

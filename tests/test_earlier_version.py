@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crashes import finish, read_metrics, read_rollouts, store_url
+from crashes import finish, read_metrics, read_rollouts
 from processes import TrainRun
 from safetensors.torch import load_file
 from warm import WarmCommand
 
 from lightningrl.run import Run
 from lightningrl.store import SqlStore
+from lightningrl.store.places import find_store
 from lightningrl.types import Outcome, RolloutState, Trajectory
 
 pytestmark = pytest.mark.slow
@@ -72,7 +73,7 @@ def test_a_run_of_an_earlier_version_is_shown_resumed_and_exported(run: TrainRun
 
 
 async def _read(folder: Path, *rollout_ids: str) -> tuple[Trajectory, ...]:
-    store = await SqlStore.open(store_url(folder), read_only=True)
+    store = await SqlStore.open(find_store(folder), read_only=True)
     try:
         return await store.trajectories(rollout_ids)
     finally:

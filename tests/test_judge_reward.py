@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crashes import RECIPE, finish, kill_all, read_metrics, read_rollouts, resume, store_url
+from crashes import RECIPE, finish, kill_all, read_metrics, read_rollouts, resume
 from posts import PostServer
 from processes import TrainRun
 from warm import WarmCommand
 
 from lightningrl.store import SqlStore
+from lightningrl.store.places import find_store
 from lightningrl.types import Trajectory
 
 pytestmark = pytest.mark.slow
@@ -88,7 +89,7 @@ def begin(run: TrainRun, policy: Path, *settings: str, steps: int) -> None:
 
 def read_trajectories(run: TrainRun, rollout_ids: list[str]) -> tuple[Trajectory, ...]:
     async def read() -> tuple[Trajectory, ...]:
-        store = await SqlStore.open(store_url(run.folder), read_only=True)
+        store = await SqlStore.open(find_store(run.folder), read_only=True)
         try:
             return await store.trajectories(rollout_ids)
         finally:

@@ -27,6 +27,7 @@ from lightningrl.plugins import load_plugins
 from lightningrl.rendering.completion import CompletionText
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.store import SqlStore
+from lightningrl.store.places import find_store
 from lightningrl.store.protocol import CallRecord, RolloutFilter, RolloutRecord
 from lightningrl.training.parts import Parts
 from lightningrl.training.policies import load_backend
@@ -102,13 +103,9 @@ def newest_checkpoint(folder: Path) -> Path:
     return max((folder / "checkpoints").glob("step-*/loop.json")).parent
 
 
-def store_url(folder: Path) -> str:
-    return f"sqlite:///{folder / 'store.sqlite'}"
-
-
 def read_rollouts(folder: Path) -> tuple[RolloutRecord, ...]:
     async def read() -> tuple[RolloutRecord, ...]:
-        store = await SqlStore.open(store_url(folder), read_only=True)
+        store = await SqlStore.open(find_store(folder), read_only=True)
         try:
             return await store.list_rollouts(RolloutFilter(limit=100_000))
         finally:
@@ -212,7 +209,7 @@ def check_same(run: TrainRun, other: TrainRun) -> None:
 
 async def read_completions(folder: Path) -> dict[str, list[list[int]]]:
     """Token ids by rollout and call, of the attempts that count."""
-    store = await SqlStore.open(store_url(folder), read_only=True)
+    store = await SqlStore.open(find_store(folder), read_only=True)
     try:
         names = [record.spec.id for record in await store.list_rollouts(RolloutFilter(limit=100_000))]
         return {

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own, where this machine has its programs: no port, no disk sync, gone afterwards."""
+"""A PostgreSQL server for the tests of one process, where this machine has its programs: no port, no disk sync, gone afterwards."""
 
 from __future__ import annotations
 
@@ -15,15 +15,47 @@ from typing import Any
 import pytest
 from sqlalchemy import MetaData, create_engine, insert, text
 
-_OPTIONS = "-c listen_addresses='' -c fsync=off -c max_connections=40 -k"
+_OPTIONS = "-c listen_addresses='' -c fsync=off -c max_connections=200 -k"
+WHERE = os.pathsep.join([os.environ.get("PATH", ""), *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))])
+"""Debian's package keeps its programs off the PATH."""
+NOT_TESTED = "no PostgreSQL on this machine; `apt-get install postgresql`"
 
 
 class PostgreSQL:
     """A running server."""
 
     def __init__(self, folder: Path) -> None:
-        self._url = f"postgresql+psycopg://postgres@/postgres?host={folder}"
+        self._folder = folder
+        self.database = f"postgresql://postgres@/postgres?host={folder}"
+        """As a recipe names it."""
+        self.guarded = f"postgresql://guarded@/postgres?host={folder}"
+        """Of a user with a password, who may make no schema."""
+        self._url = self.database.replace("postgresql:", "postgresql+psycopg:")
         self._numbers = itertools.count()
+
+    def start(self) -> None:
+        self._control("-w", "-l", f"{self._folder}/log", "-o", f"{_OPTIONS} {self._folder}", "start")
+
+    def kill(self) -> None:
+        """As `kill -9` of all of it would: no checkpoint is made, clients lose their connections."""
+        self._control("-m", "immediate", "stop")
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def _control(self, *command: str) -> None:
+        _run(self._folder, "pg_ctl", "-D", f"{self._folder}/data", *command)
+
+    def ask(self, statement: str) -> list[Any]:
+        """Of the database itself."""
+        engine = create_engine(self._url, isolation_level="AUTOCOMMIT")
+        try:
+            with engine.connect() as db:
+                found = db.execute(text(statement))
+                return list(found.all()) if found.returns_rows else []
+        finally:
+            engine.dispose()
 
     def new_url(self) -> str:
         """Of a schema that nothing is in."""
@@ -56,27 +88,34 @@ class PostgreSQL:
         return copied
 
 
+def _run(folder: Path, program: str, *arguments: str) -> None:
+    """It refuses to run as root: then it runs as `nobody`."""
+    other: dict[str, Any] = {"user": "nobody"} if os.getuid() == 0 else {}
+    found = shutil.which(program, path=WHERE)
+    assert found is not None
+    done = subprocess.run([found, *arguments], cwd=folder, capture_output=True, text=True, check=False, **other)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @contextmanager
 def serving_postgresql() -> Iterator[PostgreSQL]:
-    """Skips where there is none. It refuses to run as root: then it runs as `nobody`."""
+    """Skips where there is none."""
     pytest.importorskip("psycopg", reason="no psycopg; pip install 'lightningrl[postgres]'")
-    if not (shutil.which("initdb") and shutil.which("pg_ctl")):
-        pytest.skip("no PostgreSQL on this machine; apt-get install postgresql, and its programs on the PATH")
-    other: dict[str, Any] = {"user": "nobody"} if os.getuid() == 0 else {}
+    if not (shutil.which("initdb", path=WHERE) and shutil.which("pg_ctl", path=WHERE)):
+        pytest.skip(NOT_TESTED)
     folder = Path(tempfile.mkdtemp(prefix="pg-"))
-
-    def run(*command: str) -> None:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, **other)
-        assert done.returncode == 0, done.stdout + done.stderr
-
     try:
-        if other:
+        if os.getuid() == 0:
             shutil.chown(folder, "nobody")
-        run("initdb", "-D", f"{folder}/data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
-        run("pg_ctl", "-D", f"{folder}/data", "-w", "-l", f"{folder}/log", "-o", f"{_OPTIONS} {folder}", "start")
+        _run(folder, "initdb", "-D", f"{folder}/data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+        rules = folder / "data" / "pg_hba.conf"
+        rules.write_text("local all guarded scram-sha-256\n" + rules.read_text())
+        server = PostgreSQL(folder)
+        server.start()
         try:
-            yield PostgreSQL(folder)
+            server.ask("CREATE ROLE guarded LOGIN PASSWORD 'open sesame'")
+            yield server
         finally:
-            run("pg_ctl", "-D", f"{folder}/data", "-m", "immediate", "stop")
+            server.kill()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from postgresql import PostgreSQL, serving_postgresql
 
 from lightningrl.store import SqlStore
 from lightningrl.store.overview import FacetCount, Mark, Part, RolloutQuery, Sort, ToolCount
@@ -16,12 +15,6 @@ from lightningrl.types import FinishReason, Outcome, RolloutMode, RolloutSpec, R
 
 REWARDS = {"a0": 0.0, "a1": 1.0, "b0": 1.0, "b1": 1.0, "c0": None, "v0": 0.5}
 """`c0` failed; `v0` is a validation; groups are named by the first letter. `a0` is cut short, breaks and calls a tool that fails."""
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgreSQL]:
-    with serving_postgresql() as server:
-        yield server
 
 
 @pytest.fixture(params=["SQLite", "PostgreSQL"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-from postgresql import PostgreSQL, serving_postgresql
+from postgresql import PostgreSQL
 
 from lightningrl.errors import StoreError
 from lightningrl.rewards import NamedReward, Reported, RewardSet
@@ -47,12 +47,6 @@ def make_store_of_version_1(folder: Path) -> str:
         db.execute("ALTER TABLE calls DROP COLUMN seed")
         db.execute("UPDATE meta SET value = '1' WHERE key = 'schema'")
     return url
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgreSQL]:
-    with serving_postgresql() as server:
-        yield server
 
 
 @pytest.fixture(params=["SQLite", "PostgreSQL"])

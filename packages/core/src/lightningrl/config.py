@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import pydantic
 from pydantic import Field
@@ -319,7 +319,9 @@ class RuntimeConfig(_Frozen):
     server_host: str = "127.0.0.1"
     """Address that the server of a training run listens on; `0.0.0.0` where workers of other machines take part."""
     server_port: int = Field(default=0, ge=0, lt=65536)
-    """0 = any free one."""
+    """0 = any free one. Further servers take the ports after it."""
+    servers: int = Field(default=1, ge=1, le=64)
+    """Server processes; workers are spread over them. Above 1 with `store_url` alone."""
     concurrency: int = Field(default=1, ge=1)
     """Rollouts at a time in each worker; above 1 only for agents without threads or shared runtimes of their own."""
     base_urls: tuple[str, ...] = ()
@@ -385,6 +387,9 @@ class Recipe(_Frozen):
     validation: ValidationConfig = ValidationConfig()
     outcomes: OutcomesConfig = OutcomesConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    store_url: str | None = None
+    """A PostgreSQL database that keeps the run's rollouts, each run's in a schema of its own: `postgresql://user@host/name`, without a
+    password. None = a file in the run folder."""
     loop: LoopConfig = LoopConfig()
     backend: str = "torch"
     """Trainer backend, by its plugin name."""
@@ -396,6 +401,27 @@ class Recipe(_Frozen):
     """Beside metrics.jsonl: `tensorboard`, `wandb`, `trackio`."""
     folder: Path = Field(default=Path(), exclude=True)
     """Where relative references start; set by `load_recipe`."""
+
+    @pydantic.field_validator("store_url")
+    @classmethod
+    def _is_postgresql(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "")
+        query = dict(parse_qsl(parts.query))
+        if url is None:
+            return None
+        if parts.password is not None or "password" in query:
+            raise ValueError("a recipe is copied into its run folder, so it names no password; set PGPASSWORD or write it to ~/.pgpass")
+        if parts.scheme not in ("postgresql", "postgresql+psycopg") or not parts.path.strip("/"):
+            raise ValueError("write 'postgresql://user@host/name', or leave it out: the store is then a file in the run folder")
+        if "options" in query:
+            raise ValueError("each run makes a schema of its own in the database; leave ?options= out")
+        return url
+
+    @pydantic.model_validator(mode="after")
+    def _servers_share_a_store(self) -> Self:
+        if self.runtime.servers > 1 and self.store_url is None:
+            raise ValueError("runtime.servers is above 1, and SQLite has one; set store_url to a PostgreSQL database, or leave it at 1")
+        return self
 
     @pydantic.model_validator(mode="after")
     def _policies_differ(self) -> Self:

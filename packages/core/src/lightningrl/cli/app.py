@@ -167,6 +167,9 @@ def serve(
     run: Annotated[Path | None, typer.Option("--run", help="Serve the newest checkpoint of this run folder.", show_default=False)] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 = any free one.")] = 8600,
+    store_url: Annotated[
+        str | None, typer.Option(help="A PostgreSQL database for what is served, in a schema of its own that goes in the end.")
+    ] = None,
     settings: SetOption = None,
 ) -> None:
     """Serve the policy behind an OpenAI-compatible endpoint without training it, and print a base URL and key to try it with.
@@ -175,7 +178,7 @@ def serve(
     """
     from lightningrl.cli.serve import serve_command
 
-    serve_command(recipe, run=run, host=host, port=port, settings=_settings(settings, {}))
+    serve_command(recipe, run=run, host=host, port=port, settings=_settings(settings, {"store_url": store_url}))
 
 
 @app.command()

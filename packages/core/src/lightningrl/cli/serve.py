@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -19,6 +20,9 @@ from lightningrl.training.models import check_on_hub
 from lightningrl.training.parts import Parts
 from lightningrl.training.run_folder import RunOrigin, checkpoints
 from lightningrl.types import RolloutMode, RolloutSpec, Task
+
+if TYPE_CHECKING:
+    from lightningrl.training.session import Served
 
 __all__ = ["serve_command"]
 
@@ -52,23 +56,42 @@ async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: s
     cancel_on_signals()
     parts = Parts.build(recipe, load_plugins())
     check_on_hub(parts.models)
-    settings = server_settings(recipe, parts, f"sqlite:///{scratch / 'store.sqlite'}", host=host, port=port)
-    settings = settings.model_copy(update={"plain_rollout": BY_HAND})
-    async with serve_policy(settings, parts, scratch, checkpoint, workers=None) as served:
-        # a rollout of its own for whoever tries the endpoint by hand; the lease lasts a day
-        await served.client.create_rollouts(
-            [RolloutSpec(id=BY_HAND, task=Task(id=BY_HAND, input=None), group_id=BY_HAND, mode=RolloutMode.VALIDATION, timeout_s=DAY_S)]
-        )
-        lease = await served.client.lease("serve", lease_s=DAY_S)
-        assert lease is not None
-        shown = ", ".join(f"{name!r} ({parts.models[name]}), version {version}" for name, version in served.policies.versions.items())
-        console.print(f"serving {shown}; stop it with Ctrl-C\n", highlight=False)
-        console.print(f"export OPENAI_BASE_URL={served.server.url}/v1", highlight=False, soft_wrap=True)
-        console.print(f"export OPENAI_API_KEY={lease.key}\n", highlight=False, soft_wrap=True)
-        console.print(
-            f"workers join with:  LIGHTNINGRL_KEY={worker_key(settings.run_key)} lightningrl work RECIPE --server {served.server.url}",
-            highlight=False,
-            soft_wrap=True,
-        )
-        console.print(f"API description:    {served.server.url}/openapi.json", highlight=False, soft_wrap=True)
-        await asyncio.Event().wait()
+    with _scratch_store(recipe.store_url, scratch) as store_url:
+        settings = server_settings(recipe, parts, store_url, host=host, port=port).model_copy(update={"plain_rollout": BY_HAND})
+        async with serve_policy(settings, parts, scratch, checkpoint, workers=None, servers=recipe.runtime.servers) as served:
+            await _say_and_wait(served, parts, settings.run_key, console)
+
+
+@contextmanager
+def _scratch_store(database: str | None, scratch: Path) -> Iterator[str]:
+    """Its URL, for as long as the policy is served."""
+    if database is None:
+        yield f"sqlite:///{scratch / 'store.sqlite'}"
+        return
+    from lightningrl.store.schemas import create_schema, drop_schema
+
+    store = create_schema(database, scratch)
+    try:
+        yield store
+    finally:
+        drop_schema(store, scratch)
+
+
+async def _say_and_wait(served: Served, parts: Parts, run_key: str, console: Console) -> None:
+    # a rollout of its own for whoever tries the endpoint by hand; the lease lasts a day
+    await served.client.create_rollouts(
+        [RolloutSpec(id=BY_HAND, task=Task(id=BY_HAND, input=None), group_id=BY_HAND, mode=RolloutMode.VALIDATION, timeout_s=DAY_S)]
+    )
+    lease = await served.client.lease("serve", lease_s=DAY_S)
+    assert lease is not None
+    shown = ", ".join(f"{name!r} ({parts.models[name]}), version {version}" for name, version in served.policies.versions.items())
+    console.print(f"serving {shown}; stop it with Ctrl-C\n", highlight=False)
+    console.print(f"export OPENAI_BASE_URL={served.server.url}/v1", highlight=False, soft_wrap=True)
+    console.print(f"export OPENAI_API_KEY={lease.key}\n", highlight=False, soft_wrap=True)
+    console.print(
+        f"workers join with:  LIGHTNINGRL_KEY={worker_key(run_key)} lightningrl work RECIPE --server {served.server.url}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"API description:    {served.server.url}/openapi.json", highlight=False, soft_wrap=True)
+    await asyncio.Event().wait()

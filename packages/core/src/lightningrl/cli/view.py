@@ -18,6 +18,7 @@ from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.errors import RunFolderError
 from lightningrl.look.reader import open_run
 from lightningrl.server.process import bind
+from lightningrl.store.places import has_store
 from lightningrl.training.run_folder import newest_run
 from lightningrl.view.app import create_viewer
 from lightningrl.view.page import ViewedRun
@@ -36,7 +37,7 @@ class _Server(uvicorn.Server):
 
 def view_command(folder: Path | None, *, runs: Path, port: int, browser: bool) -> None:
     folder = folder or newest_run(runs)
-    is_run = (folder / "store.sqlite").is_file()
+    is_run = has_store(folder)
     if not is_run and not any(folder.glob("*/run.json")):
         raise RunFolderError(f"no run in {str(folder)!r}, nor below it; name a run folder, or a folder of runs")
     with contextlib.suppress(asyncio.CancelledError):

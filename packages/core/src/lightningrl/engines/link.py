@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from urllib.parse import urlsplit, urlunsplit
 
@@ -39,7 +40,7 @@ from lightningrl.errors import ContextOverflow, ServerError
 from lightningrl.protocols import Engine
 from lightningrl.types import GenerateRequest, TokenChunk
 
-__all__ = ["EngineLink"]
+__all__ = ["EngineLink", "EngineLinks"]
 
 logger = logging.getLogger(__name__)
 
@@ -101,11 +102,15 @@ class EngineLink:
         return self._tokens
 
     @property
-    def call_speed(self) -> float | None:
-        """Tokens per second that one call was sampled with so far, calls cut off included; None before the first."""
+    def call_seconds(self) -> float:
+        """That calls were being sampled so far, all of them together, calls cut off included."""
         now = time.monotonic()
-        seconds = self._call_seconds + sum(now - began for began in self._began.values())
-        return self._tokens / seconds if seconds else None
+        return self._call_seconds + sum(now - began for began in self._began.values())
+
+    @property
+    def call_speed(self) -> float | None:
+        """Tokens per second that one call was sampled with so far; None before the first."""
+        return EngineLinks([self]).call_speed
 
     async def start(self, *, wait_s: float = 60.0) -> None:
         """Connect; returns once the server knows the engine. Raises ServerError when it refuses or cannot be reached in time."""
@@ -248,6 +253,38 @@ class EngineLink:
                 if chunk.finish_reason is not None:
                     return
         outbox.put(Failed(request.id, "engine", "the engine ended a completion without a finish reason"))
+
+
+class EngineLinks:
+    """One engine's links to every server of a run, held and released together."""
+
+    def __init__(self, links: Sequence[EngineLink]) -> None:
+        self._links = links
+
+    @property
+    def tokens(self) -> int:
+        """Sampled so far, those of calls that were left included."""
+        return sum(link.tokens for link in self._links)
+
+    @property
+    def call_speed(self) -> float | None:
+        """Tokens per second that one call was sampled with so far; None before the first."""
+        seconds = sum(link.call_seconds for link in self._links)
+        return self.tokens / seconds if seconds else None
+
+    async def start(self) -> None:
+        """Returns once every server knows the engine. Raises ServerError."""
+        await asyncio.gather(*(link.start() for link in self._links))
+
+    async def hold(self) -> None:
+        """Returns once nothing is being sampled for any of them."""
+        await asyncio.gather(*(link.hold() for link in self._links))
+
+    async def release(self, version: int | None = None) -> None:
+        await asyncio.gather(*(link.release(version) for link in self._links))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(link.close() for link in self._links))
 
 
 def _chunk(call_id: str, tokens: list[int], logprobs: list[float], last: TokenChunk) -> Chunk:

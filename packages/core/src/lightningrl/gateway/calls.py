@@ -50,6 +50,18 @@ class _Attempt:
     retries: Retries = field(default_factory=Retries)
     replay: Replay | None = None
     """Of a branch."""
+    known: set[str] = field(default_factory=set[str])
+    """Transitions that all of this stands for. Other servers of the store may have recorded more."""
+
+    def add(self, recorded: Sequence[CallRecord]) -> None:
+        """Those that are not known yet."""
+        new = [call for call in recorded if call.transition.id not in self.known]
+        self.known.update(call.transition.id for call in new)
+        self.history.restore(new)
+        self.conversations.restore(new)
+        self.retries.restore(new)
+        if self.replay is not None:
+            self.replay.restore(new)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -289,26 +301,17 @@ class Caller:
     async def _attempt(self, info: AttemptInfo) -> _Attempt:
         place = (info.rollout_id, info.attempt)
         attempt = self._attempts.get(place)
-        if attempt is not None:
-            self._attempts.move_to_end(place)
-            return attempt
-        attempt = _Attempt()
-        if info.has_calls:  # answered by an earlier server, or before its memory was dropped
-            calls = await self._log.calls(*place)
-            found = self._attempts.get(place)
-            if found is not None:
-                return found
-            attempt.history = History.restore(calls)
-            attempt.conversations.restore(calls)
-            attempt.retries.restore(calls)
-        if info.branch is not None:
-            point = info.branch
-            attempt.replay = Replay(await self._log.calls(point.rollout_id, point.attempt), point.calls)
-            if info.has_calls:
-                attempt.replay.restore(calls)
-        self._attempts[place] = attempt
-        if len(self._attempts) > self._settings.max_attempts_in_memory:
-            self._attempts.popitem(last=False)
+        if attempt is None:
+            attempt = _Attempt()
+            if info.branch is not None:
+                point = info.branch
+                attempt.replay = Replay(await self._log.calls(point.rollout_id, point.attempt), point.calls)
+            attempt = self._attempts.setdefault(place, attempt)
+            if len(self._attempts) > self._settings.max_attempts_in_memory:
+                self._attempts.popitem(last=False)
+        self._attempts.move_to_end(place)
+        if len(attempt.known) < info.calls:  # answered by an earlier server or another one, or before its memory was dropped
+            attempt.add(await self._log.calls(*place))
         return attempt
 
     def _sampling(
@@ -369,6 +372,7 @@ class Caller:
         if self._watch is not None:
             self._watch.answered(call.policy, duration, len(prompt.ids), sum(len(choice.completion.token_ids) for choice in choices))
         for choice in choices:
+            call.attempt.known.add(choice.id)
             said = choice.completion.as_message(with_ids=call.request.has_call_ids)
             answer = extend_digest(prompt.digest, said)
             past = PastCall(choice.id, prompt.array, as_ids(choice.completion.token_ids), prompt.tools)

@@ -78,17 +78,14 @@ class History:
             broken = broken or (i > 0 and chain[i - 1] in self._prompts)
         return Match(None, 0, broken)
 
-    @classmethod
-    def restore(cls, calls: Iterable[CallRecord]) -> History:
+    def restore(self, calls: Iterable[CallRecord]) -> None:
         """From what the store kept, as after a restart of the server."""
-        history = cls()
         for call in calls:
             if call.history_key is None:
                 continue
             prompt, answer, tools, *_ = (bytes.fromhex(part) for part in call.history_key.split("."))
             kept = call.transition
-            history.add(PastCall(kept.id, kept.prompt_ids, kept.completion_ids, tools), prompt, answer)
-        return history
+            self.add(PastCall(kept.id, kept.prompt_ids, kept.completion_ids, tools), prompt, answer)
 
 
 def history_key(prompt: bytes, answer: bytes, tools: bytes, head: bytes | None = None) -> str:

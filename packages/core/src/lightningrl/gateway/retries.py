@@ -36,6 +36,8 @@ class Retries:
         for call in calls:
             choices[call.call_key.partition("#")[0]].append(call)
         for key, kept in choices.items():
+            if key in self._open or key in self._done:
+                continue  # it is answered here
             self._done[key] = tuple(kept)
             self._keys[_body_of(key)].append(key)
 

@@ -32,6 +32,7 @@ from lightningrl.store import SqlStore
 from lightningrl.store.condition import Condition, Neighbours, Position
 from lightningrl.store.errors import OlderStore
 from lightningrl.store.overview import Overview
+from lightningrl.store.places import find_store, has_store
 from lightningrl.store.protocol import CallRecord, Look, RolloutFilter, RolloutRecord, Score, StepRecord
 from lightningrl.types import Outcome, Trajectory
 
@@ -175,14 +176,16 @@ def _has_ended(rollout: RolloutRecord) -> bool:
 @asynccontextmanager
 async def open_run(folder: Path) -> AsyncIterator[StoredRun]:
     """Raises RunFolderError where there is no store. A store of an older version is read from a copy that is brought up to date."""
-    path = folder.absolute() / "store.sqlite"  # noqa: ASYNC240  (a moment, and nobody else is on this loop)
-    if not path.is_file():
+    if not has_store(folder):
         raise RunFolderError(f"no store in {str(folder)!r}; name the folder of a run")
+    url = find_store(folder)
     with TemporaryDirectory(prefix="lightningrl-look-") as scratch:
         try:
-            store = await SqlStore.open(f"sqlite:///{path}", read_only=True)
+            store = await SqlStore.open(url, read_only=True)
         except OlderStore:
-            copy = Path(scratch) / "store.sqlite"
+            if not url.startswith("sqlite"):
+                raise
+            path, copy = folder.absolute() / "store.sqlite", Path(scratch) / "store.sqlite"  # noqa: ASYNC240  (a moment)
             with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as old, closing(sqlite3.connect(copy)) as new:
                 old.backup(new)
             store = await SqlStore.open(f"sqlite:///{copy}")

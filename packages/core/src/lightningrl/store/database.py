@@ -5,23 +5,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from typing import Final
 
 from sqlalchemy import Connection, insert, inspect, select, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from lightningrl.errors import StoreError
-from lightningrl.store.dialects import DIALECTS, Database, explain
+from lightningrl.store.dialects import Database, explain, open_sqlite
 from lightningrl.store.errors import OlderStore
 from lightningrl.store.migrations import MIGRATIONS
-from lightningrl.store.schema import SCHEMA_VERSION, attempts, meta, metadata
+from lightningrl.store.postgresql import GRACE_S, open_postgresql
+from lightningrl.store.schema import SCHEMA_VERSION, attempts, meta, metadata, rollouts
 
-__all__ = ["open_database"]
+__all__ = ["has_rollouts", "open_database"]
 
 logger = logging.getLogger(__name__)
 
-_GRACE_S = 30.0
-"""For the first heartbeat of a worker that runs an attempt while its store is opened: nobody could hear those before it."""
+DIALECTS: Final = {"sqlite": open_sqlite, "postgresql": open_postgresql}
+"""By the beginning of a store's URL."""
 
 
 def open_database(url: str, *, read_only: bool = False, pragmas: Mapping[str, int] | None = None) -> Database:
@@ -34,11 +36,13 @@ def open_database(url: str, *, read_only: bool = False, pragmas: Mapping[str, in
         open_ = DIALECTS[parsed.get_backend_name()]
     except (ArgumentError, KeyError):
         raise StoreError(
-            f"store URL {url!r} names no database that we know; write 'sqlite:///path/to/store.db' or 'postgresql+psycopg://user@host/name'"
+            f"store URL {url!r} names no database that we know; write 'sqlite:///path/to/store.db' or 'postgresql://user@host/name'"
         ) from None
     database = open_(parsed, read_only=read_only, pragmas=pragmas or {})
     try:
         _prepare(database, read_only=read_only)
+        if database.peers is not None:
+            database.peers.settle()
     except database.errors as error:
         database.close()
         raise explain(error, database) from error
@@ -46,6 +50,18 @@ def open_database(url: str, *, read_only: bool = False, pragmas: Mapping[str, in
         database.close()
         raise
     return database
+
+
+def has_rollouts(url: str) -> bool:
+    """Whether a store has any. Raises StoreError."""
+    database = open_database(url, read_only=True)
+    try:
+        with database.reading.connect() as db:
+            return db.execute(select(rollouts.c.pk).limit(1)).scalar() is not None
+    except database.errors as error:
+        raise explain(error, database) from error
+    finally:
+        database.close()
 
 
 def _migrate(db: Connection, version: int, name: str) -> None:
@@ -84,6 +100,8 @@ def _prepare(database: Database, *, read_only: bool) -> None:
                     f"the store {database.name!r} has schema version {version}, older than {SCHEMA_VERSION}; resume or serve its run once, "
                     "which brings it up to date"
                 )
+            if database.peers is not None and not database.peers.is_alone:
+                raise StoreError(f"the store {database.name!r} is in use by an older version of lightningrl; stop its servers first")
             _migrate(db, int(version), database.name)
         if version is None and (tables or read_only):
             raise StoreError(f"{database.name!r} is a database of something else, no LightningRL store; choose another path")
@@ -92,4 +110,6 @@ def _prepare(database: Database, *, read_only: bool) -> None:
             db.execute(insert(meta).values(key="schema", value=str(SCHEMA_VERSION)))
         if not read_only:
             _add_indices(db)
-            db.execute(update(attempts).where(attempts.c.outcome.is_(None)).values(expires_at=time.time() + _GRACE_S))
+            until = (time.time() if database.peers is None else database.peers.now()) + GRACE_S
+            nobody_heard = attempts.c.outcome.is_(None) & (attempts.c.expires_at < until)
+            db.execute(update(attempts).where(nobody_heard).values(expires_at=until))

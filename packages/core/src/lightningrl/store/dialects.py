@@ -1,8 +1,9 @@
 """What each database has of its own: how it is opened, locked and asked, and what its errors mean. Nothing else in the store knows which
 one it is.
 
-    sqlite:///path/to/store.db             a file; one process writes it, others may read
-    postgresql+psycopg://user@host/name    a database, or a schema of one: ?options=-csearch_path%3Dmine
+    sqlite:///path/to/store.db     a file; one process writes it, others may read         here
+    postgresql://user@host/name    a database, or a schema of one: ?options=-csearch_path%3Dmine; several processes write it
+                                                                                         `lightningrl.store.postgresql`
 """
 
 from __future__ import annotations
@@ -11,32 +12,67 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Protocol, TypeVar
 
-from sqlalchemy import URL, Column, Engine, Index, Table, create_engine, event, func, select, text
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import URL, Column, Connection, Engine, Index, Table, create_engine, event, text
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import SQLAlchemyError, StatementError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from lightningrl.errors import StoreError
 from lightningrl.store.errors import StoreFull
+from lightningrl.store.events import Event
 
-__all__ = ["CLUSTERED", "DIALECTS", "Database", "explain", "partial_index"]
+__all__ = ["CLUSTERED", "Database", "Peers", "explain", "open_sqlite", "partial_index", "patiently", "take_lock"]
 
 CLUSTERED: Final[Mapping[str, Any]] = {"sqlite_with_rowid": False}
 """For a table whose rows lie in the order of its primary key."""
 _READERS = 2
 _LOCK_S = 2.0
 """How long a process that is just ending may still hold the lock."""
-_LOCK = 0x1167
-"""Of the advisory locks in PostgreSQL, ours."""
+_PATIENCE_S = 30.0
+"""For a database that went away: as long as a restart of its server takes."""
+_PAUSE_S = 0.2
+T = TypeVar("T")
 
 
 def partial_index(name: str, column: Column[Any], where: str) -> Index:
     return Index(name, column, sqlite_where=text(where), postgresql_where=text(where))
+
+
+class Peers(Protocol):
+    """The other processes that write the same store, and the server between us."""
+
+    is_alone: bool
+    """There was no other when the store was opened, and none comes before `settle`."""
+
+    def settle(self) -> None:
+        """The store is ready; others may open it."""
+        ...
+
+    def now(self) -> float:
+        """Unix seconds, the same for all."""
+        ...
+
+    def tell(self, db: Connection, events: Sequence[Event]) -> None:
+        """Have the others hear of it when this transaction is committed."""
+        ...
+
+    def listen(self) -> AsyncIterator[tuple[Event, ...] | None]:
+        """What others tell, for ever. None = something may have been missed: look at everything anew."""
+        ...
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether an error says that the database went away."""
+        ...
+
+    def regain(self) -> None:
+        """Reach the database again. Leases that nobody could renew meanwhile go on for a while."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,6 +90,12 @@ class Database:
     unlock: Callable[[], object]
     errors: tuple[type[Exception], ...]
     """What may be raised while it is asked."""
+    peers: Peers | None = None
+    """None = one process writes it."""
+
+    @property
+    def is_shared(self) -> bool:
+        return self.peers is not None
 
     def close(self) -> None:
         self.writing.dispose()
@@ -69,7 +111,21 @@ def explain(error: Exception, database: Database) -> Exception:
     return (database.means(original) if original is not None else None) or error
 
 
-def _take_lock(try_once: Callable[[], bool], name: str) -> None:
+def patiently(database: Database, work: Callable[[], T]) -> T:
+    """What it returns; where the database went away, it is done again once that is back."""
+    give_up = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return work()
+        except database.errors as error:
+            if database.peers is None or not database.peers.is_lost(error) or time.monotonic() > give_up:
+                raise
+        time.sleep(_PAUSE_S)
+        with suppress(*database.errors):
+            database.peers.regain()
+
+
+def take_lock(try_once: Callable[[], bool], name: str) -> None:
     """One process writes a store. The lock goes with the process, however it ends."""
     give_up = time.monotonic() + _LOCK_S
     while not try_once():
@@ -81,7 +137,7 @@ def _take_lock(try_once: Callable[[], bool], name: str) -> None:
 # ------------------------------------------------------------------ SQLite
 
 
-def _open_sqlite(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) -> Database:
+def open_sqlite(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) -> Database:
     if not url.database or url.database == ":memory:":
         raise StoreError(f"store URL {str(url)!r} names no SQLite file; write 'sqlite:///path/to/store.db'")
     path = Path(url.database)
@@ -148,7 +204,7 @@ def _lock_file(path: Path) -> IO[bytes] | None:
         return True
 
     try:
-        _take_lock(try_once, str(path))
+        take_lock(try_once, str(path))
     except StoreError:
         lock.close()
         raise
@@ -159,61 +215,3 @@ def _lock_file(path: Path) -> IO[bytes] | None:
 def _open_private(path: Path) -> IO[bytes]:
     """For its owner alone where it is made now: what agents were asked and said, and the reference answers."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "ab")
-
-
-# ------------------------------------------------------------------ PostgreSQL
-
-
-def _open_postgresql(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) -> Database:
-    name = url.render_as_string(hide_password=True)
-    try:
-        import psycopg
-    except ImportError:
-        raise StoreError(f"the store {name!r} needs psycopg; `pip install 'lightningrl[postgres]'`") from None
-
-    def means(error: BaseException) -> StoreError | None:
-        if not isinstance(error, psycopg.Error):
-            return None
-        if error.sqlstate == "53100":  # disk_full
-            return StoreFull(f"no room on the disk for the store {name!r}; nothing of this request was kept: free some space and repeat it")
-        if isinstance(error, psycopg.DataError):  # a NUL in a text, a number of more than 32 bits
-            return StoreError(f"the store {name!r} cannot keep a value ({error})")
-        if isinstance(error, psycopg.OperationalError):
-            return StoreError(f"the store {name!r} cannot be written or read ({error}); check that its server runs and may be reached")
-        return None
-
-    writing = create_engine(url, poolclass=NullPool)
-    reading = create_engine(
-        url,
-        pool_size=_READERS,
-        max_overflow=0,
-        pool_pre_ping=True,
-        isolation_level="REPEATABLE READ",
-        execution_options={"postgresql_readonly": True},
-    )
-    database = Database(
-        name=name,
-        writing=writing,
-        reading=reading,
-        insert=postgresql.insert,
-        means=means,
-        unlock=lambda: None,
-        errors=(SQLAlchemyError, psycopg.Error),
-    )
-    if read_only:
-        return database
-    try:
-        holder = writing.connect().execution_options(isolation_level="AUTOCOMMIT")
-    except SQLAlchemyError as error:
-        raise explain(error, database) from error
-    taken = select(func.pg_try_advisory_lock(_LOCK, func.hashtext(func.current_schema())))
-    try:
-        _take_lock(lambda: bool(holder.execute(taken).scalar_one()), name)
-    except BaseException:
-        holder.close()
-        raise
-    return replace(database, unlock=holder.close)
-
-
-DIALECTS: Final = {"sqlite": _open_sqlite, "postgresql": _open_postgresql}
-"""By the beginning of a store's URL."""

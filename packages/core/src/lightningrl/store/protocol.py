@@ -111,8 +111,8 @@ class AttemptInfo:
     """The rollout's overrides; None = the policy's defaults."""
     timeout_s: float
     branch: BranchPoint | None = None
-    has_calls: bool = False
-    """Whether calls of it are recorded."""
+    calls: int = 0
+    """At least so many calls of it are recorded; exactly, where other servers record them too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, Table, bindparam, exists, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Table, bindparam, func, select
 
 from lightningrl.store.codec import as_number, decode_advantages, decode_output, decode_sampling
 from lightningrl.store.errors import UnknownRecord
@@ -174,7 +174,7 @@ class Reader:
                 rollouts.c.sampling,
                 rollouts.c.timeout_s,
                 rollouts.c.branch,
-                exists().where(calls.c.attempt_pk == attempts.c.pk).label("has_calls"),
+                select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("calls"),
             )
             .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
             .where(rollouts.c.id == rollout_id, attempts.c.number == as_number(attempt))
@@ -189,7 +189,7 @@ class Reader:
             sampling=row.sampling,
             timeout_s=row.timeout_s,
             branch=row.branch,
-            has_calls=bool(row.has_calls),
+            calls=row.calls,
         )
         return row.key_digest, row.outcome, info
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -21,8 +22,9 @@ from lightningrl.errors import StoreError
 from lightningrl.store import overview_reads, writes
 from lightningrl.store.condition_reads import read_condition, read_neighbours, read_position
 from lightningrl.store.database import open_database
-from lightningrl.store.dialects import Database, explain
+from lightningrl.store.dialects import Database, Peers, explain, patiently
 from lightningrl.store.errors import AttemptOver, UnknownRecord
+from lightningrl.store.events import Ended, Event, Leased, Queued
 from lightningrl.store.protocol import (
     AttemptInfo,
     CallRecord,
@@ -31,17 +33,22 @@ from lightningrl.store.protocol import (
 )
 from lightningrl.store.reads import Reader, decode_task
 from lightningrl.store.trajectories import read_trajectories
-from lightningrl.store.transaction import Ended, Event, Leased, Queued, Transaction, over
+from lightningrl.store.transaction import Transaction, over
 from lightningrl.store.writer import Writer
 from lightningrl.types import RolloutState
 
 __all__ = ["LeaseClock", "SqlStore"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 _LOOK_S = 1.0
 """The longest between two looks at the lease clock while this process runs."""
+_STOOD_STILL_S = 5.0
+_LOOK_AT_OTHERS_S = 5.0
+"""Between two looks at leases that other servers of the store gave: one of them may be gone."""
 
 
 class LeaseClock:
@@ -58,6 +65,19 @@ class LeaseClock:
         self._now += min(looked_at - self._looked_at, _LOOK_S)
         self._looked_at = looked_at
         return self._now
+
+
+class SharedClock:
+    """What leases of a store of several servers are measured by: one clock for all."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self._looked_at = now()
+
+    def stood_still(self) -> bool:
+        """Whether this process did since the last time that it was asked."""
+        looked_at, self._looked_at = self._looked_at, self.now()
+        return self._looked_at - looked_at > _STOOD_STILL_S
 
 
 @dataclass(slots=True, eq=False)
@@ -108,14 +128,17 @@ class SqlStore:
         self._queued = asyncio.Condition()
         self._queued_count = 0
         self._waiters: set[_Waiter] = set()
-        self._clock = LeaseClock()
+        self._clock = LeaseClock() if database.peers is None else SharedClock(database.peers.now)
         self._next_expiry: float | None = 0.0
         self._expiry_changed = asyncio.Event()
         self._late = 0
         self._closing = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._listening: asyncio.Task[None] | None = None
         if not read_only:
             self._spawn(self._sweep())
+        if database.peers is not None:
+            self._listening = self._loop.create_task(self._listen(database.peers))
 
     @classmethod
     async def open(cls, url: str, *, read_only: bool = False, pragmas: Mapping[str, int] | None = None) -> Self:
@@ -134,6 +157,9 @@ class SqlStore:
             waiter.ready.set()
         async with self._queued:
             self._queued.notify_all()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait({self._listening})
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._writer is not None:
             await self._writer.close()
@@ -153,10 +179,13 @@ class SqlStore:
             raise
 
     async def _read(self, query: Callable[[Connection], T]) -> T:
+        def ask() -> T:
+            with self._database.reading.connect() as db, db.begin():
+                return query(db)
+
         def run() -> T:
             try:
-                with self._database.reading.connect() as db, db.begin():
-                    return query(db)
+                return patiently(self._database, ask)
             except self._database.errors as error:
                 raise explain(error, self._database) from error
 
@@ -169,8 +198,8 @@ class SqlStore:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _on_events(self, events: list[Event]) -> None:
-        """What happened in a commit, before its results are handed out."""
+    def _on_events(self, events: Sequence[Event]) -> None:
+        """What happened in a commit, before its results are handed out; or in another server's."""
         finished: set[str] = set()
         for event in events:
             match event:
@@ -195,15 +224,36 @@ class SqlStore:
         async with self._queued:
             self._queued.notify_all()
 
+    async def _listen(self, peers: Peers) -> None:
+        """What other servers of the store do is as if it were done here."""
+        async for events in peers.listen():
+            if events is not None:
+                self._on_events(events)
+                continue
+            self._on_events([Queued()])
+            for waiter in tuple(self._waiters):
+                try:
+                    waiter.add(await self._read(lambda db: self._reader.finished(db, tuple(waiter.wanted))))  # noqa: B023  awaited
+                except StoreError as error:
+                    logger.warning("%s", error)
+
+    async def _now(self) -> float:
+        """By the clock of leases. Where this process stood still and others of the store did not, leases that nobody could renew go on."""
+        if isinstance(self._clock, SharedClock) and self._clock.stood_still() and self._database.peers is not None:
+            await asyncio.to_thread(patiently, self._database, self._database.peers.regain)
+        return self._clock.now()
+
     async def _sweep(self) -> None:
         """End attempts whose lease is over, as soon as it is."""
         while not self._closing:
-            now = self._clock.now()
+            now = await self._now()
             if self._next_expiry is not None and self._next_expiry <= now:
                 try:
                     self._next_expiry = await self._write(lambda tx: writes.expire(tx, now))  # noqa: B023  awaited
                 except StoreError:
                     self._next_expiry = now + 1.0  # no room, perhaps: the next lease tries again too
+                if self._database.is_shared:  # leases of other servers are not told
+                    self._next_expiry = min(self._next_expiry or now + _LOOK_AT_OTHERS_S, now + _LOOK_AT_OTHERS_S)
             self._expiry_changed.clear()
             if self._closing:
                 return
@@ -234,7 +284,7 @@ class SqlStore:
 
     async def _lease_now(self, worker_id: str, lease_s: float, *, exclusive: bool) -> Lease | None:
         key = secrets.token_urlsafe(24)
-        now = self._clock.now()
+        now = await self._now()
 
         def op(tx: Transaction) -> Lease | None:
             taken = writes.lease(tx, worker_id, _digest(key), lease_s, now, exclusive=exclusive)
@@ -258,7 +308,7 @@ class SqlStore:
         return await self._write(op, orphaned)
 
     async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
-        now = self._clock.now()
+        now = await self._now()
         return await self._write(lambda tx: writes.heartbeat(tx, rollout_id, attempt, lease_s, now))
 
     release = _writing(writes.release)
@@ -296,8 +346,8 @@ class SqlStore:
         kept = await self._write(lambda tx: writes.append_calls(tx, records))
         place = records[0].rollout_id, records[0].attempt
         known = self._keys.get(place)
-        if known is not None and not known[1].has_calls:
-            self._keys[place] = known[0], replace(known[1], has_calls=True)
+        if known is not None and not known[1].calls:
+            self._keys[place] = known[0], replace(known[1], calls=1)
         return kept
 
     calls = _reading(Reader.attempt_calls)
@@ -338,14 +388,14 @@ class SqlStore:
         return await self._read(lambda db: self._reader.counts(db, self._late))
 
     async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo | None:
-        known = self._keys.get((rollout_id, attempt))
+        known = None if self._database.is_shared else self._keys.get((rollout_id, attempt))
         if known is None:
             ended = self._ended
             found = await self._read(lambda db: self._reader.attempt_key(db, rollout_id, attempt))
             if found is None or found[1] is not None:
                 return None
             known = found[0], found[2]
-            if ended == self._ended:
+            if ended == self._ended and not self._database.is_shared:
                 self._keys[rollout_id, attempt] = known
         return known[1] if hmac.compare_digest(known[0], _digest(key)) else None
 

@@ -11,42 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, insert, select, update
+from sqlalchemy import Connection, Table, bindparam, func, insert, select, update
 
 from lightningrl.clean import clean_text
 from lightningrl.store.codec import as_number, count_tokens
 from lightningrl.store.dialects import Database
 from lightningrl.store.errors import AttemptOver, UnknownRecord
+from lightningrl.store.events import Ended, Event, Queued
 from lightningrl.store.reads import Reader
 from lightningrl.store.schema import attempts, calls, rollouts, words
 from lightningrl.types import Outcome, RolloutState
 
-__all__ = ["ATTEMPT_COLUMNS", "Ended", "Event", "Leased", "LiveAttempt", "Queued", "Transaction", "over"]
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """A rollout waits for a worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leased:
-    """A lease now ends at `expires_at`."""
-
-    expires_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """An attempt is over."""
-
-    rollout_id: str
-    attempt: int
-    state: RolloutState
-    """Of the rollout afterwards."""
-
-
-Event = Queued | Leased | Ended
+__all__ = ["ATTEMPT_COLUMNS", "LiveAttempt", "Transaction", "over"]
 
 
 @dataclass(slots=True)
@@ -72,6 +48,8 @@ class Transaction:
         self._calls: list[dict[str, Any]] = []
         self._events: list[Event] = []
         self._live: dict[tuple[str, int], LiveAttempt] = {}
+        self._current: set[int] = set()
+        """Attempts that are known to be in the database as they are in memory, for as long as nobody else can write."""
         self._words: dict[str, int] = {}
         self.now = 0.0
         """Unix seconds at the beginning of the transaction."""
@@ -82,12 +60,15 @@ class Transaction:
     def begin(self) -> Iterator[None]:
         """Commit what is done inside, or undo all of it."""
         self.now = time.time()
+        self._current.clear()
         try:
             if self._connection is None:
                 self._connection = self._database.writing.connect()
             with self._connection.begin():
                 yield
                 self.flush()
+                if self._database.peers is not None:
+                    self._database.peers.tell(self._connection, self._events)
         except BaseException:
             self._calls.clear()
             self._events.clear()
@@ -158,7 +139,7 @@ class Transaction:
     def live(self, rollout_id: str, attempt: int, what: str) -> LiveAttempt:
         """The running attempt. Raises UnknownRecord, or AttemptOver naming `what` comes too late."""
         known = self._live.get((rollout_id, attempt))
-        if known is not None:
+        if known is not None and (not self._database.is_shared or self._is_current(known)):
             return known
         row = self.attempt(rollout_id, attempt)
         if row.outcome is not None:
@@ -169,7 +150,15 @@ class Transaction:
             shared = 0 if call.parent is None else known.ends[call.parent]
             known.ends.append(shared + count_tokens(call.suffix) + count_tokens(call.completion))
         self._live[rollout_id, attempt] = known
+        self._current.add(known.pk)
         return known
+
+    def _is_current(self, known: LiveAttempt) -> bool:
+        """Whether no other server has ended the attempt, or kept calls of it."""
+        assert self._connection is not None
+        if known.pk not in self._current and self._connection.execute(_STANDING, {"pk": known.pk}).scalar() == len(known.ids):
+            self._current.add(known.pk)
+        return known.pk in self._current
 
     def end(
         self,
@@ -213,6 +202,10 @@ _KEPT = (
     .where(calls.c.attempt_pk == bindparam("pk"))
     .order_by(calls.c.idx)
 )
+_STANDING = select(select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery()).where(
+    attempts.c.pk == bindparam("pk"), attempts.c.outcome.is_(None)
+)
+"""How many calls a running attempt has."""
 _WORD = select(words.c.pk).where(words.c.text == bindparam("text"))
 ATTEMPT_COLUMNS = (
     attempts.c.pk,

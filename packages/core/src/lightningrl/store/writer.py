@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from lightningrl.errors import StoreError
-from lightningrl.store.dialects import Database, explain
-from lightningrl.store.transaction import Event, Transaction
+from lightningrl.store.dialects import Database, explain, patiently
+from lightningrl.store.events import Event
+from lightningrl.store.transaction import Transaction
 
 __all__ = ["Writer"]
 
@@ -115,11 +116,15 @@ class Writer:
 
     def _commit(self, transaction: Transaction, group: list[_Job[Any]]) -> tuple[list[_Done], list[Event]]:
         has_begun = False
-        try:
+
+        def work() -> list[_Done]:
+            nonlocal has_begun
             with transaction.begin():
                 has_begun = True
-                done = [_Done(job, job.op(transaction)) for job in group]
-            return done, transaction.take_events()
+                return [_Done(job, job.op(transaction)) for job in group]
+
+        try:
+            return patiently(self._database, work), transaction.take_events()
         except Exception as error:  # noqa: BLE001  (whatever an operation raises is its caller's, not the thread's)
             if len(group) == 1 or not has_begun:  # a database in use was waited for already, for all of them
                 explained = self._explained(error)

@@ -16,6 +16,7 @@ from lightningrl.errors import StoreError
 from lightningrl.store import schema
 from lightningrl.store.codec import encode_advantages, encode_json, encode_tokens
 from lightningrl.store.errors import Conflict, UnknownRecord
+from lightningrl.store.events import Ended, Leased, Queued
 from lightningrl.store.protocol import DIVERGED_CODE, RETRYABLE, CallRecord, Score, SpanRecord, ToolCallRecord
 from lightningrl.store.reads import chunks
 from lightningrl.store.schema import (
@@ -31,7 +32,7 @@ from lightningrl.store.schema import (
     trained,
 )
 from lightningrl.store.tokens import AS_THEY_ARE
-from lightningrl.store.transaction import ATTEMPT_COLUMNS, Ended, Leased, LiveAttempt, Queued, Transaction, over
+from lightningrl.store.transaction import ATTEMPT_COLUMNS, LiveAttempt, Transaction, over
 from lightningrl.types import BranchPoint, FinishReason, OtherCall, OtherCallKind, Outcome, RolloutSpec, RolloutState, ToolCall
 
 __all__ = [

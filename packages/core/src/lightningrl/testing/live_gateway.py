@@ -79,6 +79,7 @@ class LiveGateway:
 async def live_gateway(
     folder: Path,
     *,
+    store_url: str | None = None,
     engine: ScriptedEngine | None = None,
     attach: bool = True,
     settings: GatewaySettings | None = None,
@@ -87,14 +88,14 @@ async def live_gateway(
     wait_s: float = 30.0,
     around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> AsyncIterator[LiveGateway]:
-    """`folder` takes the store. `attach=False` leaves the engine out, for one that comes over the engine link. `around`
-    may look at what arrives."""
+    """`folder` takes the store, where it has no `store_url`. `attach=False` leaves the engine out, for one that comes over the engine
+    link. `around` may look at what arrives."""
     from lightningrl.server.app import create_app
     from lightningrl.server.metrics import ServerMetrics
     from lightningrl.store import SqlStore
 
     engine = engine or ScriptedEngine(tiny_tokenizer())
-    store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
+    store = await SqlStore.open(store_url or f"sqlite:///{folder / 'store.sqlite'}")
     engines = EngineRegistry(wait_s=wait_s)
     if attach:
         engines.attach(engine)

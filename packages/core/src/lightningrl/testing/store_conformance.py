@@ -146,10 +146,13 @@ class StoreConformance:
         assert lease is not None and lease.rollout_id == "a"
 
     async def test_no_rollout_goes_to_two_workers(self, store: Store) -> None:
-        waiting = [asyncio.create_task(store.lease(f"w{i}", 60.0, wait_s=0.5)) for i in range(20)]
+        waiting = [asyncio.create_task(store.lease(f"w{i}", 60.0, wait_s=60.0)) for i in range(20)]
         await asyncio.sleep(0.01)
         await store.create_rollouts([make_spec(f"r{i}") for i in range(10)])
-        leases = [lease for lease in await asyncio.gather(*waiting) if lease is not None]
+        leases = [await one for _, one in zip(range(10), asyncio.as_completed(waiting), strict=False)]
+        assert await store.lease("w", 60.0) is None
+        for one in waiting:
+            one.cancel()
         assert sorted(lease.rollout_id for lease in leases) == sorted(f"r{i}" for i in range(10))
 
     async def test_a_lease_nobody_received_is_undone(self, store: Store) -> None:

@@ -126,7 +126,7 @@ async def branch_rollout(
     launcher = build_launcher(recipe.runtime, load_plugins())
     server = server_settings(recipe, parts, url)
     weights = saved.folder if saved else None
-    async with serve_policy(server, parts, own / "logs", weights, workers=recipe, launcher=launcher, starting=starting) as served:
+    async with serve_policy(server, parts, own / "logs", weights, workers=recipe, launchers=[launcher], starting=starting) as served:
         await served.client.create_rollouts([spec for group in specs.values() for spec in group])
         await served.start_workers()
         branches = await _collect(served, parts, [spec.id for group in specs.values() for spec in group], progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightningrl.config import Recipe
-from lightningrl.errors import gather
+from lightningrl.errors import ConfigError, StoreError, gather
 from lightningrl.loggers.build import check_loggers
 from lightningrl.plugins import PluginManager
 from lightningrl.runtime.launcher import check_launcher
@@ -23,7 +23,22 @@ def build_checked(recipe: Recipe, plugins: PluginManager) -> Parts:
         return parts
 
     with check_agent(recipe) as checked:
-        parts: Parts = gather(build, lambda: check_loggers(recipe.loggers), lambda: check_launcher(recipe.runtime, plugins), checked.wait)[
-            0
-        ]
+        parts: Parts = gather(
+            build,
+            lambda: check_loggers(recipe.loggers),
+            lambda: check_launcher(recipe.runtime, plugins),
+            lambda: _check_store(recipe.store_url),
+            checked.wait,
+        )[0]
     return parts
+
+
+def _check_store(database: str | None) -> None:
+    if database is None:
+        return
+    from lightningrl.store.schemas import check_database
+
+    try:
+        check_database(database)
+    except StoreError as error:
+        raise ConfigError(f"store_url: {error}") from error

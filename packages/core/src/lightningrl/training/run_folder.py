@@ -2,7 +2,7 @@
 
 runs/<name>-<time>/
   recipe.json      the frozen recipe            run.json    where recipe and models lay, and the settings given
-  store.sqlite     rollouts, calls, rewards     metrics.jsonl, curve.png
+  store.sqlite     rollouts, calls, rewards (or in PostgreSQL: `lightningrl.store.places`)     metrics.jsonl, curve.png
   checkpoints/step-000010/{policies/NAME/, loop.json} logs/       server and workers
 """
 
@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import sqlite3
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,7 +24,8 @@ from typing import IO, Any
 import pydantic
 
 from lightningrl.config import Recipe, load_recipe, recipe_file
-from lightningrl.errors import RunFolderError
+from lightningrl.errors import RunFolderError, StoreError
+from lightningrl.store.places import find_store
 
 __all__ = [
     "Checkpoint",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 FREE_ON_RESUME = re.compile(
-    r"(loop\.(steps|minutes|checkpoint_every|keep_checkpoints|patience)|runtime|loggers|validation\.every|outcomes\.max_failed_rewards"
+    r"(loop\.(steps|minutes|checkpoint_every|keep_checkpoints|patience)|runtime|store_url|loggers|validation\.every|outcomes\.max_failed_rewards"
     r"|rewards\.[^.]+\.(timeout_s|retries|concurrency)|judge\.(api_key_env|concurrency|retries|timeout_s|max_calls|max_tokens))"
 )
 """Settings that may change when a run goes on; all others make it another run."""
@@ -148,15 +148,23 @@ class RunFolder:
                 folder._empty()
             for name in ("checkpoints", "logs"):
                 (path / name).mkdir(mode=0o700, exist_ok=True)
-            for file in (folder.metrics, path / "store.sqlite"):
+            for file in (folder.metrics, *([] if recipe.store_url else [path / "store.sqlite"])):
                 file.touch(mode=0o600)
             places = {"source": source, "folder": str(recipe.folder.resolve()), "run": str(path.resolve()), "models": dict(models)}
+            if recipe.store_url is not None:
+                from lightningrl.store.schemas import create_schema
+
+                places["store"] = create_schema(recipe.store_url, path)
             _write_durably(path / "run.json", json.dumps({**places, "settings": dict(settings)}, indent=2, default=str) + "\n")
             _write_durably(path / "recipe.json", recipe.frozen_text())
         except OSError as error:
             raise RunFolderError(
                 f"run folder {str(path)!r} cannot be written: {error.strerror}; free space or give another --run"
             ) from error
+        except StoreError:
+            folder.discard()
+            folder.close()
+            raise
         return folder
 
     @classmethod
@@ -177,6 +185,7 @@ class RunFolder:
         try:
             recipe = load_recipe(source, merged) if isinstance(source, Path) else source.with_settings(merged)
             _check_same(origin.recipe, recipe, path)
+            folder._find_database(recipe.store_url)
         except BaseException:
             folder.close()
             raise
@@ -184,7 +193,7 @@ class RunFolder:
 
     @property
     def store_url(self) -> str:
-        return f"sqlite:///{self.path.resolve() / 'store.sqlite'}"
+        return find_store(self.path)
 
     @property
     def metrics(self) -> Path:
@@ -231,11 +240,12 @@ class RunFolder:
 
     def has_rollouts(self) -> bool:
         """Whether anything was asked of the agent: what it answered is kept, also before the first checkpoint."""
-        with contextlib.closing(sqlite3.connect(self.path / "store.sqlite")) as db:
-            try:
-                return db.execute("SELECT 1 FROM rollouts").fetchone() is not None
-            except sqlite3.Error:
-                return False
+        from lightningrl.store.database import has_rollouts
+
+        try:
+            return has_rollouts(self.store_url)
+        except StoreError:
+            return False
 
     def discard(self) -> None:
         """Remove a run that never began, with its folder."""
@@ -247,9 +257,23 @@ class RunFolder:
     def close(self) -> None:
         self._lock.close()
 
+    def _find_database(self, database: str | None) -> None:
+        """It may have another name or another host now; the schema is the run's."""
+        if database is not None:
+            from lightningrl.store.schemas import move_schema
+
+            moved = move_schema(self.store_url, database, self.path)
+            saved = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+            if saved["store"] != moved:
+                _write_durably(self.path / "run.json", json.dumps({**saved, "store": moved}, indent=2) + "\n")
+
     def _empty(self) -> None:
         """Remove what a run writes; whatever else lies here stays. `recipe.json` goes first: what is left is no run."""
         (self.path / "recipe.json").unlink(missing_ok=True)
+        if not self.store_url.startswith("sqlite"):
+            from lightningrl.store.schemas import drop_schema
+
+            drop_schema(self.store_url, self.path)
         for name in RUN_FILES:
             for found in self.path.glob(name):
                 shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
@@ -345,7 +369,12 @@ def _frozen_recipe(path: Path) -> Recipe:
 
 def _check_same(old: Recipe, new: Recipe, path: Path) -> None:
     before, after = (_flatten(json.loads(recipe.frozen_text())) for recipe in (old, new))
-    changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key) and not FREE_ON_RESUME.match(key)]
+    has_moved = (old.store_url is None) != (new.store_url is None)  # from one kind of store to another
+    changed = [
+        key
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and (not FREE_ON_RESUME.match(key) or (key == "store_url" and has_moved))
+    ]
     if changed:
         key = changed[0]
         was, now = (repr(values[key]) if key in values else "not set" for values in (before, after))

@@ -3,6 +3,8 @@
 train_run ─► Parts (refuses bad recipes) ─► ServerProcess ┐
                                           ─► WorkerPool    ├─► Trainer.run ─► curve.png
                                           ─► each policy's Backend + EngineLink ┘
+
+Where there are several servers (`runtime.servers`), each has a pool of workers and a link of each engine; the trainer speaks to the first.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 
 from lightningrl.config import OtherPolicyConfig, Recipe
 from lightningrl.control.client import ServerClient
-from lightningrl.engines.link import EngineLink
+from lightningrl.engines.link import EngineLink, EngineLinks
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.keys import view_key, worker_key
 from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve, read_metrics
@@ -77,11 +79,12 @@ class Served:
     """Policies that are being served."""
 
     server: ServerProcess
+    """The first."""
     client: ServerClient
     policies: Policies
     backends: Mapping[str, Backend]
     """By policy, as all of these."""
-    links: Mapping[str, EngineLink]
+    links: Mapping[str, EngineLinks]
     start_workers: Callable[[], Awaitable[None]]
     """Returns once the first has imported the agent; does nothing the second time."""
 
@@ -112,7 +115,7 @@ async def train_run(
         settings = server_settings(recipe, parts, folder.store_url, host=runtime.server_host, port=runtime.server_port)
         settings = settings.model_copy(update={"folder": folder.path.resolve()})
         folder.write_view_key(view_key(settings.run_key))
-        launcher = build_launcher(runtime, plugins)
+        launchers = [build_launcher(runtime, plugins) for _ in range(runtime.servers)]
         checkpoint = saved.folder if saved else None
         spans = stack.enter_context(open_spans(recipe.telemetry, os.environ, run=folder.path.name))
         async with serve_policy(
@@ -122,7 +125,8 @@ async def train_run(
             checkpoint,
             spans=spans,
             workers=recipe,
-            launcher=launcher,
+            launchers=launchers,
+            servers=runtime.servers,
             starting=lambda what: progress.phase(what, 0, 0),
         ) as served:
             announce(Address(url=served.server.url, run_key=settings.run_key))
@@ -166,7 +170,7 @@ async def _warn_of_lost_steps(client: ServerClient, folder: RunFolder, *, made: 
             "the store %r has lost its records of %d of %d steps (%d to %d): it or its write-ahead log was deleted or cut short; the "
             "weights keep what they learned up to step %d, and no step is trained twice; to have the records, put the files back and "
             "resume again",
-            str(folder.path / "store.sqlite"),
+            folder.store_url.removeprefix("sqlite:///"),
             len(lost),
             made,
             min(lost),
@@ -183,50 +187,66 @@ async def serve_policy(
     checkpoint: Path | None,
     *,
     workers: Recipe | None,
-    launcher: WorkerLauncher | None = None,
+    launchers: Sequence[WorkerLauncher] = (),
+    servers: int = 1,
     spans: StepSpans = NO_SPANS,
     starting: Callable[[str], None] = lambda what: None,
 ) -> AsyncIterator[Served]:
-    """Server, workers and engine, up and watched; the body is cancelled with the sentence of whatever fails for good.
+    """Servers, workers and engines, up and watched; the body is cancelled with the sentence of whatever fails for good.
 
-    `starting` is told what is being waited for. With a checkpoint the body starts the workers: what a killed run left queued
-    belongs to newer weights, which it makes first.
+    `launchers`: where workers run, one for each server; none = here. `starting` is told what is being waited for. With a checkpoint the
+    body starts the workers: what a killed run left queued belongs to newer weights, which it makes first.
     """
     async with AsyncExitStack() as stack:
         starting("starting the server")
-        server = ServerProcess(settings, log_path=logs / "server.log")
-        await server.start()
-        stack.push_async_callback(server.stop)
-        client = await stack.enter_async_context(ServerClient(server.url, settings.run_key, patience_s=PATIENCE_S))
-        pool = start_pool(
-            workers, reachable_url(server.url), settings.run_key, logs, launcher, dialects=settings.dialects, patience_s=PATIENCE_S
+        first, *others = (
+            ServerProcess(one, log_path=logs / ("server.log" if number == 0 else f"server-{number + 1}.log"))
+            for number, one in enumerate(_settings_of_each(settings, servers))
         )
-        if pool:
-            stack.push_async_callback(pool.stop)
-        await stack.enter_async_context(_watched(server, pool))
+        for server in (first, *others):  # the first makes the store; the last to be started is the first to stop
+            stack.push_async_callback(server.stop)
+        await first.start()
+        await asyncio.gather(*(server.start() for server in others))
+        client = await stack.enter_async_context(ServerClient(first.url, settings.run_key, patience_s=PATIENCE_S))
+        pools: list[WorkerPool] = []
+        for number, server in enumerate((first, *others)):
+            pool = start_pool(
+                workers,
+                reachable_url(server.url),
+                settings.run_key,
+                logs,
+                launchers[number] if launchers else None,
+                dialects=settings.dialects,
+                patience_s=PATIENCE_S,
+                part=(number, servers),
+            )
+            if pool is not None:
+                stack.push_async_callback(pool.stop)
+                pools.append(pool)
+        await stack.enter_async_context(_watched((first, *others), pools))
         await client.interrupt("the run was restarted")
-        starter = _Starter(pool)
+        starter = _Starter(pools)
         if checkpoint is None:
             starter.begin()
         running: list[RunningPolicy] = []
-        links: dict[str, EngineLink] = {}
+        links: dict[str, EngineLinks] = {}
         for name in parts.backends:
             starting(f"loading the weights of {name!r}")
             is_trained = settings.policies[name].trainable
             backend = await asyncio.to_thread(_build_backend, parts, name, checkpoint if is_trained else None)
             stack.callback(backend.close)
             stack.callback(parts.scorer.policies.connect(name, backend))
-            link = EngineLink(backend.engine, server.url, settings.run_key)
+            link = EngineLinks([EngineLink(backend.engine, server.url, settings.run_key) for server in (first, *others)])
             await link.start()
             stack.push_async_callback(link.close)
             links[name] = link
             running.append(RunningPolicy(name=name, backend=backend, link=link, is_trained=is_trained))
         if checkpoint is None:
-            if pool:
+            if pools:
                 starting("starting workers")
             await starter.ready()
         yield Served(
-            server=server,
+            server=first,
             client=client,
             policies=Policies(running, spans),
             backends={policy.name: policy.backend for policy in running},
@@ -262,21 +282,28 @@ class _Curve:
 
 
 class _Starter:
-    """Starts a pool once. Where it fails, the pool's watcher says so."""
+    """Starts the pools once. Where one fails, its watcher says so."""
 
-    def __init__(self, pool: WorkerPool | None) -> None:
-        self._pool = pool
-        self._starting: asyncio.Task[None] | None = None
+    def __init__(self, pools: Sequence[WorkerPool]) -> None:
+        self._pools = pools
+        self._starting: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        if self._pool is not None and self._starting is None:
-            self._starting = asyncio.create_task(self._pool.start())
-            self._starting.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen
+        if not self._starting:
+            self._starting = [asyncio.create_task(pool.start()) for pool in self._pools]
+            for task in self._starting:
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen
 
     async def ready(self) -> None:
+        """Returns once the first worker is."""
         self.begin()
-        if self._starting is not None:
-            await asyncio.wait({self._starting})
+        if self._starting:
+            await asyncio.wait(self._starting, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _settings_of_each(settings: ServerSettings, servers: int) -> list[ServerSettings]:
+    """Further servers take the ports after the first one's."""
+    return [settings.model_copy(update={"port": settings.port and settings.port + number}) for number in range(servers)]
 
 
 def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str = "127.0.0.1", port: int = 0) -> ServerSettings:
@@ -314,8 +341,8 @@ def _build_backend(parts: Parts, policy: str, checkpoint: Path | None) -> Backen
 
 
 @asynccontextmanager
-async def _watched(server: ServerProcess, pool: WorkerPool | None) -> AsyncIterator[None]:
-    """Restart the server when it dies; end the body when the pool gives up."""
+async def _watched(servers: Sequence[ServerProcess], pools: Sequence[WorkerPool]) -> AsyncIterator[None]:
+    """Restart a server when it dies; end the body when a pool gives up."""
     body = asyncio.current_task()
     assert body is not None
     failure: list[BaseException] = []
@@ -327,9 +354,7 @@ async def _watched(server: ServerProcess, pool: WorkerPool | None) -> AsyncItera
             failure.append(error)
             body.cancel()
 
-    watchers = [asyncio.create_task(watch(_keep_alive(server)))]
-    if pool:
-        watchers.append(asyncio.create_task(watch(pool.wait())))
+    watchers = [asyncio.create_task(watch(watched)) for watched in (*map(_keep_alive, servers), *(pool.wait() for pool in pools))]
     try:
         yield
     except asyncio.CancelledError:

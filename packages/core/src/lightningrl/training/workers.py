@@ -25,9 +25,13 @@ def start_pool(
     *,
     dialects: Sequence[Dialect] = DIALECTS,
     patience_s: float = 60.0,
+    part: tuple[int, int] = (0, 1),
 ) -> WorkerPool | None:
-    """The recipe's worker pool, not started; None where the recipe has no workers here."""
-    if recipe is None or recipe.runtime.workers == 0:
+    """The recipe's worker pool, not started; None where the recipe has no workers here. `part`: the how-manieth of how many servers this
+    is, each of which gets its share."""
+    number, servers = part
+    workers = 0 if recipe is None else len(range(number, recipe.runtime.workers, servers))
+    if recipe is None or workers == 0:
         return None
     agent: Any = recipe.agent
     is_here = runs_in_process(recipe)
@@ -35,7 +39,7 @@ def start_pool(
         server_url,
         run_key,
         getattr(agent, "__qualname__", type(agent).__name__) if is_here else agent,
-        workers=recipe.runtime.workers,
+        workers=workers,
         concurrency=recipe.runtime.concurrency,
         adapters=recipe.adapters,
         base_urls=recipe.runtime.base_urls,

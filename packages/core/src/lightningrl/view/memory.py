@@ -48,7 +48,9 @@ class Memory:
         return value
 
     def _token(self) -> Hashable:
-        """Changes with what the run writes."""
+        """Changes with what the run writes. A database does not say, so it may have been."""
+        if not (self._folder / "store.sqlite").exists():
+            return object()
         found = []
         for name in ("store.sqlite", "store.sqlite-wal", "metrics.jsonl"):
             try:

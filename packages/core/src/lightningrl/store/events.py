@@ -1,0 +1,34 @@
+"""What happened in a commit, for whoever waits for it: in this process, and in the others that serve the same store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightningrl.types import RolloutState
+
+__all__ = ["Ended", "Event", "Leased", "Queued"]
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A rollout waits for a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A lease now ends at `expires_at`."""
+
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt is over."""
+
+    rollout_id: str
+    attempt: int
+    state: RolloutState
+    """Of the rollout afterwards."""
+
+
+Event = Queued | Leased | Ended
