@@ -38,7 +38,7 @@ PROMPT, COMPLETION = 60, 40
 ROLES, TOOLS = ("plan", "search", "write", "check"), ("search", "open", "run_sql", "calculator")
 AT_ONCE = 256
 KEY = "the-view-key"
-VIEWERS = ("calls_agent", "calls_cut", "calls_break", "tool_calls_status", "tool_calls_name", "rollouts_group")
+VIEWERS = ("calls_cut", "calls_break", "tool_calls_status", "rollouts_group")
 """Indices that nobody else reads."""
 PAGES = (
     "",
