@@ -2,7 +2,8 @@
 the viewer's share of a live run's server CPU with nobody looking and with one person.
 
     python benchmarks/viewer.py             the pages (the store is made once, in the temporary folder: some minutes)
-    python benchmarks/viewer.py --share     a store that records a run: without the viewer's indices, with nobody looking, with one person
+    python benchmarks/viewer.py --share     a real server that records rollouts of 4 calls beside those: without the viewer and its indices,
+                                            with nobody looking, with one person who opens a page every 2 s and hears the news
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
+import shutil
 import sqlite3
 import statistics
 import tempfile
@@ -23,8 +26,9 @@ import httpx
 import numpy as np
 from starlette.types import ASGIApp
 
+from lightningrl.keys import view_key
 from lightningrl.loggers import JsonlLogger
-from lightningrl.look.reader import StoredRun, open_run
+from lightningrl.look.reader import open_run
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import CallRecord, Lease, Score, ToolCallRecord
 from lightningrl.testing.tokenizers import tiny_tokenizer
@@ -38,7 +42,7 @@ PROMPT, COMPLETION = 60, 40
 ROLES, TOOLS = ("plan", "search", "write", "check"), ("search", "open", "run_sql", "calculator")
 AT_ONCE = 256
 KEY = "the-view-key"
-VIEWERS = ("calls_agent", "calls_cut", "calls_break", "tool_calls_status", "tool_calls_name", "rollouts_group")
+VIEWERS = ("calls_cut", "calls_break", "tool_calls_status", "rollouts_group")
 """Indices that nobody else reads."""
 PAGES = (
     "",
@@ -183,51 +187,105 @@ async def measure_pages(folder: Path, pages: Sequence[str], times: int = 9) -> N
             print(f"/{page:41} {1000 * anew:8.1f} {1000 * again:9.1f} {found[0][1] / 1000:7.1f}")
 
 
-async def record(folder: Path, *, is_indexed: bool, pause_s: float | None, rollouts: int = 512) -> float:
-    """CPU seconds of a store that records rollouts, without the gateway's own work; somebody looks at a page every `pause_s`."""
-    folder.mkdir()
-    (folder / "run.json").write_text("{}", encoding="utf-8")
-    store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
-    if not is_indexed:
-        with closing(sqlite3.connect(folder / "store.sqlite")) as db:
-            for name in VIEWERS:
-                db.execute(f"DROP INDEX {name}")
-    rng = np.random.default_rng(0)
-    ids = [(number // GROUP, number % GROUP) for number in range(rollouts)]
-    task = Task(id="t", input="what?")
-    await store.create_rollouts([RolloutSpec(id=f"g{group:06d}-{one:03d}", task=task, group_id=f"g{group:06d}") for group, one in ids])
-    viewed = ViewedRun(name="live", folder=folder, run=StoredRun(store, lambda policy: None))
-    app = create_viewer(OneRun(viewed), key=KEY)
-    await cost(app, "")
-    await cost(app, "rollouts")
+AGENT = """
+import openai
 
-    async def look() -> None:
-        for page in itertools.cycle(("", "rollouts", "rollouts?sort=newest", "rollouts?outcome=timeout")):
-            await asyncio.sleep(pause_s or 0.0)
-            await cost(app, page)
+client = openai.OpenAI(api_key="the-users-own")
 
-    person = asyncio.create_task(look()) if pause_s is not None else None
-    began = time.process_time()
-    for _ in range(rollouts // 32):
-        await asyncio.gather(*(play(store, rng, 1000) for _ in range(32)))
-    spent = time.process_time() - began
-    if person is not None:
-        person.cancel()
-    await store.close()
-    return spent
+def answer(task):
+    messages = [{"role": "system", "content": "Table singer(id, name, age, country), concert(id, singer_id, year). " * 8}]
+    for turn in range(4):
+        messages.append({"role": "user", "content": f"{task['question']} An error; write it again, for the {turn}th time."})
+        reply = client.chat.completions.create(model="gpt-4o-mini", messages=messages)
+        messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+    return messages[-1]["content"]
+"""
 
 
-def measure_share() -> None:
-    """In turns, since other processes share the machine."""
-    kinds = {"no viewer": (False, None), "nobody looks": (True, None), "one person, a page every 2 s": (True, 2.0)}
-    spent: dict[str, list[float]] = {name: [] for name in kinds}
+def cpu_of(pid: int) -> float:
+    """User and system CPU seconds of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def look_on(url: str) -> None:
+    """One person: the stream of news is open, and every two seconds they open a page."""
+    pages = "", "rollouts", "rollouts?sort=newest", "rollouts?outcome=timeout", "rollouts/g000300-003", "system"
+    async with httpx.AsyncClient(base_url=f"{url}/view", follow_redirects=True, timeout=60) as browser:
+        (await browser.get(f"/?key={view_key(KEY)}")).raise_for_status()
+
+        async def listen() -> None:
+            async with browser.stream("GET", "/events?after=0.0.0") as news:
+                async for _ in news.aiter_lines():
+                    pass
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(listen())
+            for page in itertools.cycle(pages):
+                (await browser.get(f"/{page}")).raise_for_status()
+                await asyncio.sleep(2.0)
+
+
+async def record(folder: Path, rollouts: int, *, is_viewed: bool | None) -> tuple[float, float]:
+    """CPU seconds of a run's server for so many rollouts, and how long they took. `is_viewed` None: it has no viewer."""
+    from lightningrl.control.client import ServerClient
+    from lightningrl.engines.link import EngineLink
+    from lightningrl.runtime.pool import WorkerPool
+    from lightningrl.server.launcher import ServerProcess
+    from lightningrl.server.settings import PolicySettings, ServerSettings
+    from lightningrl.testing.scripted_engine import ScriptedEngine
+
+    settings = ServerSettings(
+        store_url=f"sqlite:///{folder / 'store.sqlite'}",
+        run_key=KEY,
+        policies={"policy": PolicySettings(model=folder / "policy")},
+        folder=None if is_viewed is None else folder,
+    )
+    specs = [
+        RolloutSpec(id=f"n{number:06d}", task=Task(id=f"t{number}", input={"question": f"{number}?"}), group_id=f"n{number // GROUP}")
+        for number in range(rollouts)
+    ]
+    async with (
+        ServerProcess(settings) as server,
+        EngineLink(ScriptedEngine(tiny_tokenizer(), reply=lambda _: "SELECT name FROM singer " * 2), server.url, KEY),
+        ServerClient(server.url, KEY) as client,
+        WorkerPool(server.url, KEY, "agent.py:answer", workers=2, base_dir=folder, log_folder=folder) as pool,
+    ):
+        await pool.wait_ready()
+        assert server.pid is not None
+        person = asyncio.create_task(look_on(server.url)) if is_viewed else None
+        await asyncio.sleep(2.0)  # the first page imports what pages are made with
+        if is_viewed is None:
+            with closing(sqlite3.connect(folder / "store.sqlite", timeout=60)) as db:
+                for name in VIEWERS:
+                    db.execute(f"DROP INDEX IF EXISTS {name}")
+        before, began = cpu_of(server.pid), time.monotonic()
+        await client.create_rollouts(specs)
+        await client.wait([spec.id for spec in specs], 600)
+        spent, took = cpu_of(server.pid) - before, time.monotonic() - began
+        if person is not None:
+            assert not person.done(), person.exception()
+            person.cancel()
+    return spent, took
+
+
+def measure_share(store: Path, rollouts: int, turns: int) -> None:
+    """In turns, since other processes share the machine. `store`: what the run has recorded before."""
+    kinds = {"no viewer": None, "nobody looks": False, "one person": True}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     with tempfile.TemporaryDirectory() as scratch:
-        for turn in range(3):
-            for number, (name, (is_indexed, pause_s)) in enumerate(kinds.items()):
-                spent[name].append(asyncio.run(record(Path(scratch) / f"{turn}-{number}", is_indexed=is_indexed, pause_s=pause_s)))
-    least = min(spent["no viewer"])
-    for name, found in spent.items():
-        print(f"{name:30} {min(found):6.2f} s of CPU  {min(found) / least - 1:+.1%}")
+        for turn in range(turns):
+            for name, is_viewed in kinds.items():
+                folder = Path(scratch) / f"{turn}-{name.replace(' ', '-')}"
+                shutil.copytree(store, folder)
+                (folder / "agent.py").write_text(AGENT, encoding="utf-8")
+                found[name].append(asyncio.run(record(folder, rollouts, is_viewed=is_viewed)))
+                shutil.rmtree(folder)
+    plain = statistics.median(spent for spent, _ in found["no viewer"])
+    for name, pairs in found.items():
+        spent, took = (statistics.median(column) for column in zip(*pairs, strict=True))
+        one = f"{1000 * spent / rollouts:6.1f} ms of CPU a rollout, {spent / took:4.0%} of a core"
+        print(f"{name:14} {one}  {spent / plain - 1:+.1%}  {(spent - plain) / took:+.2%} of a core")
 
 
 def main() -> None:
@@ -236,11 +294,10 @@ def main() -> None:
         "--folder", type=Path, default=Path(tempfile.gettempdir()) / f"lightningrl-viewer-{ROLLOUTS}", help="where the store is"
     )
     parser.add_argument("pages", nargs="*", help="only these")
-    parser.add_argument("--share", action="store_true", help="what the viewer adds to a store that records a run")
+    parser.add_argument("--share", action="store_true", help="what the viewer adds to a server that records a run")
+    parser.add_argument("--rollouts", type=int, default=256, help="that are recorded meanwhile")
+    parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
-    if arguments.share:
-        measure_share()
-        return
     folder: Path = arguments.folder
     if not (folder / "made").is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -248,6 +305,9 @@ def main() -> None:
         asyncio.run(make_store(folder))
         (folder / "made").touch()
         print(f"made {ROLLOUTS:,} rollouts of {CALLS} calls in {time.perf_counter() - began:.0f} s")
+    if arguments.share:
+        measure_share(folder, arguments.rollouts, arguments.turns)
+        return
     asyncio.run(measure_pages(folder, arguments.pages or PAGES))
 
 

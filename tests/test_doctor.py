@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import faulty_agent
+import numpy as np
 import pytest
 from rich.console import Console
 from warm import WarmCommand
@@ -25,6 +26,7 @@ from lightningrl.config import Recipe, load_recipe
 from lightningrl.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
 from lightningrl.doctor.bill import make_bill
 from lightningrl.doctor.examination import observe, reads_turn_rewards, reward
+from lightningrl.doctor.forecast import forecast, prompt_tokens
 from lightningrl.doctor.lesson import teach
 from lightningrl.doctor.machine import Machine
 from lightningrl.doctor.observation import Cost, Costs
@@ -317,35 +319,53 @@ def test_the_bill_multiplies_what_was_tried(seen: Observation) -> None:
     checked = [call for one in healthy.validation for call in one.transitions]
     bill = make_bill(with_loop(healthy, steps=10, tasks_per_step=3, validation=4))
     assert (bill.steps, bill.rollouts) == (10, 10 * 3 * 4 + 4)  # before the first step, after 4, 8 and the last
-    assert 0.2 < bill.drift < 5
-    half_way = (1 + bill.drift) / 2
     prompts = 30 * sum(len(call.prompt_ids) for call in calls) + 4 * sum(len(call.prompt_ids) for call in checked)
-    assert bill.prompt_tokens == pytest.approx(half_way * prompts)
-    assert bill.trained_tokens == pytest.approx(half_way * 30 * COSTS.trained_tokens)
+    assert bill.prompt_tokens == pytest.approx(prompts)
+    assert bill.trained_tokens == pytest.approx(30 * COSTS.trained_tokens)
     # start 6, a group 2, learning 1 for each group, a validation 3, a checkpoint 0.5 before the first step and after the last
-    assert 60 * bill.minutes == pytest.approx(6 + half_way * (30 * (2 + 1) + 4 * 3) + 2 * 0.5)
+    assert 60 * bill.minutes == pytest.approx(6 + 30 * (2 + 1) + 4 * 3 + 2 * 0.5)
     assert bill.cpu_minutes is None, "nobody said what learning took"
     assert bill.disk_bytes == pytest.approx(124 * 500 / 5 + 2 * 1000)
 
 
 def test_the_bill_ends_with_the_recipes_minutes(seen: Observation) -> None:
     bill = make_bill(with_loop(replace(only(seen, "converse"), costs=COSTS), steps=1000, tasks_per_step=1, validation=0, minutes=1.0))
-    assert bill.steps == pytest.approx(20 / ((1 + bill.drift) / 2), rel=0.1)  # of some 3 s each
+    assert bill.steps == pytest.approx(20, rel=0.1)  # of some 3 s each
     assert "loop.minutes = 1 ends it" in bill.lines[0].how
     assert 60 * bill.minutes == pytest.approx(60 + 6, abs=4)
 
 
-def test_the_bill_names_what_the_best_of_each_group_take(seen: Observation) -> None:
+def test_the_bill_says_from_where_to_where_learning_may_lead(seen: Observation) -> None:
     """Two rollouts of one task: one of two calls, and the same rollout stopped after its first call; whichever earns more is the end."""
     healthy = only(seen, "converse")
     whole = healthy.rollouts[0]
     first = replace(whole, transitions=whole.transitions[:1])
-    tokens = [sum(len(call.prompt_ids) + len(call.completion_ids) for call in one.transitions) for one in (whole, first)]
-    for rewards, best in (((1.0, 0.0), tokens[0]), ((0.0, 1.0), tokens[1]), ((0.5, 0.5), sum(tokens) / 2)):
+    tokens = [sum(len(call.prompt_ids) for call in one.transitions) for one in (whole, first)]
+    mean = sum(tokens) / 2
+    for rewards, best in (((1.0, 0.0), tokens[0]), ((0.0, 1.0), tokens[1]), ((0.5, 0.5), mean)):
         pair = tuple(replace(one, reward=reward) for one, reward in zip((whole, first), rewards, strict=True))
         bill = make_bill(replace(healthy, groups=(replace(healthy.groups[0], trajectories=pair),)))
-        assert bill.drift == pytest.approx(best / (sum(tokens) / 2))
-    assert make_bill(replace(healthy, groups=())).drift == 1.0
+        line = next(line for line in bill.lines if line.what == "prompt tokens")
+        assert (line.low, line.high) == pytest.approx((min(best, mean) / mean * line.amount, max(best, mean) / mean * line.amount))
+        assert f"have {100 * best / mean:.0f} % of that" in line.how
+    nothing = make_bill(replace(healthy, groups=(), signals=()))
+    assert all(line.low in (None, line.amount) for line in nothing.lines)
+
+
+def test_a_range_of_the_bill_holds_the_mean_of_other_samples_in_95_of_100(seen: Observation) -> None:
+    """Of so many groups, where nothing is learned: rollouts are drawn from the same few."""
+    rng = np.random.default_rng(0)
+    whole = only(seen, "converse").rollouts[0]
+    lengths = {calls: replace(whole, transitions=whole.transitions[:calls], reward=None) for calls in (0, 1, 2)}
+    tokens = {calls: prompt_tokens(one) for calls, one in lengths.items()}
+    held, trials = 0, 400
+    for _ in range(trials):
+        tried, real = rng.integers(0, 3, (8, 4)), rng.integers(0, 3, (40, 4))
+        groups = [replace(seen.groups[0], trajectories=tuple(lengths[int(calls)] for calls in row), branches=()) for row in tried]
+        spread = forecast(groups, prompt_tokens, len(real))
+        mean, truth = (np.mean([[tokens[int(calls)] for calls in row] for row in rows]) for rows in (tried, real))
+        held += bool(spread.low * mean <= truth <= spread.high * mean)
+    assert 0.92 * trials < held < 0.98 * trials, held
 
 
 def test_the_bill_has_the_groups_that_dynamic_sampling_leaves_out(seen: Observation) -> None:
@@ -392,7 +412,7 @@ def test_the_terminal_is_shown_hostile_text_and_obeys_none(seen: Observation) ->
     assert r"ValueError: no \x1b[2J table \u202e named singers" in said.getvalue()
     assert "\x1b" not in said.getvalue() and "\u202e" not in said.getvalue()
     assert re.search(r"^errors +fail ", said.getvalue(), re.MULTILINE)
-    assert re.search(r"^minutes +[\d.,]+ +start \d+ s \+ 10 ×", said.getvalue(), re.MULTILINE)
+    assert re.search(r"^minutes +[\d.,]+ +[\d.,]+ – [\d.,]+ +start \d+ s \+ 10 ×", said.getvalue(), re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lightningrl.errors import StoreError
 from lightningrl.store import SqlStore
 from lightningrl.store.overview import FacetCount, Mark, Part, RolloutQuery, Sort, ToolCount
-from lightningrl.store.protocol import Score, ToolCallRecord
+from lightningrl.store.protocol import Score, SpanRecord, ToolCallRecord
 from lightningrl.testing.store_conformance import make_call
 from lightningrl.types import FinishReason, Outcome, RolloutMode, RolloutSpec, RolloutState, Task, ToolCall, ToolStatus
 
@@ -55,6 +56,10 @@ async def test_rollouts_are_ordered_and_each_page_goes_on_from_the_last(store: S
         whole = await ids(store, sort=sort)
         for place, name in enumerate(whole):
             assert await ids(store, sort=sort, after=name) == whole[place + 1 :], sort
+            for few in (1, 2, 3):
+                assert [row.id for row in await store.list_rows(RolloutQuery(), sort, name, few)] == whole[place + 1 :][:few], sort
+                rare = [row.id for row in await store.list_rows(RolloutQuery(task="task-b"), sort, name, few)]
+                assert rare == [one for one in whole[place + 1 :] if one in ("b0", "b1")][:few], sort
     row = (await store.list_rows(RolloutQuery(text="a0"), Sort.NEWEST, None, 1))[0]
     assert (row.step, row.calls, row.attempts, row.spread, row.reward) == (1, 2, 1, 0.5, 0.0)
 
@@ -107,3 +112,26 @@ async def test_counts_by_step_task_role_and_tool(store: SqlStore) -> None:
     assert await store.cut_calls() == {1: 1}
     found = {(step.step, step.mode.value): (step.count, step.mean, step.groups, step.variance) for step in await store.step_rewards()}
     assert found == {(0, "validation"): (1, 0.5, 1, 0.0), (1, "train"): (4, 0.75, 2, 0.0625)}
+
+
+async def test_roles_and_tools_are_those_of_the_attempt_that_decides_also_where_a_span_names_them(store: SqlStore) -> None:
+    spec = RolloutSpec(id="s0", task=Task(id="task-s", input="?"), group_id="s", step=2, max_attempts=2)
+    await store.cancel(["q0"])
+    await store.create_rollouts([spec])
+    assert await store.lease("w", 60.0) is not None
+    await store.append_tool_calls("s0", 1, [ToolCallRecord(tool_call=ToolCall(id="t", name="first try", status=ToolStatus.ERROR))])
+    await store.finish_attempt("s0", 1, Outcome.INFRASTRUCTURE_ERROR)
+    assert await ids(store, RolloutQuery(tool="first try")) == ["s0"]
+    lease = await store.lease("w", 60.0)
+    assert lease is not None
+    await store.append_call(make_call(lease, "s0/0", [1], [2], agent=None, span_id="00000000000000aa"))
+    with pytest.raises(StoreError, match="unknown parent"):  # what the writer remembers goes with a transaction that fails
+        await store.append_call(make_call(lease, "s0/1", [1], [2], parent_id="unknown parent"))
+    spans = SpanRecord(span_id="00000000000000aa", parent_span_id="00000000000000bb"), SpanRecord(span_id="00000000000000bb", agent="judge")
+    await store.append_spans("s0", 2, spans)
+    assert await ids(store, RolloutQuery(role="judge")) == [], "a role is told when the attempt has ended"
+    await store.finish_attempt("s0", 2, Outcome.SUCCEEDED)
+    assert await ids(store, RolloutQuery(role="judge")) == ["s0"]
+    assert await ids(store, RolloutQuery(tool="first try")) == await ids(store, RolloutQuery(role="nobody at all")) == []
+    assert FacetCount(value="judge", count=1) in await store.part_counts(Part.ROLE)
+    assert await store.part_counts(Part.TOOL) == (FacetCount(value="look", count=6),)

@@ -36,6 +36,14 @@ def test_what_is_no_run_is_refused_with_what_to_name(tmp_path: Path) -> None:
     assert "no store in" in str(refused("report", str(tmp_path)))
 
 
+@pytest.mark.parametrize("other", ["{}", "no JSON", '{"models": 3}'])
+def test_a_file_of_another_program_called_run_json_makes_no_run(tmp_path: Path, other: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "run.json").write_text(other)
+    assert "no run in" in str(refused("view", str(tmp_path), "--no-browser"))
+    assert "no run in" in str(refused("view", str(tmp_path / "elsewhere"), "--no-browser"))
+
+
 def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "store.sqlite")) as db, db:
         db.execute("CREATE TABLE mine (x)")

@@ -65,12 +65,15 @@ def _bill(bill: Bill) -> Table:
     table = Table(
         Column("the whole run", no_wrap=True),
         Column("", justify="right", no_wrap=True),
+        Column("while it learns", justify="right", no_wrap=True),
         Column("how", overflow="fold"),
         box=None,
         padding=(0, 2, 0, 0),
     )
     for line in bill.lines:
-        table.add_row(line.what, _amount(line.amount, line.unit), Text(line.how, style="dim"))
+        known = line.low is not None and line.high is not None
+        between = f"{_amount(line.low, line.unit)} – {_amount(line.high, line.unit)}" if known else ""
+        table.add_row(line.what, _amount(line.amount, line.unit), between, Text(line.how, style="dim"))
     return table
 
 

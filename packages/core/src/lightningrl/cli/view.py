@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.errors import RunFolderError
 from lightningrl.look.reader import open_run
+from lightningrl.look.runs import run_folders
 from lightningrl.server.process import bind
 from lightningrl.store.places import has_store
 from lightningrl.training.run_folder import newest_run
@@ -38,7 +39,7 @@ class _Server(uvicorn.Server):
 def view_command(folder: Path | None, *, runs: Path, port: int, browser: bool) -> None:
     folder = folder or newest_run(runs)
     is_run = has_store(folder)
-    if not is_run and not any(folder.glob("*/run.json")):
+    if not is_run and not run_folders(folder):
         raise RunFolderError(f"no run in {str(folder)!r}, nor below it; name a run folder, or a folder of runs")
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(_view(folder, port, is_run=is_run, browser=browser))

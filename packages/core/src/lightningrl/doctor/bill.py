@@ -2,8 +2,8 @@
 
 run = start + checkpoints + steps · (groups of a step · what a group took + learning) + validations · what one took
 
-Rollouts do not stay as long as the untrained policy's: learning leads towards those that earn the most of their group. The bill is half way
-between both, and names both ends:  drift = tokens of the best of each group / tokens of all;  what is billed = (1 + drift) / 2
+Billed is what rollouts take at the present policy. They do not stay as long as that while it learns: `lightningrl.doctor.forecast` says
+from where to where they may move, and the bill's rows have that range.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from statistics import fmean
 
+from lightningrl.doctor.forecast import Spread, completion_tokens, forecast, forecast_trained, prompt_tokens
 from lightningrl.doctor.observation import Cost, Costs, Observation
 from lightningrl.types import OtherCallKind, Trajectory
 
@@ -28,6 +28,9 @@ class BillLine:
     unit: str
     how: str
     """How it was computed."""
+    low: float | None = None
+    """Where it may lie while the policy learns; None = it does not depend on that."""
+    high: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,8 +52,6 @@ class Bill:
     memory_bytes: int | None
     """The most at a time."""
     disk_bytes: float
-    drift: float
-    """Tokens of the rollouts that earned the most of their group, by those of all; what is billed lies half way between 1 and it."""
     lines: tuple[BillLine, ...] = ()
     """As a table, with how each was computed."""
 
@@ -88,7 +89,7 @@ class _Plan:
     @classmethod
     def of(cls, seen: Observation, steps: int) -> _Plan:
         loop, every = seen.recipe.loop, seen.recipe.validation.every
-        groups, half_way = steps * _groups_per_step(seen), (1 + _drift(seen)) / 2
+        groups = steps * _groups_per_step(seen)
         # one before the first step, one every so many, one after the last
         validations = 1 + math.ceil(steps / every) if every and seen.tasks.validation else 0
         return cls(
@@ -96,9 +97,9 @@ class _Plan:
             groups=groups,
             validations=validations,
             checkpoints=1 + math.ceil(steps / loop.checkpoint_every),
-            collect=half_way * groups / max(1, len(seen.groups)),
-            learn=half_way * groups / max(1, seen.costs.learned_groups),
-            validate=half_way * validations * len(seen.tasks.validation) / max(1, len(seen.validation)),
+            collect=groups / max(1, len(seen.groups)),
+            learn=groups / max(1, seen.costs.learned_groups),
+            validate=validations * len(seen.tasks.validation) / max(1, len(seen.validation)),
         )
 
     def seconds(self, costs: Costs, of: Callable[[Cost], float | None]) -> float | None:
@@ -130,25 +131,8 @@ def make_bill(seen: Observation) -> Bill:
         cpu_minutes=None if cpu is None or start_cpu is None else (cpu + start_cpu) / 60,
         memory_bytes=None if seen.machine is None else seen.machine.memory_used,
         disk_bytes=rollouts * costs.store_bytes / tried + kept * costs.checkpoint_bytes,
-        drift=_drift(seen),
     )
     return replace(bill, lines=tuple(_lines(bill, plan, seen, kept)))
-
-
-def _drift(seen: Observation) -> float:
-    """1 where nothing is rewarded."""
-    all_tokens = best_tokens = 0.0
-    for group in seen.groups:
-        rewarded = [one for one in group.trajectories if one.reward is not None]
-        if rewarded:
-            most = max(reward for one in rewarded if (reward := one.reward) is not None)
-            all_tokens += fmean(map(_size, rewarded))
-            best_tokens += fmean(_size(one) for one in rewarded if one.reward == most)
-    return best_tokens / all_tokens if all_tokens else 1.0
-
-
-def _size(trajectory: Trajectory) -> int:
-    return sum(len(call.prompt_ids) + len(call.completion_ids) for call in trajectory.transitions)
 
 
 def _groups_per_step(seen: Observation) -> float:
@@ -182,11 +166,14 @@ def _lines(bill: Bill, plan: _Plan, seen: Observation, kept: int) -> Iterator[Bi
     yield BillLine(
         what="rollouts", amount=bill.rollouts, unit="", how=f"{plan.steps} steps × {per_step:.3g} tasks × {loop.group_size}{validated}"
     )
-    ends = f"half way between as many each as the {here}, and as the best of each group, {100 * bill.drift:.0f} % of that"
-    yield BillLine(what="prompt tokens", amount=bill.prompt_tokens, unit="", how=ends)
-    yield BillLine(what="completion tokens", amount=bill.completion_tokens, unit="", how="the same")
-    signal = f"{sum(seen.signals)} of {len(seen.signals)} groups had a signal"
-    yield BillLine(what="trained tokens", amount=bill.trained_tokens, unit="", how=f"the same, of tokens with an advantage; {signal}")
+    prompts, completions = (forecast(seen.groups, tokens, plan.groups) for tokens in (prompt_tokens, completion_tokens))
+    yield _ranged(
+        BillLine(what="prompt tokens", amount=bill.prompt_tokens, unit="", how=f"as many each as the {here}; {_learned(prompts)}"), prompts
+    )
+    yield _ranged(BillLine(what="completion tokens", amount=bill.completion_tokens, unit="", how=_learned(completions)), completions)
+    signal = f"{sum(seen.signals)} of {len(seen.signals)} groups had an advantage; from half, as groups fall silent, to all of them"
+    trained = forecast_trained(seen.groups, seen.signals, plan.groups)
+    yield _ranged(BillLine(what="trained tokens", amount=bill.trained_tokens, unit="", how=signal), trained)
     if bill.judge_calls:
         yield BillLine(what="judge calls", amount=bill.judge_calls, unit="", how="as many each as those")
     collect, learn, validate = (
@@ -200,11 +187,23 @@ def _lines(bill: Bill, plan: _Plan, seen: Observation, kept: int) -> Iterator[Bi
     how = f"start {costs.start.seconds:.0f} s + {plan.steps} × ({collect:.1f} s collecting + {learn:.1f} s learning)"
     how += f" + {plan.validations} × {validate:.1f} s validating" if plan.validations else ""
     how += f" + {plan.checkpoints} checkpoints × {costs.save.seconds:.2f} s"
-    yield BillLine(what="minutes", amount=bill.minutes, unit="", how=how)
+    longer = forecast(seen.groups, lambda one: prompt_tokens(one) + completion_tokens(one), plan.groups)
+    yield _ranged(BillLine(what="minutes", amount=bill.minutes, unit="", how=how), longer, costs.start.seconds / 60)
     if bill.cpu_minutes is not None:
-        yield BillLine(what="CPU minutes", amount=bill.cpu_minutes, unit="", how="the same, in CPU time of all processes")
+        line = BillLine(what="CPU minutes", amount=bill.cpu_minutes, unit="", how="the same, in CPU time of all processes")
+        yield _ranged(line, longer, (costs.start.cpu_seconds or 0.0) / 60)
     if bill.memory_bytes is not None:
         yield BillLine(what="memory", amount=bill.memory_bytes, unit="bytes", how="the most that all processes had; longer rows need more")
     each = costs.store_bytes / max(1, len(seen.rollouts) + len(seen.validation))
     disk = f"{bill.rollouts} rollouts × {each / 1e3:.1f} kB + {kept} checkpoints × {costs.checkpoint_bytes / 1e6:.1f} MB"
     yield BillLine(what="disk", amount=bill.disk_bytes, unit="bytes", how=disk)
+
+
+def _ranged(line: BillLine, spread: Spread, fixed: float = 0.0) -> BillLine:
+    """`fixed`: what of it does not depend on the rollouts."""
+    moves = line.amount - fixed
+    return replace(line, low=fixed + spread.low * moves, high=fixed + spread.high * moves)
+
+
+def _learned(spread: Spread) -> str:
+    return f"the best of each group have {100 * spread.learned:.0f} % of that"

@@ -79,8 +79,10 @@ async def read_facets(run: StoredRun, query: RolloutQuery, *, most_tasks: int = 
         "reward": lambda cell: _has_reward(cell, query, ranges),
     }
 
+    failed = [(cell, [name for name, check in checks.items() if not check(cell)]) for cell in cells]
+
     def but(left_out: str) -> list[Cell]:
-        return [cell for cell in cells if all(check(cell) for name, check in checks.items() if name != left_out)]
+        return [cell for cell, names in failed if not names or names == [left_out]]
 
     chosen, of_rewards = but(""), but("reward")
     by_bin = _count(of_rewards, lambda cell: cell.bin)

@@ -13,7 +13,7 @@ from typing import Any
 from lightningrl.errors import RunFolderError
 from lightningrl.look.summary import is_live, read_recipe, read_rows
 
-__all__ = ["RunLine", "differences", "read_runs"]
+__all__ = ["RunLine", "differences", "is_run", "read_runs", "run_folders"]
 
 _NOT_COMPARED = ("name", "agent", "tasks.", "runtime.", "loggers")
 """Keys that say where and how a run ran, not what was learned."""
@@ -44,9 +44,19 @@ class RunLine:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.changed_at))
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a run was begun in it. A `run.json` alone may be any program's."""
+    return (folder / "run.json").is_file() and (folder / "store.sqlite").is_file()
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The runs right below it; none of those that may not be read."""
+    return [found.parent for found in folder.glob("*/run.json") if is_run(found.parent)]
+
+
 def read_runs(folder: Path) -> list[RunLine]:
     """The newest first."""
-    lines = [_read(found.parent) for found in folder.glob("*/run.json")]
+    lines = [_read(found) for found in run_folders(folder)]
     return sorted(lines, key=lambda line: (-line.changed_at, line.name))
 
 

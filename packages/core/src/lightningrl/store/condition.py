@@ -126,7 +126,7 @@ class Standing(Protocol):
     """What a store says of itself."""
 
     async def position(self, after: int = 0) -> Position:
-        """With the steps later than `after`. Cheap: whoever looks on asks it twice a second."""
+        """With the steps later than `after`. Cheap: whoever looks on asks it every second."""
         ...
 
     async def condition(self) -> Condition: ...

@@ -1,7 +1,7 @@
 """The store as a whole, at a cost that does not grow with it: where it stands, and what its newest attempts and calls say.
 
 neighbours rollouts before and after one
-position   the newest step, attempt and call: three ends of indexes, so that it can be asked twice a second
+position   the newest step, attempt and call: three ends of indexes, so that it can be asked every second
 condition  states and outcomes of all rollouts; versions, workers, failures and refused calls of the newest rows
 """
 

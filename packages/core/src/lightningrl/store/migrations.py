@@ -11,8 +11,10 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Float, ForeignKey, Integer, LargeBinary, MetaData, String, Table, Text, insert, text
 
-from lightningrl.store.codec import decode_text, encode_text
+from lightningrl.store.codec import decode_span, decode_text, encode_text
 from lightningrl.store.dialects import CLUSTERED
+from lightningrl.store.participants import Participants, SpanNode
+from lightningrl.types import ToolStatus
 
 __all__ = ["MIGRATIONS"]
 
@@ -90,6 +92,32 @@ def _branches(db: Connection) -> None:
     db.execute(text("ALTER TABLE calls ADD COLUMN replayed_from TEXT"))
 
 
+def _participants(db: Connection) -> None:
+    """Who takes part in a rollout stands beside it. The indices by which it was looked for had a row for each call."""
+    for column in ("roles", "tools", "failed_tools"):
+        db.execute(text(f"ALTER TABLE rollouts ADD COLUMN {column} TEXT"))
+    for index in ("calls_agent", "tool_calls_name"):
+        db.execute(text(f"DROP INDEX IF EXISTS {index}"))
+
+    def of_rollouts(columns: str) -> Any:
+        joined = "JOIN attempts a ON a.pk = x.attempt_pk JOIN rollouts r ON r.pk = a.rollout_pk AND r.deciding = a.number"
+        return db.execute(text(f"SELECT r.pk, {columns} x {joined}"))
+
+    found: dict[int, Participants] = {}
+    for (pk,) in db.execute(text("SELECT pk FROM rollouts WHERE deciding IS NOT NULL")):
+        found[pk] = Participants()
+    for pk, agent, span in of_rollouts("x.agent, x.span_id FROM calls"):
+        found[pk].callers.add((agent, decode_span(span)))
+    for pk, name, status in of_rollouts("x.name, x.status FROM tool_calls"):
+        found[pk].add_tool(name, ToolStatus(status))
+    for pk, span, parent, agent in of_rollouts("x.span, x.parent, x.agent FROM spans"):
+        found[pk].tree[str(decode_span(span))] = SpanNode(decode_span(parent), agent)
+    rows = [{"rollout": pk, **one.columns()} for pk, one in found.items()]
+    if rows:
+        change = "UPDATE rollouts SET roles = :roles, tools = :tools, failed_tools = :failed_tools WHERE pk = :rollout"
+        db.execute(text(change), rows)
+
+
 def _of_attempts(name: str, *columns: Column[Any], **options: Any) -> Table:
     """A new table whose rows are attempts'."""
     then = MetaData()
@@ -97,5 +125,11 @@ def _of_attempts(name: str, *columns: Column[Any], **options: Any) -> Table:
     return Table(name, then, *columns, **options)
 
 
-MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {1: _seed_of_its_own, 2: _other_calls, 3: _computed_values, 4: _branches}
+MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {
+    1: _seed_of_its_own,
+    2: _other_calls,
+    3: _computed_values,
+    4: _branches,
+    5: _participants,
+}
 """By version."""

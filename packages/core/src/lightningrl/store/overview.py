@@ -157,7 +157,7 @@ class Overview(Protocol):
         ...
 
     async def part_counts(self, part: Part, limit: int = 20) -> tuple[FacetCount, ...]:
-        """Of all attempts; the most frequent first."""
+        """Rollouts that have ended, by what took part in their deciding attempt; the most frequent first."""
         ...
 
     async def reward_values(self) -> tuple[float, ...]:

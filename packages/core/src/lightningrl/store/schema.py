@@ -61,7 +61,7 @@ __all__ = [
     "words",
 ]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """`lightningrl.store.migrations` brings older ones up to date."""
 
 metadata = MetaData()
@@ -98,6 +98,8 @@ rollouts = Table(
     Column("deciding", Integer),
     Column("created_at", Float, nullable=False),
     Column("branch", Json(BranchPoint, "a branch point")),
+    # of the deciding attempt, as `lightningrl.store.participants` lists words; NULL until one has ended
+    *(Column(name, Text) for name in ("roles", "tools", "failed_tools")),
 )
 partial_index("rollouts_queue", rollouts.c.pk, "state = 'queued'")
 Index("rollouts_step", rollouts.c.step)
@@ -152,7 +154,6 @@ calls = Table(
     UniqueConstraint("attempt_pk", "call_key"),
     CheckConstraint("parent IS NULL OR parent < idx"),
 )
-Index("calls_agent", calls.c.attempt_pk, calls.c.agent)
 partial_index("calls_cut", calls.c.attempt_pk, "finish_reason = 'length'")
 partial_index("calls_break", calls.c.attempt_pk, "CAST(is_break AS INTEGER) = 1")
 
@@ -177,7 +178,6 @@ tool_calls = Table(
 )
 partial_index("tool_calls_attempt", tool_calls.c.attempt_pk, "span IS NULL")
 Index("tool_calls_status", tool_calls.c.name, tool_calls.c.status)
-Index("tool_calls_name", tool_calls.c.attempt_pk, tool_calls.c.name, tool_calls.c.status)
 
 other_calls = Table(
     "other_calls",

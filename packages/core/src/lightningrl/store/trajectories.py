@@ -10,15 +10,13 @@ from sqlalchemy import BindParameter, Connection, Row, bindparam, select
 
 from lightningrl.store.codec import decode_output
 from lightningrl.store.errors import Conflict, UnknownRecord
+from lightningrl.store.participants import SpanNode, named_agent
 from lightningrl.store.reads import OTHER_CALLS, Reader, chunks, decode_task
 from lightningrl.store.schema import attempts, calls, computed, rewards, rollouts, scores, spans, tasks, tool_calls
 from lightningrl.store.tokens import build_transition, prompts_and_completions
 from lightningrl.types import ToolCall, Trajectory, Transition
 
 __all__ = ["read_trajectories"]
-
-_LONGEST_PATH = 64
-"""Spans walked up at most in search of an agent's name."""
 
 _PKS: BindParameter[Any] = bindparam("pks", expanding=True)
 _CALLS = select(calls).where(calls.c.attempt_pk.in_(_PKS)).order_by(calls.c.attempt_pk, calls.c.idx)
@@ -73,7 +71,7 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
     trajectories = {}
     for rollout_id in rollout_ids:
         head = heads[rollout_id]
-        tree = {row.span: row for row in span_rows.get(head.pk, ())}
+        tree = {row.span: SpanNode(row.parent, row.agent) for row in span_rows.get(head.pk, ())}
         transitions = _transitions(reader, db, call_rows.get(head.pk, ()), tree, turns.get(head.pk, {}), reported_of_calls.get(head.pk, {}))
         trajectories[rollout_id] = Trajectory(
             rollout_id=rollout_id,
@@ -111,7 +109,7 @@ def _transitions(
     reader: Reader,
     db: Connection,
     rows: Sequence[Row[Any]],
-    tree: Mapping[str, Row[Any]],
+    tree: Mapping[str, SpanNode],
     rewards: Mapping[int, Mapping[str, float | None]],
     reported: Mapping[int, Mapping[str, float | None]],
 ) -> tuple[Transition, ...]:
@@ -122,7 +120,7 @@ def _transitions(
             *tokens[position],
             policy=reader.text(db, row.policy),
             sampling=reader.sampling(db, row),
-            agent=reader.word(db, row.agent if row.agent is not None or not tree else _agent(tree, row.span_id)),
+            agent=reader.word(db, row.agent if row.agent is not None or not tree else named_agent(tree, row.span_id)),
             parent_id=None if row.parent is None else rows[row.parent].id,
             rewards=rewards.get(row.idx, {}),
             reported=reported.get(row.idx, {}),
@@ -131,20 +129,8 @@ def _transitions(
     )
 
 
-def _agent(tree: Mapping[str, Row[Any]], span: str | None) -> int | None:
-    """The nearest agent named on the way up from `span`."""
-    for _ in range(_LONGEST_PATH):
-        row = tree.get(span) if span is not None else None
-        if row is None:
-            return None
-        if row.agent is not None:
-            return int(row.agent)
-        span = row.parent
-    return None
-
-
 def _tool_calls(
-    reader: Reader, db: Connection, rows: Sequence[Row[Any]], tree: Mapping[str, Row[Any]], transitions: Sequence[Transition]
+    reader: Reader, db: Connection, rows: Sequence[Row[Any]], tree: Mapping[str, SpanNode], transitions: Sequence[Transition]
 ) -> tuple[ToolCall, ...]:
     if not rows:
         return ()
@@ -159,7 +145,7 @@ def _tool_calls(
             status=row.status,
             duration_s=row.duration_s,
             transition_id=row.transition_id or by_call.get(row.id) or by_span.get(row.parent_span or ""),
-            agent=reader.word(db, row.agent if row.agent is not None else _agent(tree, row.parent_span)),
+            agent=reader.word(db, row.agent if row.agent is not None else named_agent(tree, row.parent_span)),
             error_type=row.error_type,
         )
         for row in rows

@@ -18,6 +18,7 @@ from lightningrl.store.codec import as_number, count_tokens
 from lightningrl.store.dialects import Database
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.events import Ended, Event, Queued
+from lightningrl.store.participants import Participants
 from lightningrl.store.reads import Reader
 from lightningrl.store.schema import attempts, calls, rollouts, words
 from lightningrl.types import Outcome, RolloutState
@@ -37,6 +38,7 @@ class LiveAttempt:
     """Call key → index."""
     ends: list[int] = field(default_factory=list[int])
     """By index, how many tokens prompt and completion are."""
+    participants: Participants = field(default_factory=Participants)
 
 
 class Transaction:
@@ -144,7 +146,7 @@ class Transaction:
         row = self.attempt(rollout_id, attempt)
         if row.outcome is not None:
             raise over(rollout_id, attempt, row.outcome, what)
-        known = LiveAttempt(row.pk, row.rollout_pk)
+        known = LiveAttempt(row.pk, row.rollout_pk, participants=Participants.read(self.db, row.pk))
         for call in self.db.execute(_KEPT, {"pk": row.pk}):
             known.ids[call.id] = known.keys[call.call_key] = call.idx
             shared = 0 if call.parent is None else known.ends[call.parent]
@@ -171,6 +173,9 @@ class Transaction:
     ) -> RolloutState:
         """End the running attempt of `row`; its rollout succeeds, fails, or is queued `again`. `forgive`: the try is not charged."""
         self.db.execute(update(attempts).where(attempts.c.pk == row.pk).values(outcome=outcome, ended_at=self.now, **values))
+        live = self._live.pop((row.rollout_id, row.number), None)
+        is_known = live is not None and not self._database.is_shared  # other servers of the store keep parts of it, too
+        participants = live.participants if live is not None and is_known else Participants.read(self.db, row.pk)
         state = RolloutState.QUEUED if again else RolloutState.SUCCEEDED if outcome is Outcome.SUCCEEDED else RolloutState.FAILED
         self.db.execute(
             update(rollouts)
@@ -180,9 +185,9 @@ class Transaction:
                 outcome=None if again else outcome,
                 deciding=row.number,
                 forgiven=rollouts.c.forgiven + (1 if forgive else 0),
+                **participants.columns(),
             )
         )
-        self._live.pop((row.rollout_id, row.number), None)
         self.add_event(Ended(row.rollout_id, row.number, state))
         if again:
             self.add_event(Queued())

@@ -17,6 +17,7 @@ from lightningrl.store import schema
 from lightningrl.store.codec import encode_advantages, encode_json, encode_tokens
 from lightningrl.store.errors import Conflict, UnknownRecord
 from lightningrl.store.events import Ended, Leased, Queued
+from lightningrl.store.participants import SpanNode
 from lightningrl.store.protocol import DIVERGED_CODE, RETRYABLE, CallRecord, Score, SpanRecord, ToolCallRecord
 from lightningrl.store.reads import chunks
 from lightningrl.store.schema import (
@@ -322,6 +323,7 @@ def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[st
     }
     live.ids[call.id] = live.keys[record.call_key] = index
     live.ends.append(len(call.prompt_ids) + len(call.completion_ids))
+    live.participants.callers.add((row["agent"], call.span_id))
     return row
 
 
@@ -342,6 +344,7 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls
             "parent_span": record.parent_span_id,
             "started_at": record.started_at,
         }
+        live.participants.add_tool(row["name"], record.tool_call.status)
         rows.append(row)
     if rows:
         tx.db.execute(insert(schema.tool_calls), rows)
@@ -372,6 +375,7 @@ def append_spans(tx: Transaction, rollout_id: str, attempt: int, spans: Sequence
         }
         for record in spans
     ]
+    live.participants.tree.update((row["span"], SpanNode(row["parent"], row["agent"])) for row in rows)
     tx.replace(schema.spans, rows)
 
 

@@ -30,6 +30,8 @@ __all__ = ["create_viewer", "run_values"]
 
 THEME: Final = "lightningrl-theme"
 """Cookie: dark or light, where somebody chose."""
+FRESH_IN: Final = "x-fresh-in"
+"""Header: the page is older than the run, and may be made again in so many seconds."""
 _STATIC: Final = {path.name for path in STATIC.iterdir()}
 
 
@@ -37,10 +39,10 @@ def create_viewer(runs: OneRun | RunsFolder, *, key: str) -> ASGIApp:
     """Read-only pages for whoever shows the view key (`lightningrl.keys.view_key`)."""
     routes = [Route("/static/{version}/{name}", _static)]
     if isinstance(runs, RunsFolder):
-        routes.append(Route("/", _answer(runs.folder_page)))
+        routes.append(Route("/", _of_folder(runs)))
     home = "/runs/{run}" if isinstance(runs, RunsFolder) else ""
     routes.append(Route(f"{home}/events", _events(runs)))
-    routes += [Route(f"{home}/{page.path}", _answer(_of_run(runs, page))) for page in pages.PAGES]
+    routes += [Route(f"{home}/{page.path}", _of_run(runs, page)) for page in pages.PAGES]
     routes.append(Route("/{path:path}", _answer(_nothing)))
     return Guard(Starlette(routes=routes), key=key)
 
@@ -68,19 +70,25 @@ def with_query(path: str, query: dict[str, Any]) -> str:
     return f"{path}?{urlencode(known, doseq=True)}" if known else path
 
 
-Handler = Callable[[Request], Awaitable[tuple[Shown, dict[str, Any]]]]
-
-
-def _of_run(runs: OneRun | RunsFolder, page: Page) -> Handler:
-    async def handle(request: Request) -> tuple[Shown, dict[str, Any]]:
-        root = request.scope.get("root_path", "")
+def _of_run(runs: OneRun | RunsFolder, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
         async with runs.viewed(request.path_params.get("run", "")) as viewed:
-            asked = Asked(path=request.path_params, query=request.query_params)
-            place = Place.of(await viewed.run.position(2**31))  # before the page is made, so that nothing is missed between them
-            shown = await page.show(viewed, asked)
-            return shown, {**run_values(viewed, page, root=root, has_runs=isinstance(runs, RunsFolder)), "place": place}
+            position = await viewed.run.position(2**31)  # before the page is made, so that nothing is missed between them
+            values = run_values(viewed, page, root=request.scope.get("root_path", ""), has_runs=isinstance(runs, RunsFolder))
+            values["place"] = Place.of(position)
 
-    return handle
+            async def make() -> str:
+                shown = await page.show(viewed, Asked(path=request.path_params, query=request.query_params))
+                return await _write(request, shown, values)
+
+            if not page.tells_of_run_alone:
+                return HTMLResponse(await make())
+            key = "page", request.url.path, request.url.query, _theme(request)
+            viewed.memory.see(position)
+            html, fresh_in = await viewed.memory.recall(key, make), viewed.memory.fresh_in(key)
+            return HTMLResponse(html, headers={} if fresh_in is None else {FRESH_IN: f"{fresh_in:.2f}"})
+
+    return _answer(handle)
 
 
 def _events(runs: OneRun | RunsFolder) -> Callable[[Request], Awaitable[Response]]:
@@ -97,32 +105,45 @@ def _events(runs: OneRun | RunsFolder) -> Callable[[Request], Awaitable[Response
     return endpoint
 
 
-async def _nothing(request: Request) -> tuple[Shown, dict[str, Any]]:
+async def _nothing(request: Request) -> Response:
     raise NoSuchPage(f"there is no page {request.url.path[:200]!r} here; go back to the first")
 
 
-def _answer(handle: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _of_folder(runs: RunsFolder) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        shown, values = await runs.folder_page(request)
+        return HTMLResponse(await _write(request, shown, values))
+
+    return _answer(handle)
+
+
+def _answer(handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """What is wrong is a page, too."""
+
     async def endpoint(request: Request) -> Response:
-        root = request.scope.get("root_path", "")
-        status = 200
         try:
-            shown, values = await handle(request)
+            return await handle(request)
         except LightningError as error:
             status = 404 if isinstance(error, UnknownRecord | NoSuchPage) else 503
-            shown, values = Shown("error.html", title="Not found" if status == 404 else "Not readable", sentence=str(error)), {}
-        whole = {
-            **_FRAME,
-            "root": root,
-            "home_url": f"{root}/",
-            "asset": lambda name: f"{root}/static/{static_version()}/{name}",
-            "theme": _theme(request),
-            "query": request.query_params,
-            **values,
-            **shown.values,
-        }
-        return HTMLResponse(await asyncio.to_thread(render, shown.template, whole), status_code=status)
+            shown = Shown("error.html", title="Not found" if status == 404 else "Not readable", sentence=str(error))
+            return HTMLResponse(await _write(request, shown, {}), status_code=status)
 
     return endpoint
+
+
+async def _write(request: Request, shown: Shown, values: dict[str, Any]) -> str:
+    root = request.scope.get("root_path", "")
+    whole = {
+        **_FRAME,
+        "root": root,
+        "home_url": f"{root}/",
+        "asset": lambda name: f"{root}/static/{static_version()}/{name}",
+        "theme": _theme(request),
+        "query": request.query_params,
+        **values,
+        **shown.values,
+    }
+    return await asyncio.to_thread(render, shown.template, whole)
 
 
 _FRAME: Final[dict[str, Any]] = {"place": None, "navigation": (), "page": None, "run": None, "runs_url": None, "is_report": False}

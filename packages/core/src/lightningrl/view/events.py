@@ -22,13 +22,13 @@ from lightningrl.store.condition import Position
 
 __all__ = ["Place", "stream_news"]
 
-INTERVAL_S: Final = 0.5
-"""Between two looks at the store: at most two events a second."""
+INTERVAL_S: Final = 1.0
+"""Between two looks at the store: a page is fetched no more often."""
 IDLE_S: Final = 2.0
 """Where nothing has happened for a while."""
-_LOOKS: Final = 60
+_LOOKS: Final = 30
 """Without news, until that is so."""
-_STILL_HERE: Final = 20
+_STILL_HERE: Final = 10
 """Looks between two comments, by which a peer that has gone is noticed."""
 _LARGEST: Final = 2**62
 

@@ -36,8 +36,8 @@ class Guard:
     def __init__(self, app: ASGIApp, *, key: str) -> None:
         self._app = app
         self._key = key.encode()
-        # Cookies are shared by all ports of a machine: each run has one of its own name.
-        self._cookie = "lightningrl-view-" + hashlib.sha256(self._key).hexdigest()[:12]
+        self.cookie = "lightningrl-view-" + hashlib.sha256(self._key).hexdigest()[:12]
+        """Its name: all ports of a machine share their cookies, so each run has one of its own."""
         self._value = hmac.new(self._key, b"lightningrl view cookie", hashlib.sha256).hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,12 +76,12 @@ class Guard:
         path = scope["path"] if scope["path"].startswith("/") and not scope["path"].startswith("//") else "/"
         # a root path of a mount is part of the path
         answer = RedirectResponse(f"{path}?{urlencode(rest)}" if rest else path, status_code=303)
-        answer.set_cookie(self._cookie, self._value, path=scope.get("root_path", "") or "/", httponly=True, samesite="strict")
+        answer.set_cookie(self.cookie, self._value, path=scope.get("root_path", "") or "/", httponly=True, samesite="strict")
         return answer
 
     def _shown(self, headers: Headers) -> str:
         try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
         except CookieError:
             return ""
         return found.value if found else ""

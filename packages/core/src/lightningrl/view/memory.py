@@ -1,4 +1,7 @@
-"""What pages show is computed again only when it may have changed, and never so often that a run would notice."""
+"""What pages show is computed again only when it may have changed, and never so often that a run would notice.
+
+recall(key, make) ─► as before where the run is as it was ─► as before where the last computing is not paid for yet ─► make()
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from lightningrl.look.summary import is_live
+from lightningrl.store.condition import Position
+
 __all__ = ["Memory"]
 
 T = TypeVar("T")
 
-_SHARE: Final = 0.02
-"""Of a core, at most, for one value of a run that goes on."""
+_SHARE: Final = 0.01
+"""Of a core, at most, for all that is computed again of a run that goes on; what nobody has asked for before is computed at once."""
 _MOST: Final = 64
 
 
@@ -22,36 +28,62 @@ _MOST: Final = 64
 class _Known:
     value: Any
     token: Hashable
-    made_at: float
-    took_s: float
+    """None = parts of it were older than the run already when it was made."""
 
 
 class Memory:
-    """Values of one run. One stands while the run's files are as they were; while they change, for fifty times as long as it took."""
+    """Values of one run, pages among them. What took 50 ms stands for 5 s at least while the run goes on."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
         self._clock = clock
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
+        self._position: Position | None = None
+        self._free_at = 0.0
+        """When something may be computed again."""
+        self._making = 0
+        """Values of which are made at this moment: a page, and what it recalls itself."""
+        self._is_behind = False
+        """Whether the page that is made now recalled something older than the run."""
+
+    def see(self, position: Position) -> None:
+        """How far the store has come: all that tells of it where it is no file of the run's folder."""
+        self._position = position
 
     async def recall(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
-        token, now = self._token(), self._clock()
+        token, began = self._token(), self._clock()
         known = self._known.get(key)
-        if known is not None and (known.token == token or now - known.made_at < known.took_s / _SHARE):
+        if known is not None and (known.token == token or began < self._free_at):
             self._known.move_to_end(key)
+            self._is_behind = self._is_behind or known.token != token
             value: T = known.value
             return value
-        value = await make()
-        self._known[key] = _Known(value, token, now, self._clock() - now)
+        is_whole = not self._making
+        if is_whole:
+            self._is_behind = False
+        self._making += 1
+        try:
+            value = await make()
+        finally:
+            self._making -= 1
+        self._known[key] = _Known(value, None if self._is_behind else token)
+        if is_whole:
+            now = self._clock()
+            self._free_at = now + (now - began) / _SHARE
         while len(self._known) > _MOST:
             self._known.popitem(last=False)
         return value
+
+    def fresh_in(self, key: Hashable) -> float | None:
+        """Seconds until a value that is older than the run may be computed again. None = it is as the run is, or unknown."""
+        known = self._known.get(key)
+        return None if known is None or known.token == self._token() else max(0.0, self._free_at - self._clock())
 
     def _token(self) -> Hashable:
         """Changes with what the run writes. A database does not say, so it may have been."""
         if not (self._folder / "store.sqlite").exists():
             return object()
-        found = []
+        found: list[Hashable] = [self._position, is_live(self._folder)]
         for name in ("store.sqlite", "store.sqlite-wal", "metrics.jsonl"):
             try:
                 stat = (self._folder / name).stat()

@@ -96,3 +96,5 @@ class Page:
     """In the navigation; None = it is not there."""
     key: str | None = None
     """`g` and this key go there."""
+    tells_of_run_alone: bool = True
+    """It is made again only when the run has written something; else each time."""

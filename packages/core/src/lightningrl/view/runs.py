@@ -12,6 +12,7 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from lightningrl.look.reader import open_run
+from lightningrl.look.runs import is_run
 from lightningrl.view.page import Asked, NoSuchPage, Shown, ViewedRun
 
 __all__ = ["OneRun", "RunsFolder"]
@@ -64,7 +65,7 @@ class RunsFolder:
 
     async def _enter(self, name: str) -> None:
         folder = self.folder / name
-        if name in {"", ".", ".."} or "/" in name or not (folder / "run.json").is_file():
+        if name in {"", ".", ".."} or "/" in name or not is_run(folder):
             raise NoSuchPage(f"there is no run {name[:100]!r} in {str(self.folder)!r}; choose one of the list")
         for idle in [known for known in self._open if not self._users.get(known)][: max(0, len(self._open) + 1 - _MOST_OPEN)]:
             await self._open.pop(idle)[0].aclose()

@@ -118,4 +118,4 @@ def _colour(value: float | None, largest: float) -> str:
     return f"{'up' if value > 0 else 'down'}-{level}"
 
 
-PAGE = Page("credit", show, name="Credit", key="x")
+PAGE = Page("credit", show, name="Credit", key="x", tells_of_run_alone=False)

@@ -30,4 +30,4 @@ async def show(viewed: ViewedRun, _: Asked) -> Shown:
     )
 
 
-PAGE = Page("system", show, name="System", key="s")
+PAGE = Page("system", show, name="System", key="s", tells_of_run_alone=False)

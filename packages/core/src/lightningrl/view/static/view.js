@@ -190,7 +190,7 @@ if (beginning) beginning.scrollIntoView({ block: "nearest" });
 
 // ---------------------------------------------------------------- live: news carries ids, and the page's part #live is fetched anew
 
-const REST_MS = 1000; // between two fetches
+const REST_MS = 1000; // between two fetches, and longer where the server says that it makes the page again only later
 let place = document.body.dataset.place;
 let source = null;
 let fetching = false;
@@ -221,8 +221,11 @@ function hush() {
 async function refresh() {
   if (fetching) return (waiting = true);
   fetching = true;
+  let rest = REST_MS;
   try {
     const response = await fetch(location.href, { headers: { accept: "text/html" } });
+    const freshIn = response.headers.get("x-fresh-in");
+    if (freshIn !== null) [waiting, rest] = [true, Math.max(rest, 1000 * Number(freshIn))];
     const fresh = response.ok && new DOMParser().parseFromString(await response.text(), "text/html").querySelector("#live");
     const part = live();
     if (fresh && part && !(getSelection().toString() && part.contains(getSelection().anchorNode))) replace(part, fresh);
@@ -230,10 +233,10 @@ async function refresh() {
     // the server is away: the next news brings what is new
   }
   setTimeout(() => {
-    fetching = false;
-    if (waiting) refresh();
-    waiting = false;
-  }, REST_MS);
+    const again = waiting;
+    fetching = waiting = false;
+    if (again) refresh();
+  }, rest);
 }
 
 function replace(part, fresh) {

@@ -1,0 +1,83 @@
+"""What a run's rollouts will take, from a few: as the policy is, and how far that may move while it learns.
+
+present[group] = mean over its rollouts           learned[group] = mean over those that earned the most of it, towards which learning leads
+half = t · s · sqrt(1 / groups tried + 1 / groups of the run)      both are samples: 95 % of runs lie within it where nothing is learned
+Spread = from the lower end of either to the upper end of either, in multiples of present's mean
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pvariance
+
+from lightningrl.look.summary import interval
+from lightningrl.types import Trajectory, TrajectoryGroup
+
+__all__ = ["AS_IT_IS", "Spread", "completion_tokens", "forecast", "forecast_trained", "prompt_tokens"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """In multiples of what rollouts take now."""
+
+    low: float
+    learned: float
+    """Where all rollouts become like the best of their group."""
+    high: float
+
+
+AS_IT_IS = Spread(low=1.0, learned=1.0, high=1.0)
+
+
+def prompt_tokens(trajectory: Trajectory) -> int:
+    return sum(len(call.prompt_ids) for call in trajectory.transitions if call.replayed_from is None)
+
+
+def completion_tokens(trajectory: Trajectory) -> int:
+    return sum(len(call.completion_ids) for call in trajectory.transitions if call.replayed_from is None)
+
+
+def forecast(groups: Sequence[TrajectoryGroup], tokens: Callable[[Trajectory], int], wanted: float) -> Spread:
+    """Of a run of `wanted` groups."""
+    present = [fmean(tokens(one) for one in group.trajectories) for group in groups if group.trajectories]
+    learned = [fmean(tokens(one) for one in _best(group)) for group in groups if group.trajectories]
+    mean = fmean(present) if present else 0.0
+    if not mean:
+        return AS_IT_IS
+    ends = [end / mean for values in (present, learned) for end in _ends(values, wanted)]
+    return Spread(low=max(0.0, min(ends)), learned=fmean(learned) / mean, high=max(ends))
+
+
+def forecast_trained(groups: Sequence[TrajectoryGroup], signals: Sequence[bool], wanted: float) -> Spread:
+    """Of tokens with an advantage: groups that teach nothing now may come to, and those that teach may fall silent one after the other
+    until, at the end of the run, none is left: half of now."""
+    present = [
+        has_signal * fmean(completion_tokens(one) for one in group.trajectories)
+        for group, has_signal in zip(groups, signals, strict=True)
+        if group.trajectories
+    ]
+    mean = fmean(present) if present else 0.0
+    if not mean:
+        return AS_IT_IS
+    longer = forecast(groups, completion_tokens, wanted)
+    low, high = _ends(present, wanted)
+    all_teach = fmean(fmean(completion_tokens(one) for one in group.trajectories) for group in groups if group.trajectories)
+    return Spread(low=max(0.0, min(low / mean, longer.low) / 2), learned=longer.learned, high=max(high, longer.high * all_teach) / mean)
+
+
+def _best(group: TrajectoryGroup) -> Sequence[Trajectory]:
+    """Those that earned the most; all where nobody earned."""
+    rewards = [one.reward for one in group.trajectories if one.reward is not None]
+    return [one for one in group.trajectories if one.reward == max(rewards)] if rewards else group.trajectories
+
+
+def _ends(values: Sequence[float], wanted: float) -> tuple[float, float]:
+    """Of the mean of `wanted` more such values; the mean alone where one was tried."""
+    mean = fmean(values)
+    around = interval(mean, pvariance(values), len(values))
+    if around is None:
+        return mean, mean
+    half = (around[1] - mean) * math.sqrt(1 + len(values) / max(1.0, wanted))
+    return mean - half, mean + half
