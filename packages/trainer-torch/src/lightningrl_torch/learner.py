@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,14 @@ class Before:
 
     logprobs: _ByToken | None = None
     """None: ratios are to the rollout's."""
+    weigh: Callable[[Tensor], Tensor] | None = None
+    """Importance weights of log π_before - log π_rollout; None without `logprobs`."""
     values: _ByToken | None = None
     """The critic's; None: its values are not clipped."""
 
 
+_STALE_CAP = 2.0
+"""`importance_cap` of steps that learn from older versions' tokens, where nobody said (TIS, as verl recommends)."""
 _CRITIC = "critic "
 """Before the names of the critic's sums."""
 _NO_SPREAD = 1e-9
@@ -118,7 +123,7 @@ class Learner:
     def gradients(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """The loss's gradient by parameter name, without a step; for tests and diagnosis."""
         with self._training():
-            self._backward(samples, 1.0, Before(), defaultdict(float))
+            self._backward(samples, 1.0, self._look_before(samples), defaultdict(float))
         found = {name: parameter.grad.clone() for name, parameter in self.parameters.items() if parameter.grad is not None}
         self._zero_gradients()
         return found
@@ -211,13 +216,8 @@ class Learner:
             "entropy": entropies.detach().sum(),
             **{name: values.detach().sum() for name, values in found.metrics.items()},
         }
-        if before.logprobs is not None:
-            log_ratio = old_logprobs - rollout_logprobs
-            if settings.importance_mask is not None:
-                importance = masked_importance(log_ratio, *settings.importance_mask)
-            else:
-                assert settings.importance_cap is not None
-                importance = truncated_importance(log_ratio, settings.importance_cap)
+        if before.weigh is not None:
+            importance = before.weigh(old_logprobs - rollout_logprobs)
             token_loss = token_loss * importance
             sums["importance"] = importance.sum()
         if settings.entropy_coef > 0.0:
@@ -246,10 +246,23 @@ class Learner:
     def _look_before(self, samples: Sequence[Sample]) -> Before:
         settings, critic = self._settings, self.critic
         is_clipped = critic is not None and critic.settings.clip is not None and settings.epochs * settings.minibatches > 1
+        weigh = self._correction(samples)
         return Before(
-            logprobs=self.recompute(samples, self.model) if settings.is_corrected else None,
+            logprobs=self.recompute(samples, self.model) if weigh is not None else None,
+            weigh=weigh,
             values=self.values(samples) if is_clipped else None,
         )
+
+    def _correction(self, samples: Sequence[Sample]) -> Callable[[Tensor], Tensor] | None:
+        """How tokens that other weights sampled are weighed; None = as all others."""
+        settings = self._settings
+        if settings.importance_mask is not None:
+            low, high = settings.importance_mask
+            return partial(masked_importance, low=low, high=high)
+        cap = settings.importance_cap
+        if cap is None and settings.max_staleness and any((one.versions[one.mask] != self.step).any() for one in samples):
+            cap = _STALE_CAP
+        return partial(truncated_importance, cap=cap) if cap else None
 
     def _gather(self, by_token: _ByToken, batch: Batch) -> Tensor:
         """In the order of the batch's trained tokens."""
