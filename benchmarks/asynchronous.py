@@ -132,8 +132,7 @@ def step_lines(folder: Path) -> list[dict[str, Any]]:
 def describe(folder: Path) -> dict[str, float]:
     steps = step_lines(folder)
     accuracies = [line["validation/reward"] for line in lines(folder) if "validation/reward" in line]
-    # a run that went on after it was cut off has waited for nothing in its first step
-    counted = steps[1:]
+    counted = steps[1:]  # the first has processes that start beside it
     return {
         "rollouts per minute": 60 * sum(line["rollouts"] for line in counted) / sum(line["seconds"] for line in counted),
         "waiting for rollouts": sum(line["seconds_collect"] for line in counted) / sum(line["seconds"] for line in counted),
@@ -155,13 +154,10 @@ def report() -> None:
         print(f"\n{runs.name}\n\n| run | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
         for name, numbers in found.items():
             print(f"| {name} | {' | '.join(f'{numbers[column]:.3g}' for column in columns)} |")
-        means = {
-            mode: {
-                column: statistics.mean(numbers[column] for name, numbers in found.items() if name.startswith(mode)) for column in columns
-            }
-            for mode in MODES
-            if any(name.startswith(mode) for name in found)
-        }
+        means: dict[str, dict[str, float]] = {}
+        for mode in MODES:
+            if of_mode := [numbers for name, numbers in found.items() if name.startswith(mode)]:
+                means[mode] = {column: statistics.mean(numbers[column] for numbers in of_mode) for column in columns}
         for mode, numbers in means.items():
             print(f"| **{mode}, mean** | {' | '.join(f'{numbers[column]:.3g}' for column in columns)} |")
         if len(means) == len(MODES):
@@ -188,7 +184,7 @@ def report_forced() -> None:
 
 
 def learn_from_old(policy: str, seed: int, *, loss: str, age: int, cap: float) -> float:
-    """The mean reward of the last five steps: the share of a completion's tokens that are of the prompt's kind, which is the token modulo 4."""
+    """The mean reward of the last five steps: the share of a completion's tokens of the prompt's kind, which is the token modulo 4."""
     backend = TorchBackend(policy=policy, seed=seed, threads=1, learning_rate=1e-2, loss=loss, importance_cap=cap, max_staleness=age)
     waiting: deque[list[Sample]] = deque()
     rewards = []

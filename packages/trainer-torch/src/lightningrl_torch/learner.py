@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,8 @@ from lightningrl.errors import BackendError
 from lightningrl.protocols import LearnReport
 from lightningrl.types import Sample
 from lightningrl_torch._models import read_traits
-from lightningrl_torch._packing import Batch, build_batches
+from lightningrl_torch._packing import Batch, build_batches, count_distinct
+from lightningrl_torch._paths import Costs, follows_paths, read_costs
 from lightningrl_torch._scoring import Scores, score_batch, to_tensor
 from lightningrl_torch.chosen_loss import ChosenLoss
 from lightningrl_torch.critic import Critic, value_losses
@@ -175,6 +176,7 @@ class Learner:
         """Add up the gradient of `scale` times the samples' loss; return the unscaled loss."""
         total = 0.0
         targets = sum(map(_targets, samples)) if self.critic is not None else 0
+        totals["distinct"] += count_distinct(samples)
         for batch in self._batches(samples):
             loss, states, sums = self._sum_losses(batch, before)
             wanted = loss * scale
@@ -186,6 +188,7 @@ class Learner:
             for name, value in sums.items():
                 totals[name] += float(value)
             totals["tokens"] += float(len(batch.targets))
+            totals["computed"] += float(batch.token_ids.size)
         return total
 
     def _sum_losses(self, batch: Batch, before: Before) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -290,16 +293,17 @@ class Learner:
         return found
 
     def _score(self, model: PreTrainedModel, batch: Batch) -> Scores:
-        return score_batch(
-            model, self._traits, batch, autocast=self._settings.dtype == "bfloat16", entropy_gradient=self._settings.entropy_coef > 0.0
-        )
+        return score_batch(model, batch, autocast=self._settings.dtype == "bfloat16", entropy_gradient=self._settings.entropy_coef > 0.0)
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
-        return build_batches(
-            samples,
-            max_tokens=self._settings.max_tokens_per_microbatch,
-            share_prefixes=self._settings.share_prefixes and self._traits.explicit_masks,
-        )
+        return build_batches(samples, max_tokens=self._settings.max_tokens_per_microbatch, costs=self._costs)
+
+    @cached_property
+    def _costs(self) -> Costs | None:
+        """None = samples are plain rows: so wanted, or a model does not follow paths."""
+        models = [self.model] if self.critic is None else [self.model, self.critic.model]
+        follows = self._settings.share_prefixes and all(follows_paths(model) for model in models)
+        return read_costs(self.model) if follows else None
 
     def _deal(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         """Rollouts at random to minibatches of about the same size; a rollout's rows stay together."""
@@ -386,11 +390,13 @@ def _check(samples: Sequence[Sample], vocabulary: int) -> None:
 
 
 def _means(totals: Mapping[str, float], epochs: int) -> dict[str, float]:
-    """`loss` of the step, `grad_norm` before clipping by update, everything else by trained token."""
-    apart = ("loss", "grad_norm", "updates", "tokens")
+    """`loss` of the step, `grad_norm` before clipping by update, `trie_efficiency` = distinct tokens ÷ those computed, everything else by
+    trained token."""
+    apart = ("loss", "grad_norm", "updates", "tokens", "distinct", "computed")
     metrics = {name: value / totals["tokens"] for name, value in totals.items() if name not in apart and not name.startswith(_CRITIC)}
     metrics["loss"] = totals["loss"] / epochs
     metrics["grad_norm"] = totals["grad_norm"] / totals["updates"]
+    metrics["trie_efficiency"] = totals["distinct"] / totals["computed"]
     return metrics | _of_critic({name.removeprefix(_CRITIC): value for name, value in totals.items() if name.startswith(_CRITIC)}, totals)
 
 

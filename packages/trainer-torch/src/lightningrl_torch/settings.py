@@ -79,7 +79,8 @@ class Settings(LearnerSettings):
     max_tokens_per_microbatch: Count = 4096
     """Tokens, padding included, in one forward and backward; memory against speed, no effect on the result."""
     share_prefixes: bool = True
-    """Samples that begin alike are computed as one prefix tree; no effect on the result beyond rounding."""
+    """What samples begin alike with is computed once (models whose layers all attend to all earlier tokens, by torch's attention); no
+    effect on the result beyond rounding."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
 
