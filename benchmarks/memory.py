@@ -1,4 +1,4 @@
-"""Does a long run grow? Resident memory of trainer (with engine and learner), server and workers over 2,000 steps of a real `lightningrl train`.
+"""Does a long run grow? Resident memory of trainer (engine and learner in it), server and workers over 2,000 steps of a real run.
 
     python benchmarks/memory.py                      2,000 steps of 4 rollouts of 2 calls, a policy of 25 thousand parameters
     python benchmarks/memory.py --steps 400          a first look
@@ -84,11 +84,11 @@ Look = dict[str, float]
 """`step`, and MB by kind of process."""
 
 
-def watch(steps: int, out: Path) -> list[Look]:
-    """Run it; a look every so many steps, each also a line of `out`."""
+def watch(steps: int, out: Path) -> None:
+    """Run it; every so many steps a look, a line of `out`."""
     from lightningrl_torch.testing import save_policy
 
-    looks: list[Look] = []
+    seen = 0
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="lightningrl-memory-") as scratch, out.open("w") as lines:
         folder = Path(scratch)
@@ -101,16 +101,15 @@ def watch(steps: int, out: Path) -> list[Look]:
         try:
             while train.poll() is None:
                 step = steps_done(folder / "run/metrics.jsonl")
-                if step >= (looks[-1]["step"] if looks else 0) + EVERY:
-                    looks.append({"step": step, **memory_mb(train.pid)})
-                    print(json.dumps(looks[-1]), file=lines, flush=True)
+                if step >= seen + EVERY:
+                    seen = step
+                    print(json.dumps({"step": step, **memory_mb(train.pid)}), file=lines, flush=True)
                 time.sleep(0.2)
         finally:
             train.terminate()
             train.wait()
         if train.returncode:
             sys.exit(f"the run ended with status {train.returncode}:\n{(folder / 'said').read_text()[-3000:]}")
-    return looks
 
 
 def steps_done(metrics: Path) -> int:
@@ -154,10 +153,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "runs/memory.jsonl", help="every look, a line of JSON each")
     parser.add_argument("--read", type=Path, help="measure nothing; read this file")
     options = parser.parse_args()
-    if options.read:
-        looks = [json.loads(line) for line in options.read.read_text().splitlines()]
-    else:
-        looks = watch(options.steps, options.out)
+    if not options.read:
+        watch(options.steps, options.out)
+    looks: list[Look] = [json.loads(line) for line in (options.read or options.out).read_text().splitlines()]
     grown = growth_mb(looks)
     print(f"{looks[-1]['step']:.0f} steps, {len(looks)} looks")
     for kind, (first, last, growth) in grown.items():
