@@ -10,14 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples/text_to_sql"
-sys.path.insert(0, str(EXAMPLE))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples/text_to_sql"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data import train_tasks, validation_tasks
 from peer_run import row_of, train
 from prompts import write_prompt
 from reward import execution_match
+
+STARTER = Path(__file__).resolve().parents[3] / "examples/text_to_sql/starter"
 
 
 def rows(tasks: Any) -> list[dict[str, Any]]:
@@ -33,4 +34,4 @@ def right(completions: list[Any], db_path: list[str], answer: list[str], **_: An
 
 
 if __name__ == "__main__":
-    train(EXAMPLE / "starter", rows(train_tasks()), rows(validation_tasks()), right, most_tokens=48)
+    train(STARTER, rows(train_tasks()), rows(validation_tasks()), right, most_tokens=48)

@@ -27,8 +27,10 @@ def answer(task: dict[str, Any]) -> str:
         if not message.tool_calls:
             return message.content or ""
         messages.append(message.model_dump(exclude_none=True))
-        for call in message.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": use(room, call.function.name, call.function.arguments)})
+        messages += [
+            {"role": "tool", "tool_call_id": call.id, "content": use(room, call.function.name, call.function.arguments)}
+            for call in message.tool_calls
+        ]
     return ""
 
 
