@@ -1,5 +1,5 @@
 # make quickstart: train the text-to-SQL agent and draw its curve.   make test: pass the tests.   Both install what they need.
-.PHONY: help quickstart test test-browser test-long test-verl test-verl-run check fix bench bench-credit table frameworks docs clean
+.PHONY: help quickstart test test-browser test-long test-verl test-verl-run check fix bench bench-peers bench-credit table frameworks docs clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -53,6 +53,10 @@ fix: .venv/.installed  ## Mend what ruff can mend
 bench: .venv/.installed  ## Measure the numbers of the benchmark table in docs/results.md; AGAINST=COMMIT: then and now, in turns
 	@$(BIN)/python benchmarks/$(if $(AGAINST),against.py $(AGAINST),run_all.py)
 
+bench-peers: .venv/.installed  ## Measure our gateway beside agent-lightning's and our trainer beside TRL's, in turns; a small one: QUICK=1
+	@$(BIN)/python benchmarks/peers/gateways.py $(if $(QUICK),--rounds 1 --quick)
+	@$(BIN)/python benchmarks/peers/trainers.py $(if $(QUICK),--quick)
+
 bench-credit: .venv/.installed  ## Which credit is right, and does it matter? Tables and picture of docs/credit/study.md; a small one: QUICK=1
 	@$(BIN)/python benchmarks/credit/study.py $(if $(QUICK),--quick)
 
@@ -66,4 +70,4 @@ docs: .venv/.installed  ## Write the documentation as a site: site/index.html
 	@$(BIN)/mkdocs build --quiet --strict
 
 clean:  ## Remove .venv and caches
-	@rm -rf .venv .venv-verl .frameworks .mypy_cache .pytest_cache .ruff_cache .import_linter_cache site
+	@rm -rf .venv .venv-verl .frameworks .peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import save_policy
 
 torch.set_num_threads(1)
+DEVICE = os.environ.get("LIGHTNINGRL_TEST_DEVICE", "cpu")
+"""`cuda` runs these tests on a GPU (benchmarks/gpu_check.py)."""
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +27,7 @@ def make_backend(policy: str) -> Iterator[Callable[..., TorchBackend]]:
     made: list[TorchBackend] = []
 
     def make(**settings: Any) -> TorchBackend:
-        backend = TorchBackend(**{"policy": policy, "device": "cpu", "threads": 1, "learning_rate": 1e-2, **settings})
+        backend = TorchBackend(**{"policy": policy, "device": DEVICE, "threads": 1, "learning_rate": 1e-2, **settings})
         made.append(backend)
         return backend
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ class TestFullFineTuning(BackendConformance):
         self.policy = save_policy(tmp_path / "policy")
 
     def make_backend(self, **learner: Any) -> Backend:
-        return TorchBackend(policy=self.policy, device="cpu", threads=1, **learner)
+        return TorchBackend(policy=self.policy, device=os.environ.get("LIGHTNINGRL_TEST_DEVICE", "cpu"), threads=1, **learner)
 
 
 class TestLora(TestFullFineTuning):

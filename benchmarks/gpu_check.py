@@ -1,0 +1,339 @@
+"""What a machine with a GPU has to show, each check in a process of its own: a failure is a line of the report, and the next one runs.
+
+    python benchmarks/gpu_check.py                              on the GPU; half an hour
+    python benchmarks/gpu_check.py --device cpu --quick         the same ways, tiny sizes: minutes on two cores
+    python benchmarks/gpu_check.py --only engine learner
+
+    suite         the torch backend's tests on the device
+    engine        tokens per second, beside transformers' own `generate` and what memory bandwidth allows (measured)
+    learner       tokens per second, and the share of the device's arithmetic (measured by a matrix product)
+    text_to_sql   the example: seconds of a step, accuracy before and after
+    whole_step    steps of a random-weight policy of 0.5 and of 1.5 billion parameters through server, agent, engine and learner
+
+No network is needed: weights are made on the spot. OUT/report.md has the figures, OUT/NAME.log what each check said. `scripts/gpu-check`
+makes a folder that brings all of this to a machine without a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+LIMIT_S: Final = 3600
+"""Of one check."""
+Figures = dict[str, float | str]
+
+SHAPES: Final[dict[str, dict[str, int]]] = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2},
+    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2},
+}
+"""Qwen2.5's, with its vocabulary; `tiny` has 512 tokens."""
+AGENT: Final = """
+import openai
+
+client = openai.OpenAI(api_key="sk-none")
+
+def answer(task):
+    messages = [{"role": "user", "content": task["word"] * 64}]
+    for _ in range(2):
+        said = client.chat.completions.create(model="gpt-4o-mini", messages=messages).choices[0].message.content
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
+    return said
+
+def tasks():
+    return [{"id": f"t{n}", "input": {"word": f"word {n} "}} for n in range(64)]
+
+def length(task, output, trajectory):
+    return float(sum(map(ord, output)) % 97) / 97
+"""
+RECIPE: Final = """
+agent = "agent.py:answer"
+
+[tasks]
+train = "agent.py:tasks"
+
+[policy]
+model = "policy"
+
+[rewards.length]
+use = "agent.py:length"
+
+[sampling]
+max_tokens = {max_tokens}
+
+[runtime]
+workers = 2
+concurrency = 16
+
+[loop]
+steps = 2
+tasks_per_step = {tasks}
+group_size = 8
+
+[learner]
+device = "{device}"
+dtype = "bfloat16"
+learning_rate = 1e-6
+gradient_checkpointing = true
+max_tokens_per_microbatch = 8192
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What is checked, and how much of it."""
+
+    device: str
+    quick: bool
+    out: Path
+
+    def wait(self) -> None:
+        """Until the device has done what it was asked."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def bandwidth(self) -> float:
+        """Bytes per second read and written by a copy."""
+        source = torch.empty(2**24 if self.quick else 2**29, dtype=torch.bfloat16, device=self.device)
+        target = torch.empty_like(source)
+        return 2 * source.numel() * source.element_size() / self.seconds(lambda: target.copy_(source))
+
+    def arithmetic(self) -> float:
+        """Operations per second of a product of bfloat16 matrices."""
+        size = 512 if self.quick else 8192
+        one, other = (torch.randn(size, size, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+        return 2 * size**3 / self.seconds(lambda: one @ other)
+
+    def seconds(self, work: Callable[[], object], times: int = 10) -> float:
+        """The least of so many."""
+        found = []
+        for _ in range(times):
+            self.wait()
+            began = time.perf_counter()
+            work()
+            self.wait()
+            found.append(time.perf_counter() - began)
+        return min(found)
+
+
+def suite(machine: Machine) -> Figures:
+    """The tests of the torch backend, on the device."""
+    command = [sys.executable, "-m", "pytest", "-q", "packages/trainer-torch/tests", "-p", "no:cacheprovider", "--timeout", "900"]
+    command += ["--ignore=packages/trainer-torch/tests/test_torch_docs.py"]  # it reads the pages, which the bundle leaves out
+    command += ["-k", "conformance or engine and logprobs"] if machine.quick else []
+    ran = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "LIGHTNINGRL_TEST_DEVICE": machine.device}, capture_output=True, text=True, check=False
+    )
+    print(ran.stdout, ran.stderr)
+    last = next((line for line in reversed(ran.stdout.splitlines()) if line.strip()), "")
+    if ran.returncode:
+        raise SystemExit(f"tests failed: {last}")
+    return {"tests": last}
+
+
+def engine(machine: Machine) -> Figures:
+    """Decoding, ours, transformers' and the most that weights read once for each token allow."""
+    from transformers import AutoModelForCausalLM
+
+    from lightningrl_torch.backend import TorchBackend
+
+    shape, prompt, new = ("tiny", 16, 16) if machine.quick else ("0.5B", 128, 128)
+    figures: Figures = {"policy": shape}
+    with tempfile.TemporaryDirectory() as folder:
+        policy = make_policy(Path(folder), shape)
+        bandwidth = machine.bandwidth()
+        figures["measured bandwidth GB/s"] = bandwidth / 1e9
+        backend = TorchBackend(policy=policy, device=machine.device, dtype="bfloat16", learning_rate=0.0)
+        theirs: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16).to(machine.device).eval()
+        size = 2 * sum(parameter.numel() for parameter in theirs.parameters())
+        for rows in (1, 8) if machine.quick else (1, 8, 64, 128):
+            rng = random.Random(rows)
+            prompts = [tuple(rng.randrange(257, 500) for _ in range(prompt)) for _ in range(rows)]
+            asyncio.run(sample(backend, prompts, new))  # memory, kernels
+            began = time.perf_counter()
+            asyncio.run(sample(backend, prompts, new))
+            ours = rows * new / (time.perf_counter() - began)
+            ids = torch.tensor(prompts, device=machine.device)
+            options = {"do_sample": True, "top_k": 0, "max_new_tokens": new, "min_new_tokens": new, "attention_mask": torch.ones_like(ids)}
+            seconds = machine.seconds(lambda: theirs.generate(ids, **options), times=2)  # noqa: B023
+            figures[f"tokens/s, {rows} rows"] = ours
+            figures[f"of transformers' generate, {rows} rows"] = ours / (rows * new / seconds)
+            figures[f"of the roofline, {rows} rows"] = ours / (rows * bandwidth / size)
+        backend.close()
+    return figures
+
+
+async def sample(backend: Any, prompts: list[tuple[int, ...]], new: int) -> None:
+    from lightningrl.types import GenerateRequest, SamplingSettings
+
+    async def one(number: int) -> int:
+        request = GenerateRequest(id=str(number), prompt_ids=prompts[number], sampling=SamplingSettings(max_tokens=new))
+        return sum([len(chunk.token_ids) async for chunk in backend.engine.generate(request)])
+
+    with backend.engine.held():
+        backend.engine.set_version(backend.engine.info.version)  # forgets remembered prompts
+    counts = await asyncio.gather(*map(one, range(len(prompts))))
+    if set(counts) != {new}:
+        raise SystemExit(f"completions of {sorted(set(counts))} tokens instead of {new}")
+
+
+def learner(machine: Machine) -> Figures:
+    """One step on rows of the same length; the second is counted. MFU is 6 operations for each parameter and token (Kaplan et al. 2020)."""
+    from lightningrl_torch.backend import TorchBackend
+    from lightningrl_torch.testing import make_sample
+
+    shape, rows, half = ("tiny", 8, 16) if machine.quick else ("0.5B", 64, 256)
+    with tempfile.TemporaryDirectory() as folder:
+        policy = make_policy(Path(folder), shape)
+        settings: dict[str, Any] = {"dtype": "bfloat16", "learning_rate": 1e-6, "max_tokens_per_microbatch": 16384}
+        backend = TorchBackend(policy=policy, device=machine.device, **settings)
+        parameters = sum(parameter.numel() for parameter in backend.learner.parameters.values())
+        rng = random.Random(0)
+        ids = [[rng.randrange(257, 500) for _ in range(2 * half)] for _ in range(rows)]
+        samples = [make_sample(row[:half], row[half:], rng.gauss(0, 1), rollout=str(number)) for number, row in enumerate(ids)]
+        seconds = machine.seconds(lambda: backend.learn(samples), times=3)
+        backend.close()
+    tokens, arithmetic = rows * 2 * half, machine.arithmetic()
+    return {
+        "policy": shape,
+        "tokens/s": tokens / seconds,
+        "measured TFLOP/s of a product": arithmetic / 1e12,
+        "MFU": 6 * parameters * tokens / seconds / arithmetic,
+    }
+
+
+def text_to_sql(machine: Machine) -> Figures:
+    """The example, on the device."""
+    sizes = ["--steps", "2", "--set", "loop.tasks_per_step=4", "--set", "validation.tasks=16"] if machine.quick else ["--steps", "50"]
+    lines = train([str(ROOT / "examples/text_to_sql"), "--set", f"learner.device={machine.device}", *sizes], machine.out / "text_to_sql")
+    steps = [line["seconds"] for line in lines if "seconds" in line]
+    scores = [line["validation/reward"] for line in lines if "validation/reward" in line]
+    return {"seconds a step": sorted(steps)[len(steps) // 2], "accuracy before": scores[0], "accuracy after": scores[-1]}
+
+
+def whole_step(machine: Machine) -> Figures:
+    """Two steps of each policy; the second is counted."""
+    figures: Figures = {}
+    for shape in ("tiny",) if machine.quick else ("0.5B", "1.5B"):
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            make_policy(folder / "policy", shape)
+            (folder / "agent.py").write_text(AGENT)
+            tasks, max_tokens = (2, 8) if machine.quick else (8, 128)
+            (folder / "recipe.toml").write_text(RECIPE.format(device=machine.device, tasks=tasks, max_tokens=max_tokens))
+            line = train([str(folder / "recipe.toml")], folder / "run")[-1]
+        for name in ("seconds", "seconds_collect", "seconds_learn", "tokens_per_second"):
+            figures[f"{shape}: {name}"] = line[name]
+        figures[f"{shape}: rollouts"] = line["rollouts"]
+    return figures
+
+
+def train(arguments: list[str], run: Path) -> list[dict[str, Any]]:
+    """A run's metrics, a table for each line."""
+    command = [sys.executable, "-m", "lightningrl.cli", "train", *arguments, "--run", str(run), "--overwrite"]
+    subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def make_policy(folder: Path, shape: str) -> str:
+    """Random weights in a real shape, with a tokenizer of bytes and words that nobody says, as many as the vocabulary has."""
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    from lightningrl_torch.testing import CHAT_TEMPLATE, END
+
+    vocabulary = 512 if shape == "tiny" else 151_936
+    pieces = [*sorted(ByteLevel.alphabet()), END, *(f"word{number}" for number in range(vocabulary - 257))]
+    tokenizer = Tokenizer(BPE(vocab={piece: number for number, piece in enumerate(pieces)}, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    build: Any = PreTrainedTokenizerFast
+    build(tokenizer_object=tokenizer, eos_token=END, pad_token=END, model_max_length=4096, chat_template=CHAT_TEMPLATE).save_pretrained(
+        folder
+    )
+    config = Qwen2Config(
+        **SHAPES[shape], vocab_size=vocabulary, max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None
+    )
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return str(folder)
+
+
+CHECKS: Final[dict[str, Callable[[Machine], Figures]]] = {
+    check.__name__: check for check in (suite, engine, learner, text_to_sql, whole_step)
+}
+
+
+def run_one(name: str, options: argparse.Namespace) -> tuple[Figures | None, str]:
+    """In a process of its own: its figures, or None and what went wrong."""
+    command = [sys.executable, __file__, "--check", name, "--device", options.device, "--out", str(options.out)]
+    command += ["--quick"] if options.quick else []
+    figures = options.out / f"{name}.json"
+    figures.unlink(missing_ok=True)
+    with (options.out / f"{name}.log").open("w") as log:
+        try:
+            status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False).returncode
+        except subprocess.TimeoutExpired:
+            return None, f"not over after {LIMIT_S} s"
+    if status or not figures.exists():
+        said = (options.out / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        return None, f"status {status}: {said[-1] if said else 'it said nothing'}"
+    found: Figures = json.loads(figures.read_text())
+    return found, ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: whether everything runs; the figures mean nothing")
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))
+    parser.add_argument("--out", type=Path, default=ROOT / "runs/gpu_check")
+    parser.add_argument("--check", choices=CHECKS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.out = options.out.resolve()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.check:
+        figures = CHECKS[options.check](Machine(device=options.device, quick=options.quick, out=options.out))
+        (options.out / f"{options.check}.json").write_text(json.dumps(figures))
+        return
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("torch sees no GPU here; --device cpu --quick shows that everything runs")
+    what = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {os.cpu_count()} cores"
+    report = [f"# Check of {what}", "", f"torch {torch.__version__}{', quick: the figures mean nothing' if options.quick else ''}", ""]
+    failed = 0
+    for name in options.only:
+        print(f"{name} …", flush=True)
+        found, why = run_one(name, options)
+        failed += found is None
+        lines = [f"FAILED: {why}"] if found is None else [f"- {key}: {show(value)}" for key, value in found.items()]
+        print("\n".join(lines), flush=True)
+        report += [f"## {name}", "", *lines, ""]
+        (options.out / "report.md").write_text("\n".join(report))
+    print(f"{len(options.only) - failed} of {len(options.only)} checks passed; see {str(options.out / 'report.md')!r}")
+    sys.exit(failed > 0)
+
+
+def show(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""A store room: things lie on shelves of a colour, and a shelf holds so many. Two tools tell, one question needs both.
+
+How many things lie where the lamp lies?   ─► find("lamp") ─► "red" ─► count("red") ─► "7" ─► 7
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["TOOLS", "StoreRoom", "held_out_tasks", "make_room", "question_of", "right_number", "train_tasks"]
+
+THINGS = ("lamp", "rope", "chair", "drum", "kite", "ladder", "mirror", "piano", "saddle", "trunk", "violin", "wheel", "anchor", "basket")
+SHELVES = ("red", "blue", "green", "white", "black", "brown", "grey", "pink")
+MOST = 40
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {
+                "type": "object",
+                "properties": {argument: {"type": "string", "description": meaning}},
+                "required": [argument],
+            },
+        },
+    }
+    for name, description, argument, meaning in (
+        ("find", "The shelf that a thing lies on.", "thing", "What is looked for."),
+        ("count", "How many things lie on a shelf.", "shelf", "Its colour."),
+    )
+]
+"""As the agent describes them, and as TRL reads them off `StoreRoom`."""
+
+
+class StoreRoom:
+    """The tools, on one room. TRL makes one for each rollout and calls `reset` with the task's row; the agent here does the same itself.
+    What the tools return is not annotated: TRL would describe that to the model, too."""
+
+    def reset(self, room: str, **_: Any) -> None:
+        self._room = json.loads(room)
+
+    def find(self, thing: str):  # type: ignore[no-untyped-def]
+        """
+        The shelf that a thing lies on.
+
+        Args:
+            thing: What is looked for.
+        """
+        return str(self._room["shelf"].get(thing, "nowhere"))
+
+    def count(self, shelf: str):  # type: ignore[no-untyped-def]
+        """
+        How many things lie on a shelf.
+
+        Args:
+            shelf: Its colour.
+        """
+        return str(self._room["things"].get(shelf, "no such shelf"))
+
+
+def make_room(rng: random.Random) -> dict[str, Any]:
+    things = dict(zip(SHELVES, map(str, rng.sample(range(2, MOST), len(SHELVES))), strict=True))
+    return {"shelf": {thing: rng.choice(SHELVES) for thing in THINGS}, "things": things}
+
+
+def question_of(thing: str) -> str:
+    return f"How many things lie where the {thing} lies?"
+
+
+def train_tasks() -> Iterator[dict[str, Any]]:
+    yield from _tasks("train", 2000)
+
+
+def held_out_tasks() -> Iterator[dict[str, Any]]:
+    yield from _tasks("held out", 160)
+
+
+def _tasks(split: str, count: int) -> Iterator[dict[str, Any]]:
+    rng = random.Random(split)
+    for number in range(count):
+        room, thing = make_room(rng), rng.choice(THINGS)
+        answer = room["things"][room["shelf"][thing]]
+        yield {"id": f"{split}/{number}", "input": {"question": question_of(thing), "room": json.dumps(room)}, "answer": answer}
+
+
+def right_number(task: Any, output: Any, trajectory: object = None) -> float:
+    """1.0 where the agent says the number."""
+    return float(str(output).strip() == task.answer)
