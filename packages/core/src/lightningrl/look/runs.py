@@ -12,6 +12,7 @@ from typing import Any
 
 from lightningrl.errors import RunFolderError
 from lightningrl.look.summary import is_live, read_recipe, read_rows
+from lightningrl.store.places import has_store
 
 __all__ = ["RunLine", "differences", "is_run", "read_runs", "run_folders"]
 
@@ -46,7 +47,7 @@ class RunLine:
 
 def is_run(folder: Path) -> bool:
     """Whether a run was begun in it. A `run.json` alone may be any program's."""
-    return (folder / "run.json").is_file() and (folder / "store.sqlite").is_file()
+    return (folder / "run.json").is_file() and has_store(folder)
 
 
 def run_folders(folder: Path) -> list[Path]:
