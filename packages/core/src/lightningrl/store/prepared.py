@@ -35,10 +35,11 @@ class Compiled:
             )
             for name in self._names
         ]
-        found = getattr(statement, "selected_columns", None) or ()
-        self._row: Any = namedtuple("Row", [column.key for column in found])
-        readers = [_process(column.type, dialect, "result_processor", None) for column in found]
-        self._readers = [(place, reader) for place, reader in enumerate(readers) if reader is not None]
+        self._dialect = dialect
+        self._selected = tuple(getattr(statement, "selected_columns", None) or ())
+        self._row: Any = namedtuple("Row", [column.key for column in self._selected])
+        self._readers: list[tuple[int, Any]] | None = None
+        """By column; None = it has not been asked yet, and only the first answer says what the driver's types are."""
 
     def run(self, cursor: Any, values: Mapping[str, Any]) -> Any:
         """The cursor, for its `rowcount`."""
@@ -49,8 +50,19 @@ class Compiled:
 
     def rows(self, cursor: Any, values: Mapping[str, Any]) -> list[Any]:
         """With an attribute for each column."""
-        found = cursor.execute(self._text, self._bound(values)).fetchall()
-        return [self._row._make(self._read(row)) for row in found]
+        cursor.execute(self._text, self._bound(values))
+        readers = self._readers
+        if readers is None:
+            kinds = zip(self._selected, cursor.description, strict=True)
+            processes = [_process(column.type, self._dialect, "result_processor", told[1]) for column, told in kinds]
+            readers = self._readers = [(place, process) for place, process in enumerate(processes) if process is not None]
+        found = []
+        for row in cursor.fetchall():
+            values_ = list(row)
+            for place, process in readers:
+                values_[place] = process(values_[place])
+            found.append(self._row._make(values_))
+        return found
 
     def _bound(self, values: Mapping[str, Any]) -> Any:
         bound: list[Any] = []
@@ -58,14 +70,6 @@ class Compiled:
             value = constant if name is None else values[name]
             bound.append(value if process is None else process(value))
         return bound if self._is_positional else dict(zip(self._names, bound, strict=True))
-
-    def _read(self, row: Sequence[Any]) -> Sequence[Any]:
-        if not self._readers:
-            return row
-        values = list(row)
-        for place, reader in self._readers:
-            values[place] = reader(values[place])
-        return values
 
 
 class Prepared:
