@@ -92,5 +92,6 @@ def made_attempt(transaction: Transaction) -> Lease:
     spec = make_spec("a")
     with transaction.begin():
         create_rollouts(transaction, [spec])
-        assert lease(transaction, "w", b"digest", 60.0, 1.0, exclusive=False) == ("a", 1)
+        row = lease(transaction, "w", b"digest", 60.0, 1.0, exclusive=False)
+        assert (row.id, row.number) == ("a", 1)
     return Lease(rollout_id="a", attempt=1, task=spec.task, mode=spec.mode, timeout_s=1.0, key="k", expires_at=61.0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightningrl.store.protocol import AttemptInfo
 from lightningrl.types import RolloutState
 
-__all__ = ["Ended", "Event", "Leased", "Queued"]
+__all__ = ["Begun", "Ended", "Event", "Leased", "Queued"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,15 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """An attempt was leased."""
+
+    digest: bytes
+    """Of its key."""
+    info: AttemptInfo
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """An attempt is over."""
 
@@ -31,4 +41,4 @@ class Ended:
     """Of the rollout afterwards."""
 
 
-Event = Queued | Leased | Ended
+Event = Queued | Leased | Begun | Ended

@@ -155,14 +155,6 @@ class Reader:
     def other_calls(self, db: Connection, rows: Sequence[Row[Any]]) -> tuple[OtherCall, ...]:
         return tuple(OtherCall(**_columns(row, OtherCall, but=("agent",)), agent=self.word(db, row.agent)) for row in rows)
 
-    def leased(self, db: Connection, rollout_id: str) -> Any:
-        """What a lease hands out."""
-        return db.execute(
-            select(rollouts.c.mode, rollouts.c.timeout_s, tasks.c.body)
-            .join(tasks, tasks.c.pk == rollouts.c.task_pk)
-            .where(rollouts.c.id == rollout_id)
-        ).one()
-
     def attempt_key(self, db: Connection, rollout_id: str, attempt: int) -> tuple[bytes, Outcome | None, AttemptInfo] | None:
         """Digest of the scoped key, how the attempt ended, what the key stands for."""
         row = db.execute(

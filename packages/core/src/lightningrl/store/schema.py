@@ -121,6 +121,7 @@ attempts = Table(
     UniqueConstraint("rollout_pk", "number"),
 )
 partial_index("attempts_running", attempts.c.expires_at, "outcome IS NULL")
+partial_index("attempts_worker", attempts.c.worker_id, "outcome IS NULL")
 
 calls = Table(
     "calls",

@@ -25,7 +25,7 @@ from lightningrl.store.condition_reads import read_condition, read_neighbours, r
 from lightningrl.store.database import open_database
 from lightningrl.store.dialects import Database, Peers, explain, patiently
 from lightningrl.store.errors import AttemptOver, UnknownRecord
-from lightningrl.store.events import Ended, Event, Leased, Queued
+from lightningrl.store.events import Begun, Ended, Event, Leased, Queued
 from lightningrl.store.protocol import (
     AttemptInfo,
     CallRecord,
@@ -209,6 +209,8 @@ class SqlStore:
                     self._keys.pop((event.rollout_id, event.attempt), None)
                     if event.state in (RolloutState.SUCCEEDED, RolloutState.FAILED):
                         finished.add(event.rollout_id)
+                case Begun():
+                    self._keys[event.info.rollout_id, event.info.attempt] = event.digest, event.info
                 case Leased():
                     if self._next_expiry is None or event.expires_at < self._next_expiry:
                         self._next_expiry = event.expires_at
@@ -287,16 +289,26 @@ class SqlStore:
 
     async def _lease_now(self, worker_id: str, lease_s: float, *, exclusive: bool) -> Lease | None:
         key = secrets.token_urlsafe(24)
+        digest = _digest(key)
         now = await self._now()
 
         def op(tx: Transaction) -> Lease | None:
-            taken = writes.lease(tx, worker_id, _digest(key), lease_s, now, exclusive=exclusive)
-            if taken is None:
+            row = writes.lease(tx, worker_id, digest, lease_s, now, exclusive=exclusive)
+            if row is None:
                 return None
-            row = self._reader.leased(tx.db, taken[0])
+            info = AttemptInfo(
+                rollout_id=row.id,
+                attempt=row.number,
+                mode=row.mode,
+                step=row.step,
+                sampling=row.sampling,
+                timeout_s=row.timeout_s,
+                branch=row.branch,
+            )
+            tx.add_event(Begun(digest, info))
             return Lease(
-                rollout_id=taken[0],
-                attempt=taken[1],
+                rollout_id=row.id,
+                attempt=row.number,
                 task=replace(decode_task(row.body), answer=None),
                 mode=row.mode,
                 timeout_s=row.timeout_s,

@@ -18,6 +18,7 @@ from lightningrl.store.codec import as_number, count_tokens
 from lightningrl.store.dialects import Database
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.events import Ended, Event, Queued
+from lightningrl.store.prepared import Prepared
 from lightningrl.store.reads import Reader
 from lightningrl.store.schema import attempts, calls, rollouts, words
 from lightningrl.types import Outcome, RolloutState
@@ -45,12 +46,16 @@ class Transaction:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._connection: Connection | None = None
+        self._dialect = database.writing.dialect
+        self._cursor: Any = None
+        """The driver's, in the transaction."""
         self._calls: list[dict[str, Any]] = []
         self._events: list[Event] = []
         self._live: dict[tuple[str, int], LiveAttempt] = {}
         self._current: set[int] = set()
         """Attempts that are known to be in the database as they are in memory, for as long as nobody else can write."""
         self._words: dict[str, int] = {}
+        self._upserts: dict[tuple[str, ...], Prepared] = {}
         self.now = 0.0
         """Unix seconds at the beginning of the transaction."""
         self.reader = Reader()
@@ -65,6 +70,7 @@ class Transaction:
             if self._connection is None:
                 self._connection = self._database.writing.connect()
             with self._connection.begin():
+                self._cursor = self._connection.connection.cursor()
                 yield
                 self.flush()
                 if self._database.peers is not None:
@@ -94,7 +100,18 @@ class Transaction:
     def flush(self) -> None:
         if self._calls and self._connection is not None:
             rows, self._calls = self._calls, []
-            self._connection.execute(_INSERT_CALLS, rows)
+            self.run_many(_INSERT_CALLS, rows)
+
+    def run(self, statement: Prepared, **values: Any) -> int:
+        """How many rows it changed. Neither it nor `rows` sees calls that wait for their insert; `db` does."""
+        return int(statement.on(self._dialect).run(self._cursor, values).rowcount)
+
+    def run_many(self, statement: Prepared, rows: Sequence[Mapping[str, Any]]) -> None:
+        if rows:
+            statement.on(self._dialect).run_many(self._cursor, rows)
+
+    def rows(self, statement: Prepared, **values: Any) -> list[Any]:
+        return statement.on(self._dialect).rows(self._cursor, values)
 
     def take_events(self) -> list[Event]:
         taken, self._events = self._events, []
@@ -110,10 +127,16 @@ class Transaction:
         """Insert rows; where the primary key is taken, the new values stand."""
         if not rows:
             return
-        statement = self._database.insert(table)
-        keys = [column.name for column in table.primary_key]
-        others = {name: statement.excluded[name] for name in rows[0] if name not in keys}
-        self.db.execute(statement.on_conflict_do_update(index_elements=keys, set_=others), rows)
+        place = table.name, *rows[0]
+        prepared = self._upserts.get(place)
+        if prepared is None:
+            statement = self._database.insert(table)
+            keys = [column.name for column in table.primary_key]
+            others = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+            statement = statement.on_conflict_do_update(index_elements=keys, set_=others)
+            prepared = self._upserts[place] = Prepared(statement, columns=tuple(rows[0]))
+        self.flush()
+        self.run_many(prepared, rows)
 
     def word(self, text: str) -> int:
         """The number a text is interned under."""
@@ -131,10 +154,10 @@ class Transaction:
 
     def attempt(self, rollout_id: str, attempt: int) -> Any:
         """The attempt's row and its rollout's. Raises UnknownRecord."""
-        row = self.db.execute(_attempt, {"id": rollout_id, "number": as_number(attempt)}).one_or_none()
-        if row is None:
+        found = self.rows(_ATTEMPT, of_id=rollout_id, of_number=as_number(attempt))
+        if not found:
             raise UnknownRecord(f"rollout {rollout_id!r} has no attempt {attempt}; attempts start with a lease")
-        return row
+        return found[0]
 
     def live(self, rollout_id: str, attempt: int, what: str) -> LiveAttempt:
         """The running attempt. Raises UnknownRecord, or AttemptOver naming `what` comes too late."""
@@ -145,7 +168,8 @@ class Transaction:
         if row.outcome is not None:
             raise over(rollout_id, attempt, row.outcome, what)
         known = LiveAttempt(row.pk, row.rollout_pk)
-        for call in self.db.execute(_KEPT, {"pk": row.pk}):
+        self.flush()
+        for call in self.rows(_KEPT, of_pk=row.pk):
             known.ids[call.id] = known.keys[call.call_key] = call.idx
             shared = 0 if call.parent is None else known.ends[call.parent]
             known.ends.append(shared + count_tokens(call.suffix) + count_tokens(call.completion))
@@ -155,8 +179,7 @@ class Transaction:
 
     def _is_current(self, known: LiveAttempt) -> bool:
         """Whether no other server has ended the attempt, or kept calls of it."""
-        assert self._connection is not None
-        if known.pk not in self._current and self._connection.execute(_STANDING, {"pk": known.pk}).scalar() == len(known.ids):
+        if known.pk not in self._current and [len(known.ids)] == [row.calls for row in self.rows(_STANDING, of_pk=known.pk)]:
             self._current.add(known.pk)
         return known.pk in self._current
 
@@ -170,18 +193,11 @@ class Transaction:
         **values: Any,
     ) -> RolloutState:
         """End the running attempt of `row`; its rollout succeeds, fails, or is queued `again`. `forgive`: the try is not charged."""
-        self.db.execute(update(attempts).where(attempts.c.pk == row.pk).values(outcome=outcome, ended_at=self.now, **values))
+        end = {"outcome": outcome, "ended_at": self.now, "output": None, "error": None, "duration_s": 0.0, **values}
+        self.run(_END_ATTEMPT, of_pk=row.pk, **end)
         state = RolloutState.QUEUED if again else RolloutState.SUCCEEDED if outcome is Outcome.SUCCEEDED else RolloutState.FAILED
-        self.db.execute(
-            update(rollouts)
-            .where(rollouts.c.pk == row.rollout_pk)
-            .values(
-                state=state,
-                outcome=None if again else outcome,
-                deciding=row.number,
-                forgiven=rollouts.c.forgiven + (1 if forgive else 0),
-            )
-        )
+        after = {"state": state, "outcome": None if again else outcome, "deciding": row.number, "more": int(forgive)}
+        self.run(_END_ROLLOUT, of_pk=row.rollout_pk, **after)
         self._live.pop((row.rollout_id, row.number), None)
         self.add_event(Ended(row.rollout_id, row.number, state))
         if again:
@@ -196,14 +212,16 @@ def over(rollout_id: str, attempt: int, outcome: str, what: str) -> AttemptOver:
     return AttemptOver(f"attempt {attempt} of rollout {rollout_id!r} is over ({outcome}); {what} came too late and is not kept")
 
 
-_INSERT_CALLS = insert(calls)
-_KEPT = (
+_INSERT_CALLS = Prepared(insert(calls), columns=[column.name for column in calls.c if column.name != "pk"])
+_KEPT = Prepared(
     select(calls.c.id, calls.c.call_key, calls.c.idx, calls.c.parent, calls.c.suffix, calls.c.completion)
-    .where(calls.c.attempt_pk == bindparam("pk"))
+    .where(calls.c.attempt_pk == bindparam("of_pk"))
     .order_by(calls.c.idx)
 )
-_STANDING = select(select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery()).where(
-    attempts.c.pk == bindparam("pk"), attempts.c.outcome.is_(None)
+_STANDING = Prepared(
+    select(select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("calls")).where(
+        attempts.c.pk == bindparam("of_pk"), attempts.c.outcome.is_(None)
+    )
 )
 """How many calls a running attempt has."""
 _WORD = select(words.c.pk).where(words.c.text == bindparam("text"))
@@ -222,9 +240,15 @@ ATTEMPT_COLUMNS = (
     rollouts.c.branch,
 )
 
-
-_attempt = (
+_ATTEMPT = Prepared(
     select(*ATTEMPT_COLUMNS)
     .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
-    .where(rollouts.c.id == bindparam("id"), attempts.c.number == bindparam("number"))
+    .where(rollouts.c.id == bindparam("of_id"), attempts.c.number == bindparam("of_number"))
+)
+_END_ATTEMPT = Prepared(
+    update(attempts).where(attempts.c.pk == bindparam("of_pk")), columns=("outcome", "ended_at", "output", "error", "duration_s")
+)
+_END_ROLLOUT = Prepared(
+    update(rollouts).where(rollouts.c.pk == bindparam("of_pk")).values(forgiven=rollouts.c.forgiven + bindparam("more")),
+    columns=("state", "outcome", "deciding"),
 )

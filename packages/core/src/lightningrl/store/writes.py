@@ -7,9 +7,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import bindparam, delete, func, insert, select, text, update
 
 from lightningrl.clean import clean_text
 from lightningrl.errors import StoreError
@@ -17,6 +18,7 @@ from lightningrl.store import schema
 from lightningrl.store.codec import encode_advantages, encode_json, encode_tokens
 from lightningrl.store.errors import Conflict, UnknownRecord
 from lightningrl.store.events import Ended, Leased, Queued
+from lightningrl.store.prepared import Prepared
 from lightningrl.store.protocol import DIVERGED_CODE, RETRYABLE, CallRecord, Score, SpanRecord, ToolCallRecord
 from lightningrl.store.reads import chunks
 from lightningrl.store.schema import (
@@ -68,11 +70,12 @@ def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec]) -> int:
     known: dict[str, Any] = {}
     for ids in chunks([spec.id for spec in specs]):
         known |= {one.id: one for one in tx.db.execute(select(rollouts).where(rollouts.c.id.in_(ids)))}
-    created = 0
+    new: list[dict[str, Any]] = []
+    task_pks: dict[str, int] = {}
     for spec in specs:
         row: dict[str, Any] = {
             "id": spec.id,
-            "task_pk": _task(tx, spec),
+            "task_pk": _task(tx, spec, task_pks),
             "group_id": spec.group_id,
             "mode": spec.mode,
             "step": spec.step,
@@ -85,12 +88,13 @@ def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec]) -> int:
             continue
         if spec.branch is not None:
             _check_branch(tx, spec.id, spec.branch)
+        known[spec.id] = SimpleNamespace(**row)
         more = {"max_attempts": spec.max_attempts, "timeout_s": spec.timeout_s, "state": RolloutState.QUEUED, "created_at": tx.now}
-        known[spec.id] = tx.db.execute(insert(rollouts).values(row | more).returning(rollouts)).one()
-        created += 1
-    if created:
+        new.append(row | more)
+    tx.run_many(_CREATE, new)
+    if new:
         tx.add_event(Queued())
-    return created
+    return len(new)
 
 
 def _same(before: Any, row: Mapping[str, Any], rollout_id: str) -> None:
@@ -113,34 +117,41 @@ def _check_branch(tx: Transaction, rollout_id: str, point: BranchPoint) -> None:
         raise Conflict(f"{where}, which is between the choices of one call; branch before or after it")
 
 
-def _task(tx: Transaction, spec: RolloutSpec) -> int:
+def _task(tx: Transaction, spec: RolloutSpec, known: dict[str, int]) -> int:
+    """`known`: of this request, by what they are as JSON; a group's rollouts have one."""
     body = encode_json(spec.task, f"task {spec.task.id!r} of rollout {spec.id!r}")
-    digest = hashlib.blake2b(body.encode(), digest_size=16).digest()
-    known = tx.db.execute(select(tasks.c.pk).where(tasks.c.digest == digest)).scalar()
-    if known is not None:
-        return int(known)
-    row = {"digest": digest, "task_id": spec.task.id, "body": body}
-    return int(tx.db.execute(insert(tasks).values(row).returning(tasks.c.pk)).scalar_one())
+    if body not in known:
+        digest = hashlib.blake2b(body.encode(), digest_size=16).digest()
+        found = tx.rows(_FIND_TASK, of_digest=digest)
+        if not found:
+            tx.run(_ADD_TASK, digest=digest, task_id=spec.task.id, body=body)
+            found = tx.rows(_FIND_TASK, of_digest=digest)
+        known[body] = found[0].pk
+    return known[body]
 
 
-def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, now: float, *, exclusive: bool) -> tuple[str, int] | None:
-    """Rollout id and attempt number. `now`: by the clock of leases, here and in `heartbeat` and `expire`."""
-    expire(tx, now)
+def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, now: float, *, exclusive: bool) -> Any:
+    """The rollout's row, with `number`, its new attempt's; None = nothing is queued. `now`: by the clock of leases, here and in
+    `heartbeat` and `expire`."""
+    _end_expired(tx, now)
     if exclusive:
         interrupt(tx, f"worker {worker_id!r} asked for other work, so it does not run this attempt", worker_id)
-    oldest = select(rollouts.c.pk, rollouts.c.id, rollouts.c.started).where(rollouts.c.state == RolloutState.QUEUED)
-    row = tx.db.execute(oldest.order_by(rollouts.c.pk).limit(1)).one_or_none()
-    if row is None:
+    found = tx.rows(_OLDEST)
+    if not found:
         return None
-    number = row.started + 1
-    tx.db.execute(
-        insert(attempts).values(
-            rollout_pk=row.pk, number=number, worker_id=worker_id, key_digest=digest, expires_at=now + lease_s, started_at=tx.now
-        )
+    row = found[0]
+    tx.run(
+        _START_ATTEMPT,
+        rollout_pk=row.pk,
+        number=row.number,
+        worker_id=worker_id,
+        key_digest=digest,
+        expires_at=now + lease_s,
+        started_at=tx.now,
     )
-    tx.db.execute(update(rollouts).where(rollouts.c.pk == row.pk).values(state=RolloutState.RUNNING, started=number))
+    tx.run(_START_ROLLOUT, of_pk=row.pk, state=RolloutState.RUNNING, started=row.number)
     tx.add_event(Leased(now + lease_s))
-    return row.id, number
+    return row
 
 
 def release(tx: Transaction, rollout_id: str, attempt: int) -> None:
@@ -161,30 +172,30 @@ def heartbeat(tx: Transaction, rollout_id: str, attempt: int, lease_s: float, no
     row = tx.attempt(rollout_id, attempt)
     if row.outcome is not None:
         return False
-    tx.db.execute(update(attempts).where(attempts.c.pk == row.pk).values(expires_at=now + lease_s))
+    tx.run(_KEEP_LEASE, of_pk=row.pk, expires_at=now + lease_s)
     tx.add_event(Leased(now + lease_s))
     return True
 
 
 def expire(tx: Transaction, now: float) -> float | None:
     """End attempts whose lease is over; returns when the next one will be."""
-    running = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.outcome.is_(None))
-    for row in tx.db.execute(running.where(attempts.c.expires_at <= now)).all():
-        error = f"lease expired: worker {row.worker_id!r} sent no heartbeat in time"
-        again = row.number < row.max_attempts + row.forgiven
-        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, again=again, error=error)
+    _end_expired(tx, now)
     soonest = tx.db.execute(select(func.min(attempts.c.expires_at)).where(attempts.c.outcome.is_(None))).scalar()
     return None if soonest is None else float(soonest)
 
 
+def _end_expired(tx: Transaction, now: float) -> None:
+    for row in tx.rows(_EXPIRED, now=now):
+        error = f"lease expired: worker {row.worker_id!r} sent no heartbeat in time"
+        again = row.number < row.max_attempts + row.forgiven
+        tx.end(row, Outcome.INFRASTRUCTURE_ERROR, again=again, error=error)
+
+
 def interrupt(tx: Transaction, reason: str, worker_id: str | None = None) -> int:
     """All running attempts, or those of one worker. Not charged, the first `MOST_FORGIVEN` times of a rollout."""
-    running = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.outcome.is_(None))
-    if worker_id is not None:
-        running = running.where(attempts.c.worker_id == worker_id)
     # max_attempts = 2. Attempt 1 is interrupted: forgiven = 1, so 1 + 2 attempts may be made. Attempt 2 fails: 2 < 2 + 1, attempt 3
     # is queued. It fails: 3 < 2 + 1 does not hold, the rollout is over after two failures of its own.
-    rows = tx.db.execute(running).all()
+    rows = tx.rows(_RUNNING) if worker_id is None else tx.rows(_RUNNING_AT, of_worker=worker_id)
     for row in rows:
         forgive = row.forgiven < MOST_FORGIVEN
         again = forgive or row.number < row.max_attempts + row.forgiven
@@ -327,7 +338,7 @@ def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[st
 
 def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
     live = tx.live(rollout_id, attempt, "a tool call")
-    known = set(tx.db.execute(select(schema.tool_calls.c.span).where(schema.tool_calls.c.attempt_pk == live.pk)).scalars())
+    known = {row.span for row in tx.rows(_TOOL_SPANS, of_pk=live.pk)}
     rows = []
     for record in tool_calls:
         span = None if record.span_id is None else clean_text(record.span_id)
@@ -343,8 +354,7 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls
             "started_at": record.started_at,
         }
         rows.append(row)
-    if rows:
-        tx.db.execute(insert(schema.tool_calls), rows)
+    tx.run_many(_ADD_TOOL_CALLS, rows)
     return len(rows)
 
 
@@ -357,8 +367,7 @@ def _add_other_calls(tx: Transaction, attempt_pk: int, calls: Sequence[OtherCall
         {name: getattr(record, name) for name in OtherCall.__slots__} | {"attempt_pk": attempt_pk, "agent": tx.word_or_none(record.agent)}
         for record in calls
     ]
-    if rows:
-        tx.db.execute(insert(other_calls), rows)
+    tx.run_many(_ADD_OTHER_CALLS, rows)
 
 
 def append_spans(tx: Transaction, rollout_id: str, attempt: int, spans: Sequence[SpanRecord]) -> None:
@@ -379,6 +388,7 @@ def add_rewards(
     tx: Transaction, rollout_id: str, attempt: int, rewards: Mapping[str, float | None], transition_id: str | None = None
 ) -> None:
     row = tx.attempt(rollout_id, attempt)
+    tx.flush()
     indices = {} if transition_id is None else _indices(tx, row.pk)
     tx.replace(schema.rewards, _reward_rows(tx, row.pk, rollout_id, indices, {transition_id: rewards}))
 
@@ -386,6 +396,7 @@ def add_rewards(
 def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
     """One statement for each table, whatever the number of scores."""
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    tx.flush()
     for score in scores:
         row = tx.attempt(score.rollout_id, score.attempt)
         if row.outcome is None:
@@ -418,7 +429,7 @@ def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
 
 
 def _indices(tx: Transaction, attempt_pk: int) -> dict[str, int]:
-    return {row.id: row.idx for row in tx.db.execute(select(calls.c.id, calls.c.idx).where(calls.c.attempt_pk == attempt_pk))}
+    return {row.id: row.idx for row in tx.rows(_CALL_IDS, of_pk=attempt_pk)}
 
 
 def _index(indices: Mapping[str, int], transition_id: str, rollout_id: str) -> int:
@@ -471,9 +482,58 @@ def mark_trained(tx: Transaction, step: int, rollout_ids: Sequence[str], metrics
             raise Conflict(f"rollout {names[taken.rollout_pk]!r} was trained in step {taken.step}; a rollout is trained once")
     tx.db.execute(insert(steps).values(step=step, metrics=dict(metrics), at=tx.now))
     if pks:
-        tx.db.execute(insert(trained), [{"rollout_pk": pks[rollout_id], "step": step} for rollout_id in wanted])
+        tx.run_many(_TRAIN, [{"rollout_pk": pks[rollout_id], "step": step} for rollout_id in wanted])
 
 
 def rollback_steps(tx: Transaction, after: int) -> int:
     tx.db.execute(delete(trained).where(trained.c.step > after))
     return tx.db.execute(delete(steps).where(steps.c.step > after)).rowcount
+
+
+_RUNNING_ATTEMPTS = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.outcome.is_(None))
+_RUNNING = Prepared(_RUNNING_ATTEMPTS)
+_RUNNING_AT = Prepared(_RUNNING_ATTEMPTS.where(attempts.c.worker_id == bindparam("of_worker")))
+_EXPIRED = Prepared(_RUNNING_ATTEMPTS.where(attempts.c.expires_at <= bindparam("now")))
+_OLDEST = Prepared(
+    select(
+        rollouts.c.pk,
+        rollouts.c.id,
+        (rollouts.c.started + 1).label("number"),
+        rollouts.c.mode,
+        rollouts.c.step,
+        rollouts.c.sampling,
+        rollouts.c.timeout_s,
+        rollouts.c.branch,
+        tasks.c.body,
+    )
+    .join(tasks, tasks.c.pk == rollouts.c.task_pk)
+    .where(text("rollouts.state = 'queued'"))  # as the index says it
+    .order_by(rollouts.c.pk)
+    .limit(1)
+)
+_START_ATTEMPT = Prepared(insert(attempts), columns=("rollout_pk", "number", "worker_id", "key_digest", "expires_at", "started_at"))
+_START_ROLLOUT = Prepared(update(rollouts).where(rollouts.c.pk == bindparam("of_pk")), columns=("state", "started"))
+_KEEP_LEASE = Prepared(update(attempts).where(attempts.c.pk == bindparam("of_pk")), columns=("expires_at",))
+_FIND_TASK = Prepared(select(tasks.c.pk).where(tasks.c.digest == bindparam("of_digest")))
+_ADD_TASK = Prepared(insert(tasks), columns=("digest", "task_id", "body"))
+_CREATE = Prepared(
+    insert(rollouts),
+    columns=(
+        "id",
+        "task_pk",
+        "group_id",
+        "mode",
+        "step",
+        "sampling",
+        "branch",
+        "max_attempts",
+        "timeout_s",
+        "state",
+        "created_at",
+    ),
+)
+_CALL_IDS = Prepared(select(calls.c.id, calls.c.idx).where(calls.c.attempt_pk == bindparam("of_pk")))
+_TOOL_SPANS = Prepared(select(tool_calls.c.span).where(tool_calls.c.attempt_pk == bindparam("of_pk")))
+_ADD_TOOL_CALLS = Prepared(insert(tool_calls), columns=[column.name for column in tool_calls.c if column.name != "pk"])
+_ADD_OTHER_CALLS = Prepared(insert(other_calls), columns=[column.name for column in other_calls.c if column.name != "pk"])
+_TRAIN = Prepared(insert(trained), columns=("rollout_pk", "step"))
