@@ -1,4 +1,4 @@
-"""A PostgreSQL server for the tests of one process, where this machine has its programs: no port, no disk sync, gone afterwards."""
+"""A PostgreSQL server for the tests of one process, where this machine has its programs: no port, gone afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 from sqlalchemy import MetaData, create_engine, insert, text
 
-_OPTIONS = "-c listen_addresses='' -c fsync=off -c max_connections=200 -k"
+from lightningrl.server.launcher import cpu_seconds
+
+_OPTIONS = "-c listen_addresses='' -c max_connections=200 -k"
 WHERE = os.pathsep.join([os.environ.get("PATH", ""), *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))])
 """Debian's package keeps its programs off the PATH."""
 NOT_TESTED = "no PostgreSQL on this machine; `apt-get install postgresql`"
@@ -24,8 +26,9 @@ NOT_TESTED = "no PostgreSQL on this machine; `apt-get install postgresql`"
 class PostgreSQL:
     """A running server."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, syncs: bool) -> None:
         self._folder = folder
+        self._options = f"-c fsync={'on' if syncs else 'off'} {_OPTIONS} {folder}"
         self.database = f"postgresql://postgres@/postgres?host={folder}"
         """As a recipe names it."""
         self.guarded = f"postgresql://guarded@/postgres?host={folder}"
@@ -34,7 +37,7 @@ class PostgreSQL:
         self._numbers = itertools.count()
 
     def start(self) -> None:
-        self._control("-w", "-l", f"{self._folder}/log", "-o", f"{_OPTIONS} {self._folder}", "start")
+        self._control("-w", "-l", f"{self._folder}/log", "-o", self._options, "start")
 
     def kill(self) -> None:
         """As `kill -9` of all of it would: no checkpoint is made, clients lose their connections."""
@@ -43,6 +46,12 @@ class PostgreSQL:
     def restart(self) -> None:
         self.kill()
         self.start()
+
+    def cpu_s(self) -> float:
+        """That all its processes have used, those that ended among them."""
+        postmaster = int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
+        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+        return sum(cpu_seconds(int(pid)) or 0.0 for pid in (postmaster, *children))
 
     def _control(self, *command: str) -> None:
         _run(self._folder, "pg_ctl", "-D", f"{self._folder}/data", *command)
@@ -98,8 +107,8 @@ def _run(folder: Path, program: str, *arguments: str) -> None:
 
 
 @contextmanager
-def serving_postgresql() -> Iterator[PostgreSQL]:
-    """Skips where there is none."""
+def serving_postgresql(*, syncs: bool = False) -> Iterator[PostgreSQL]:
+    """Skips where there is none. `syncs`: what is committed outlives a fall of the machine, as outside of tests."""
     pytest.importorskip("psycopg", reason="no psycopg; pip install 'lightningrl[postgres]'")
     if not (shutil.which("initdb", path=WHERE) and shutil.which("pg_ctl", path=WHERE)):
         pytest.skip(NOT_TESTED)
@@ -110,7 +119,7 @@ def serving_postgresql() -> Iterator[PostgreSQL]:
         _run(folder, "initdb", "-D", f"{folder}/data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
         rules = folder / "data" / "pg_hba.conf"
         rules.write_text("local all guarded scram-sha-256\n" + rules.read_text())
-        server = PostgreSQL(folder)
+        server = PostgreSQL(folder, syncs=syncs)
         server.start()
         try:
             server.ask("CREATE ROLE guarded LOGIN PASSWORD 'open sesame'")

@@ -70,8 +70,12 @@ class Peers(Protocol):
         """Whether an error says that the database went away."""
         ...
 
+    def renew(self, db: Connection) -> None:
+        """Leases that nobody could renew go on for a while."""
+        ...
+
     def regain(self) -> None:
-        """Reach the database again. Leases that nobody could renew meanwhile go on for a while."""
+        """Reach the database again, and `renew`."""
         ...
 
 

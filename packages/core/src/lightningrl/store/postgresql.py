@@ -41,7 +41,7 @@ _OPEN, _WRITE = 0x1167, 0x1168
 _LONGEST_TOLD = 7_900
 """Bytes; PostgreSQL takes 8,000."""
 _AGAIN_S = 0.5
-_STALLED = "15s"
+_STALLED = "30s"
 """A process that stands still in the middle of a transaction loses it: the others wait for its lock."""
 _SOCKET: Final[Mapping[str, Any]] = {
     "connect_timeout": 10,
@@ -141,13 +141,16 @@ class _Peers:
         state: str | None = getattr(original, "sqlstate", None)
         return state is None or state[:2] == "08" or state in ("57P01", "57P02", "57P03", "25P03")
 
+    def renew(self, db: Connection) -> None:
+        db.execute(_RENEW, {"until": self.now() + GRACE_S})
+
     def regain(self) -> None:
         with self._writing.begin() as db:
-            db.execute(_RENEW, {"until": self.now() + GRACE_S})
+            self.renew(db)
 
     @property
     def _channel(self) -> str:
-        return f"lightningrl {self._schema}"[:63]
+        return f"lightningrl {self._schema}".replace('"', "")[:63]
 
     def _ask(self, what: str) -> Any:
         row = self._holder.execute(f"SELECT {what}".encode()).fetchone()

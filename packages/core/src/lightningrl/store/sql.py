@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -242,21 +243,23 @@ class SqlStore:
 
     async def _now(self) -> float:
         """By the clock of leases. Where this process stood still and others of the store did not, leases that nobody could renew go on."""
-        if isinstance(self._clock, SharedClock) and self._clock.stood_still() and self._database.peers is not None:
-            await asyncio.to_thread(patiently, self._database, self._database.peers.regain)
+        peers = self._database.peers
+        if peers is not None and isinstance(self._clock, SharedClock) and self._clock.stood_still():
+            await self._write(lambda tx: peers.renew(tx.db))  # what is asked later is done later
         return self._clock.now()
 
     async def _sweep(self) -> None:
         """End attempts whose lease is over, as soon as it is."""
         while not self._closing:
-            now = await self._now()
-            if self._next_expiry is not None and self._next_expiry <= now:
-                try:
+            try:
+                now = await self._now()
+                if self._next_expiry is not None and self._next_expiry <= now:
                     self._next_expiry = await self._write(lambda tx: writes.expire(tx, now))  # noqa: B023  awaited
-                except StoreError:
-                    self._next_expiry = now + 1.0  # no room, perhaps: the next lease tries again too
-                if self._database.is_shared:  # leases of other servers are not told
-                    self._next_expiry = min(self._next_expiry or now + _LOOK_AT_OTHERS_S, now + _LOOK_AT_OTHERS_S)
+                    if self._database.is_shared:  # leases of other servers are not told
+                        self._next_expiry = min(self._next_expiry or math.inf, now + _LOOK_AT_OTHERS_S)
+            except StoreError:
+                now = self._clock.now()
+                self._next_expiry = now + 1.0  # no room, perhaps: the next lease tries again too
             self._expiry_changed.clear()
             if self._closing:
                 return

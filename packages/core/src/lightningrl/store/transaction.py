@@ -187,8 +187,7 @@ class Transaction:
 
     def _is_current(self, known: LiveAttempt) -> bool:
         """Whether no other server has ended the attempt, or kept calls of it."""
-        assert self._connection is not None
-        if known.pk not in self._current and self._connection.execute(_STANDING, {"pk": known.pk}).scalar() == len(known.ids):
+        if known.pk not in self._current and [len(known.ids)] == [row.calls for row in self.rows(_STANDING, of_pk=known.pk)]:
             self._current.add(known.pk)
         return known.pk in self._current
 
@@ -237,8 +236,10 @@ _KEPT = Prepared(
     .where(calls.c.attempt_pk == bindparam("of_pk"))
     .order_by(calls.c.idx)
 )
-_STANDING = select(select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery()).where(
-    attempts.c.pk == bindparam("pk"), attempts.c.outcome.is_(None)
+_STANDING = Prepared(
+    select(select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("calls")).where(
+        attempts.c.pk == bindparam("of_pk"), attempts.c.outcome.is_(None)
+    )
 )
 """How many calls a running attempt has."""
 _WORD = select(words.c.pk).where(words.c.text == bindparam("text"))

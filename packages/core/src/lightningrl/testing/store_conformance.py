@@ -153,7 +153,7 @@ class StoreConformance:
         assert await store.lease("w", 60.0) is None
         for one in waiting:
             one.cancel()
-        assert sorted(lease.rollout_id for lease in leases) == sorted(f"r{i}" for i in range(10))
+        assert sorted(lease.rollout_id for lease in leases if lease is not None) == sorted(f"r{i}" for i in range(10))
 
     async def test_a_lease_nobody_received_is_undone(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])

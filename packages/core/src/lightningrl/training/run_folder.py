@@ -162,7 +162,8 @@ class RunFolder:
                 f"run folder {str(path)!r} cannot be written: {error.strerror}; free space or give another --run"
             ) from error
         except StoreError:
-            folder.discard()
+            if not (path / "recipe.json").exists():
+                folder.discard()
             folder.close()
             raise
         return folder
@@ -268,12 +269,13 @@ class RunFolder:
                 _write_durably(self.path / "run.json", json.dumps({**saved, "store": moved}, indent=2) + "\n")
 
     def _empty(self) -> None:
-        """Remove what a run writes; whatever else lies here stays. `recipe.json` goes first: what is left is no run."""
-        (self.path / "recipe.json").unlink(missing_ok=True)
+        """Remove what a run writes; whatever else lies here stays. `recipe.json` goes first: what is left is no run. But nothing goes
+        where the database is not there."""
         if not self.store_url.startswith("sqlite"):
             from lightningrl.store.schemas import drop_schema
 
             drop_schema(self.store_url, self.path)
+        (self.path / "recipe.json").unlink(missing_ok=True)
         for name in RUN_FILES:
             for found in self.path.glob(name):
                 shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
