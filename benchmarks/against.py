@@ -3,7 +3,8 @@
     python benchmarks/against.py COMMIT --rounds 3 --only gateway_cpu rollout_overhead
 
 The commit is checked out beside this tree and gets an environment of its own; its own scripts measure it, so what a script measures must be
-the same in both.
+the same in both. A script that it does not have yet is this tree's, run in the commit's environment; where that cannot measure it, the
+benchmark is left out with a sentence.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from run_all import BENCHMARKS, measure
+from run_all import BENCHMARKS, Benchmark, measure
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,21 +39,28 @@ def main() -> None:
         try:
             console.print(f"installing {options.commit} …")
             subprocess.run(["make", ".venv/.installed"], cwd=before, check=True, capture_output=True)
-            figures: dict[str, list[tuple[float, float]]] = {one.script: [] for one in wanted}
+            figures: dict[Benchmark, list[tuple[float, float]]] = {one: [] for one in wanted}
             for number, one in track(rounds, "measuring", console=console):
+                if one not in figures:
+                    continue
                 trees = (before, ROOT) if number % 2 else (ROOT, before)
                 found = {tree: measure(tree, one, str(tree / ".venv" / "bin" / "python")) for tree in trees}
                 then, now = found[before], found[ROOT]
-                if isinstance(then, str) or isinstance(now, str):
-                    sys.exit(f"{one.script} failed:\n{then if isinstance(then, str) else now}")
-                figures[one.script].append((then, now))
+                if isinstance(now, str):
+                    sys.exit(f"{one.script} failed:\n{now}")
+                if isinstance(then, str):
+                    last = (then.strip().splitlines() or ["it said nothing"])[-1]
+                    console.print(f"left out: {one.what}: {options.commit} cannot be measured by {one.script} ({last})", markup=False)
+                    del figures[one]
+                    continue
+                figures[one].append((then, now))
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(before)], cwd=ROOT, check=True, capture_output=True)
     title = f"{options.commit} and now, medians of {options.rounds} interleaved rounds on this machine"
     table = Table("what", options.commit, "now", "unit", "now ÷ then", "of each round", title=title, title_justify="left")
-    for one in wanted:
-        then, now = (statistics.median(pair[place] for pair in figures[one.script]) for place in (0, 1))
-        ratios = ", ".join(f"{later / earlier:.2f}" for earlier, later in figures[one.script])
+    for one, pairs in figures.items():
+        then, now = (statistics.median(pair[place] for pair in pairs) for place in (0, 1))
+        ratios = ", ".join(f"{later / earlier:.2f}" for earlier, later in pairs)
         table.add_row(one.what, f"{then:.4g}", f"{now:.4g}", one.unit, f"{now / then:.2f}", ratios)
     console.print(table)
 

@@ -24,6 +24,7 @@ class Benchmark:
     target: float
     unit: str
     at_least: bool = False
+    options: tuple[str, ...] = ()
 
 
 BENCHMARKS = (
@@ -33,15 +34,30 @@ BENCHMARKS = (
     Benchmark(what="credit of 128 rollouts × 8 turns, the dearest that asks nobody", script="credit_cpu.py", target=50.0, unit="ms CPU"),
     Benchmark(what="stored bytes, 50 turns", script="store_bytes.py", target=80_000, unit="bytes"),
     Benchmark(what="one-call rollout beyond the agent's own time", script="rollout_overhead.py", target=0.1, unit="s"),
+    Benchmark(what="server CPU of a one-call rollout's whole life", script="rollout_life.py", target=1.75, unit="ms"),
+    Benchmark(
+        what="server CPU of a text-to-SQL rollout with its spans",
+        script="rollout_life.py",
+        target=3.2,
+        unit="ms",
+        options=("--agent", "text_to_sql"),
+    ),
     Benchmark(what="import lightningrl", script="import_time.py", target=0.3, unit="s"),
 )
 
 
 def measure(tree: Path, benchmark: Benchmark, python: str) -> float | str:
-    """What the benchmark of a tree of ours says; where it failed, all that it said."""
-    script = str(tree / "benchmarks" / benchmark.script)
+    """What the benchmark of a tree of ours says; where it failed, all that it said. A tree that is older than the script is measured by
+    this tree's."""
+    own = tree / "benchmarks" / benchmark.script
+    script = own if own.exists() else HERE / benchmark.script
     ran = subprocess.run(
-        [python, script], capture_output=True, text=True, check=False, cwd=tree, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [python, str(script), *benchmark.options],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tree,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     found = re.findall(r"^RESULT ([-+.\deE]+)", ran.stdout, re.MULTILINE)
     return ran.stdout + ran.stderr if ran.returncode or not found else float(found[-1])

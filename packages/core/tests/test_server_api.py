@@ -304,7 +304,7 @@ async def test_paths_that_are_none(scene: Scene) -> None:
 
 
 async def test_a_full_disk(tmp_path: Path) -> None:
-    store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db", pragmas={"max_page_count": 40})
+    store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db", pragmas={"max_page_count": 60})
     app = create_app(store, EngineRegistry(), run_key=RUN_KEY)
     headers = {"authorization": f"Bearer {RUN_KEY}"}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server", headers=headers) as http:

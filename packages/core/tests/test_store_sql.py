@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -218,4 +219,29 @@ async def test_kill_9_loses_no_acknowledged_call(tmp_path: Path) -> None:
     }
     assert len(acknowledged) > sized(150, 1000) and set(acknowledged) <= kept
     assert len(kept) == len({call for _, _, call in kept})
+    await store.close()
+
+
+async def test_the_key_of_a_lease_opens_its_attempt_without_a_read_and_not_after_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db")
+    await store.create_rollouts([make_spec("a"), make_spec("b")])
+    lease = await leased(store)
+    reads = 0
+    read = store._read
+
+    async def counted(query: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await read(query)
+
+    monkeypatch.setattr(store, "_read", counted)
+    found = await store.authorise("a", 1, lease.key)
+    assert found is not None and (found.rollout_id, found.attempt, found.timeout_s, found.has_calls) == ("a", 1, lease.timeout_s, False)
+    assert await store.authorise("a", 1, "another") is None and reads == 0
+    # leased and cancelled in one commit: what is remembered of the lease goes with its end
+    lease, _ = await asyncio.gather(leased(store), store.cancel(["b"]))
+    assert lease.rollout_id == "b"
+    assert await store.authorise("b", 1, lease.key) is None
     await store.close()

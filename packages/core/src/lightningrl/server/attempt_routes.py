@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from lightningrl.server.access import Access
 from lightningrl.server.asked_calls import ReadAsked, join_to_answers
 from lightningrl.server.evaluations import keep_evaluations
 from lightningrl.server.forwarding import SpanForwarder
-from lightningrl.server.routes import route
+from lightningrl.server.routes import LONG_BYTES, route
 from lightningrl.server.workers import Workers
 from lightningrl.store.errors import AttemptOver
 from lightningrl.store.protocol import CallLog, Lease, Queue
@@ -108,15 +108,21 @@ async def take_spans(
     """Keep what an export holds for us, and hand all of it on."""
     media_type = read_media_type(request.headers.get("content-type", ""))
     encoding = request.headers.get("content-encoding", "").lower()
-    export = await asyncio.to_thread(parse_export, await request.body(), media_type, encoding, limit)
+    body = await request.body()
+    if encoding or len(body) > LONG_BYTES:
+        export = await asyncio.to_thread(parse_export, body, media_type, encoding, limit)
+    else:  # a thread costs more than it spares the event loop
+        export = parse_export(body, media_type, encoding, limit)
     tool_calls = export.tool_calls
     if export.loose and read_asked is not None:
         asked = await read_asked(rollout_id, attempt)
         tool_calls = await asyncio.to_thread(join_to_answers, tool_calls, export.loose, asked)
+    kept: list[Awaitable[object]] = []
     if tool_calls:
-        await log.append_tool_calls(rollout_id, attempt, tool_calls)
+        kept.append(log.append_tool_calls(rollout_id, attempt, tool_calls))
     if export.spans:
-        await log.append_spans(rollout_id, attempt, export.spans)
+        kept.append(log.append_spans(rollout_id, attempt, export.spans))
+    await asyncio.gather(*kept)  # one commit
     if export.evaluations:
         await keep_evaluations(log, dialects, rollout_id, attempt, export.evaluations)
     if forwarder is not None:
