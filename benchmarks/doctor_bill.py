@@ -5,8 +5,8 @@
     python benchmarks/doctor_bill.py --set loop.seed=7 --set learner.learning_rate=1e-4     … with settings of its own
     python benchmarks/doctor_bill.py --alarms 3          each shipped recipe with 3 seeds: the doctor's complaints, of which none is due
 
-The bill is of the present policy, which `--still` keeps: real / bill is 1 there but for chance. Of runs that learn, a figure out of the range
-of the bill has a `!`. Minutes depend on who else uses the machine in that minute; CPU minutes hardly do.
+The bill is of the present policy, which `--still` keeps: real / bill is 1 there but for chance. Of runs that learn, a figure that is out of
+the range of the bill has a `!`. Minutes depend on who else uses the machine in that minute; CPU minutes hardly do.
 """
 
 from __future__ import annotations

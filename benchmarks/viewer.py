@@ -4,6 +4,7 @@ the viewer's share of a live run's server CPU with nobody looking and with one p
     python benchmarks/viewer.py             the pages (the store is made once, in the temporary folder: some minutes)
     python benchmarks/viewer.py --share     a real server that records rollouts of 4 calls beside those: without the viewer and its indices,
                                             with nobody looking, with one person who opens a page every 2 s and hears the news
+    python benchmarks/viewer.py --person    the same person before a server that does little else: what they cost of a core
 """
 
 from __future__ import annotations
@@ -288,6 +289,45 @@ def measure_share(store: Path, rollouts: int, turns: int) -> None:
         print(f"{name:14} {one}  {spent / plain - 1:+.1%}  {(spent - plain) / took:+.2%} of a core")
 
 
+async def measure_person(store: Path, window_s: float = 36.0) -> None:
+    """What one person costs a server that does nothing else but take two rollouts a second, so that no page is as the store is."""
+    from lightningrl.control.client import ServerClient
+    from lightningrl.server.launcher import ServerProcess
+    from lightningrl.server.settings import PolicySettings, ServerSettings
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        shutil.copytree(store, folder)
+        settings = ServerSettings(
+            store_url=f"sqlite:///{folder / 'store.sqlite'}",
+            run_key=KEY,
+            policies={"policy": PolicySettings(model=folder / "policy")},
+            folder=folder,
+        )
+        async with ServerProcess(settings) as server, ServerClient(server.url, KEY) as client:
+
+            async def record() -> None:
+                for number in itertools.count():
+                    await client.create_rollouts([RolloutSpec(id=f"z{number}", task=Task(id="t", input="x"), group_id="z")])
+                    await client.lease("nobody", 3600.0)
+                    await asyncio.sleep(0.5)
+
+            async def measure(who: str) -> None:
+                assert server.pid is not None
+                before, began = cpu_of(server.pid), time.monotonic()
+                await asyncio.sleep(window_s)
+                print(f"{who:14} {(cpu_of(server.pid) - before) / (time.monotonic() - began):.2%} of a core", flush=True)
+
+            recording = asyncio.create_task(record())
+            for _ in range(2):
+                await measure("nobody looks")
+                person = asyncio.create_task(look_on(server.url))
+                await asyncio.sleep(15.0)  # their first pages import what pages are made with
+                await measure("one person")
+                person.cancel()
+            recording.cancel()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -295,6 +335,7 @@ def main() -> None:
     )
     parser.add_argument("pages", nargs="*", help="only these")
     parser.add_argument("--share", action="store_true", help="what the viewer adds to a server that records a run")
+    parser.add_argument("--person", action="store_true", help="what one person costs a server that does little else")
     parser.add_argument("--rollouts", type=int, default=256, help="that are recorded meanwhile")
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
@@ -305,6 +346,9 @@ def main() -> None:
         asyncio.run(make_store(folder))
         (folder / "made").touch()
         print(f"made {ROLLOUTS:,} rollouts of {CALLS} calls in {time.perf_counter() - began:.0f} s")
+    if arguments.person:
+        asyncio.run(measure_person(folder))
+        return
     if arguments.share:
         measure_share(folder, arguments.rollouts, arguments.turns)
         return

@@ -76,7 +76,7 @@ AGENT_FAULTS = {
         "outgrows_the_context", "context", FAIL, r"\d+ of \d+ rollouts went over the context of 1024", "calls"
     ),
     "its answers are cut off": of_agent(
-        "cuts_answers_off", "cut off", FAIL, r"(\d+) of \1 answers were cut off, most at 1 tokens \(the agent's", "sampling"
+        "cuts_answers_off", "cut off", FAIL, r"\d+ of \d+ answers were cut off, most at 1 tokens \(the agent's", "sampling"
     ),
     "its tool never works": of_agent(
         "breaks_its_tool", "tools", FAIL, r"lookup: (\d+) of \1 failed; lookup said: no such column \\x1b\[31m"

@@ -15,6 +15,7 @@ import pytest
 from crashes import finish, read_metrics, read_rollouts
 from processes import TrainRun
 from safetensors.torch import load_file
+from viewing import read_page, viewing
 from warm import WarmCommand
 
 from lightningrl.run import Run
@@ -78,3 +79,16 @@ async def _read(folder: Path, *rollout_ids: str) -> tuple[Trajectory, ...]:
         return await store.trajectories(rollout_ids)
     finally:
         await store.close()
+
+
+async def test_the_pages_of_a_run_of_an_earlier_version_are_shown_and_its_store_stays_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(EARLIER / "run", folder)
+    before = (folder / "store.sqlite").read_bytes()
+    async with viewing(folder) as client:
+        assert "0.625" in (await read_page(client, "/")).text
+        assert "s000001-0001-001" in (await read_page(client, "/rollouts?from=2&to=2")).text
+        await read_page(client, "/rollouts/s000001-0001-001?view=tokens")
+        await read_page(client, "/groups/s000001-0001")
+        await read_page(client, "/system")
+    assert (folder / "store.sqlite").read_bytes() == before

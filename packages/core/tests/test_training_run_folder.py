@@ -1,15 +1,26 @@
 """The run folder: one owner at a time, the same recipe on resume, checkpoints that are whole or absent."""
 
+from __future__ import annotations
+
+import contextlib
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
 
 import pytest
 
 from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.training.run_folder import LoopState, RunFolder, find_checkpoint, newest_run
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 RECIPE = """
 agent = "agent.py:answer"
@@ -124,6 +135,54 @@ def test_the_best_checkpoint_stays_when_others_go_also_after_a_kill_before_they_
     assert [find_checkpoint(folder.path, which).state.step for which in (None, "best", "newest", 5, "2")] == [2, 2, 5, 5, 2]
     with pytest.raises(RunFolderError, match=r"no checkpoint of step 4; take 'newest', 'best', or one of: 2, 5"):
         find_checkpoint(folder.path, 4)
+    folder.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="fork and kill -9 are POSIX's")
+def test_a_kill_9_at_any_line_of_saving_the_best_checkpoint_leaves_a_whole_one_and_the_next_try_saves_it(
+    source: Path, tmp_path: Path
+) -> None:
+    folder = start(source, tmp_path / "run")
+
+    def save(step: int, score: float, kill_at: int = 0) -> None:
+        """`kill_at`: at which line of the module."""
+        lines = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> TraceFunction:
+            nonlocal lines
+            if event == "line" and frame.f_code.co_filename.endswith("run_folder.py"):
+                lines += 1
+                if lines == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        sys.settrace(trace if kill_at else None)
+        scratch = folder.new_checkpoint(step)
+        (scratch / "policies").mkdir()
+        (scratch / "policies" / "weights").write_text(f"of step {step}")
+        folder.commit_checkpoint(scratch, LoopState(step=step, seconds=1.0, rollouts=step, score=score), keep=1)
+
+    kills, states = 0, set[tuple[int, ...]]()
+    while True:
+        shutil.rmtree(folder.path / "checkpoints")
+        save(1, 0.2)
+        if (child := os.fork()) == 0:
+            with contextlib.suppress(BaseException):
+                save(2, 0.6, kill_at=kills + 1)
+                os._exit(0)
+            os._exit(1)
+        if (ended := os.waitpid(child, 0)[1]) == 0:
+            break
+        assert os.WIFSIGNALED(ended), "it was not killed, it failed"
+        kills += 1
+        saved = [found.state.step for found in folder.checkpoints()]
+        best = find_checkpoint(folder.path, "best")
+        assert best.state.step == saved[-1] == find_checkpoint(folder.path, "newest").state.step
+        assert (best.folder / "weights").read_text() == f"of step {best.state.step}"
+        states.add(tuple(saved))
+        save(2, 0.6)
+        assert [found.state.step for found in folder.checkpoints()] == [2]
+    assert states == {(1,), (1, 2), (2,)} and kills > 20
     folder.close()
 
 

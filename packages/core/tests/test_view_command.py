@@ -58,6 +58,14 @@ def test_a_store_of_a_newer_version_is_refused_by_name(recorded_run: Path, tmp_p
     assert "has schema version 99, newer than" in str(refused("view", str(tmp_path), "--no-browser"))
 
 
+def test_a_store_that_nothing_brings_up_to_date_is_refused_by_name(recorded_run: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(recorded_run / "store.sqlite")) as db, closing(sqlite3.connect(tmp_path / "store.sqlite")) as copy:
+        db.backup(copy)
+        copy.execute("UPDATE meta SET value = '0' WHERE key = 'schema'")
+        copy.commit()
+    assert "has schema version 0, which nothing brings up to date" in str(refused("view", str(tmp_path), "--no-browser"))
+
+
 def test_a_port_in_use_is_named(recorded_run: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

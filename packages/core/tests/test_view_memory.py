@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lightningrl.store.condition import Position
 from lightningrl.view.memory import Memory
 
 
@@ -61,3 +62,21 @@ async def test_a_page_made_with_an_older_part_is_older_itself_and_is_made_again(
     clock.now += late
     await page("second")
     assert clock.computed[3:] == ["part", "second"] and memory.fresh_in("second") is None
+
+
+async def test_a_finished_step_is_shown_at_once_and_nothing_stands_for_minutes(tmp_path: Path) -> None:
+    clock = Clock()
+    memory = Memory(tmp_path, clock)
+
+    async def look(step: int, call: int, seconds: float = 0.05) -> None:
+        memory.see(Position(step=step, attempt=1, call=call, running=1, later_steps=()))
+        await memory.recall("a", lambda: clock.compute(f"{step}.{call}", seconds))
+
+    await look(1, 1)
+    await look(1, 2)
+    await look(2, 3, seconds=60.0)
+    await look(2, 4)
+    assert clock.computed == ["1.1", "2.3"]
+    clock.now += 15.0
+    await look(2, 5)
+    assert clock.computed == ["1.1", "2.3", "2.5"]

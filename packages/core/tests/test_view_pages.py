@@ -226,7 +226,8 @@ async def test_runs_of_a_folder_stand_beside_each_other_and_are_compared(recorde
         (tmp_path / name / "recipe.json").write_text(json.dumps(recipe))
     (tmp_path / "b" / "metrics.jsonl").write_text("{}\n")
     (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "run.json").write_text("{}")
+    for file in ("run.json", "store.sqlite"):  # as a run that is just starting has them
+        (tmp_path / "begun" / file).touch()
     async with browsing(tmp_path) as browser:
         text = await page(browser, "/")
         assert set(re.findall(r'href="/runs/(\w+)/"', text)) == {"a", "b", "begun"}

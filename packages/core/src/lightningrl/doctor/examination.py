@@ -96,41 +96,25 @@ class _Examination:
 
     async def run(self, scratch: Path, runs: Path) -> Observation:
         recipe, scorer = self.recipe, self.parts.scorer
-        clock = _Clock()
-        self.starting("a validation")
-        validation = await self._try(
-            plan_validation(_some(self.parts.tasks.validation, self._wave()), recipe, 0) if recipe.validation.every else []
-        )
-        validate = clock.lap()
-        credited: list[CreditedGroup] = []
-        collect, steps = Cost(seconds=0.0, cpu_seconds=0.0), 0
-        while steps < MOST_STEPS and (not steps or collect.seconds * (steps + 1) / steps < ENOUGH_S):
-            self.starting(f"the agent on the tasks of step {steps + 1}")
-            credited += await self._collect(steps)
-            collect, steps = _sum(collect, clock.lap()), steps + 1
+        validation, validate = await self._validate()
+        credited, collect = await self._collect_steps()
         rollouts = [one for group in credited for one in group.group.members]
         status = await self.served.client.status()
         sampled = sum(link.tokens for link in self.served.links.values())
         stored = await asyncio.to_thread(_store_bytes, scratch / "store.sqlite")
         self.starting("some rollouts once more")
         repeats = await self._repeat(rollouts)
-        clock.lap()
-        self.starting("one step of the learner")
         step = credited[: recipe.loop.tasks_per_step]
-        scored = await asyncio.to_thread(scorer.build, step)
-        everything = scored if len(step) == len(credited) else await asyncio.to_thread(scorer.build, credited)
-        lessons, learn = await self._teach(scored.samples)
-        self.starting("a checkpoint")
-        clock.lap()
-        size = await asyncio.to_thread(self._save, scratch)
+        lessons, learn, trained_tokens = await self._learn(step, credited)
+        size, save = await self._write_checkpoint(scratch)
         costs = Costs(
             collect=collect,
             learn=learn,
             validate=validate,
-            save=clock.lap(),
+            save=save,
             checkpoint_bytes=size,
             store_bytes=stored,
-            trained_tokens=int(everything.metrics["trained_tokens"]),
+            trained_tokens=trained_tokens,
             learned_groups=len(step),
         )
         return Observation(
@@ -152,6 +136,37 @@ class _Examination:
             costs=costs,
             machine=read_machine(runs, memory_used()),
         )
+
+    async def _validate(self) -> tuple[list[Trajectory], Cost]:
+        clock = _Clock()
+        self.starting("a validation")
+        tasks = _some(self.parts.tasks.validation, self._wave()) if self.recipe.validation.every else []
+        return await self._try(plan_validation(tasks, self.recipe, 0)), clock.lap()
+
+    async def _collect_steps(self) -> tuple[list[CreditedGroup], Cost]:
+        """As many as there is time for, one at least."""
+        clock = _Clock()
+        credited: list[CreditedGroup] = []
+        collect, steps = Cost(seconds=0.0, cpu_seconds=0.0), 0
+        while steps < MOST_STEPS and (not steps or collect.seconds * (steps + 1) / steps < ENOUGH_S):
+            self.starting(f"the agent on the tasks of step {steps + 1}")
+            credited += await self._collect(steps)
+            collect, steps = _sum(collect, clock.lap()), steps + 1
+        return credited, collect
+
+    async def _learn(self, step: Sequence[CreditedGroup], credited: Sequence[CreditedGroup]) -> tuple[dict[str, Lesson], Cost, int]:
+        """What a step of these groups teaches and costs, and the tokens that all that were collected would train."""
+        self.starting("one step of the learner")
+        build = self.parts.scorer.build
+        scored = await asyncio.to_thread(build, step)
+        everything = scored if len(step) == len(credited) else await asyncio.to_thread(build, credited)
+        return *(await self._teach(scored.samples)), int(everything.metrics["trained_tokens"])
+
+    async def _write_checkpoint(self, scratch: Path) -> tuple[int, Cost]:
+        """Its size, and what it cost."""
+        self.starting("a checkpoint")
+        clock = _Clock()
+        return await asyncio.to_thread(self._save, scratch), clock.lap()
 
     async def _collect(self, step: int) -> list[CreditedGroup]:
         """The rollouts of a step, and the branches that credit wants of them."""

@@ -32,6 +32,8 @@ SLOW = 0.5
 """Share of the time limit from which on a rollout is near it."""
 MUCH_CUT = 0.3
 """Share of calls that end at their limit of tokens."""
+MOSTLY_CUT = 0.75
+"""The same, from which on too few answers are whole to learn from: a policy that is cut off at once ends some by chance."""
 MANY_LEFT = 0.1
 """Share of calls whose stream was left."""
 MUCH_LOST = 0.02
@@ -224,7 +226,7 @@ def calls_cut_off(seen: Observation) -> Finding:
     limit, _ = limits.most_common(1)[0]
     whose = "sampling.max_tokens" if limit == seen.recipe.sampling.max_tokens else "the agent's own max_tokens, or the context"
     said = f"{len(cut)} of {len(seen.calls)} answers were cut off, most at {limit} tokens ({whose})"
-    if len(cut) == len(seen.calls):
+    if len(cut) > MOSTLY_CUT * len(seen.calls):
         return failed(said, "raise the limit, or begin with a policy that ends its answers: a reward of cut-off answers teaches little")
     if len(cut) > MUCH_CUT * len(seen.calls):
         return warned(said, "raise the limit, or reward short answers")

@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 _SHARE: Final = 0.01
 """Of a core, at most, for all that is computed again of a run that goes on; what nobody has asked for before is computed at once."""
+_LONGEST_S: Final = 15.0
+"""That something stands, also where a busy machine took long to compute it."""
 _MOST: Final = 64
 
 
@@ -29,10 +31,12 @@ class _Known:
     value: Any
     token: Hashable
     """None = parts of it were older than the run already when it was made."""
+    step: int
+    """The last that had finished."""
 
 
 class Memory:
-    """Values of one run, pages among them. What took 50 ms stands for 5 s at least while the run goes on."""
+    """Values of one run, pages among them. What took 50 ms stands for 5 s while the run goes on, or until a step finishes."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
@@ -52,8 +56,8 @@ class Memory:
 
     async def recall(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         token, began = self._token(), self._clock()
-        known = self._known.get(key)
-        if known is not None and (known.token == token or began < self._free_at):
+        known, step = self._known.get(key), self._position.step if self._position else 0
+        if known is not None and (known.token == token or (began < self._free_at and known.step == step)):
             self._known.move_to_end(key)
             self._is_behind = self._is_behind or known.token != token
             value: T = known.value
@@ -66,10 +70,10 @@ class Memory:
             value = await make()
         finally:
             self._making -= 1
-        self._known[key] = _Known(value, None if self._is_behind else token)
+        self._known[key] = _Known(value, None if self._is_behind else token, step)
         if is_whole:
             now = self._clock()
-            self._free_at = now + (now - began) / _SHARE
+            self._free_at = now + min((now - began) / _SHARE, _LONGEST_S)
         while len(self._known) > _MOST:
             self._known.popitem(last=False)
         return value
