@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from lightningrl.errors import BackendError
 from lightningrl.protocols import Continuation, LearnReport
@@ -24,11 +25,18 @@ from lightningrl.types import Array, IntArray, Sample
 from lightningrl_torch._packing import make_row
 from lightningrl_torch.checkpoint import read_checkpoint, restore_generators, write_checkpoint, written_folder
 from lightningrl_torch.engine import TorchEngine
-from lightningrl_torch.learner import Learner, Reference
-from lightningrl_torch.policy import LoadedPolicy, load_policy, quiet
+from lightningrl_torch.policy import LoadedPolicy, quiet
 from lightningrl_torch.settings import EngineSettings, Settings
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lightningrl_torch.learner import Learner, Reference
+
 __all__ = ["TorchBackend"]
+
+_SHORT_TURN_S = 0.0005
+"""How long a thread keeps the interpreter while the learner comes up."""
 
 
 class TorchBackend:
@@ -39,17 +47,23 @@ class TorchBackend:
     def __init__(self, **settings: Any) -> None:
         self.settings = Settings(**settings)
         self._threads = self.settings.threads or torch.get_num_threads()
-        self._policy = load_policy(self.settings)
+        self._policy = LoadedPolicy(self.settings)
         self._reference = _reference(self._policy, self.settings)
-        self._learner = Learner(self._policy.model, self.settings, reference=self._reference if self.settings.kl_coef else None)
+        self._starting = threading.Lock()
+        self._learning: Future[Learner] | None = None
+        """The learner, once it was begun: what it imports takes seconds, in which the engine serves already."""
+        self._restored: dict[str, Any] | None = None
+        """What a checkpoint says of a learner that was not begun."""
+        if self._policy.light is None:
+            _ = self._learner
         self._reading = threading.Lock()
         """Held by whoever reads the weights beside the engine, or changes them."""
         self._engine = TorchEngine(
-            self._policy.model,
+            self._policy.served,
             policy=self.settings.name or self.settings.policy,
             context_length=self._policy.context_length,
             stop_token_ids=self._policy.stop_token_ids,
-            text_of=self._text_of,
+            text_of=self._policy.text_of,
             seed=self.settings.seed,
             settings=EngineSettings(
                 max_batch=self.settings.max_batch,
@@ -68,7 +82,8 @@ class TorchBackend:
 
     @property
     def engine(self) -> TorchEngine:
-        """The engine that serves the policy's current weights."""
+        """The engine that serves the policy's current weights. Whoever asks for it is going to learn: the learner begins to come up."""
+        self._begin_learner()
         return self._engine
 
     @property
@@ -153,32 +168,67 @@ class TorchBackend:
             with torch.no_grad():
                 for name, parameter in parameters.items():
                     parameter.copy_(weights[name])
-            self._learner.load_state(state["learner"])
+            with self._starting:
+                self._restored = state["learner"]
+                is_begun = self._learning is not None
+            if is_begun:
+                self._learner.load_state(state["learner"])
             self._engine.set_random_state(state["engine"])
-            self._engine.set_version(self._learner.step)
+            self._engine.set_version(int(state["learner"]["step"]))
             restore_generators(state)
 
     def export(self, folder: Path) -> None:
         """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged."""
+        light = self._policy.light
+        if light is not None:
+            with written_folder(folder) as scratch:
+                light.write(scratch)
+            return
         model = self._policy.model
         if self._policy.adapters is not None:
             model = copy.deepcopy(self._policy.adapters).merge_and_unload()
         with written_folder(folder) as scratch, quiet():
             model.save_pretrained(scratch)
-            self._policy.tokenizer.save_pretrained(scratch)
+            self._policy.whole.tokenizer.save_pretrained(scratch)
 
     def close(self) -> None:
         """Stop the engine's thread."""
         self._engine.close()
 
     @property
+    def _learner(self) -> Learner:
+        return self._begin_learner().result()
+
+    def _begin_learner(self) -> Future[Learner]:
+        with self._starting:
+            if self._learning is None:
+                thread = ThreadPoolExecutor(1, "learner")
+                self._learning = thread.submit(self._build_learner)
+                thread.shutdown(wait=False)
+            return self._learning
+
+    def _build_learner(self) -> Learner:
+        # with Python's 5 ms the engine's thread would wait so long after each of its operations, for the thread that imports
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(_SHORT_TURN_S)
+        try:
+            from lightningrl_torch.learner import Learner
+
+            model = self._policy.model
+        finally:
+            sys.setswitchinterval(interval)
+        learner = Learner(model, self.settings, reference=self._reference if self.settings.kl_coef else None)
+        if self._restored is not None:
+            learner.load_state(self._restored)
+        return learner
+
+    @property
     def _weights(self) -> dict[str, torch.nn.Parameter]:
         """All that learns."""
+        if self._policy.light is not None and self._learning is None:
+            return self._policy.light.parameters
         critic = self._learner.critic
         return {**self._learner.parameters, **({f"critic.{name}": one for name, one in critic.parameters.items()} if critic else {})}
-
-    def _text_of(self, token_ids: Sequence[int]) -> str:
-        return str(self._policy.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
 
 def _reference(policy: LoadedPolicy, settings: Settings) -> Reference | None:

@@ -193,7 +193,9 @@ async def serve_policy(
     belongs to newer weights, which it makes first.
     """
     async with AsyncExitStack() as stack:
-        starting("starting the server")
+        starting("starting the server, loading weights")
+        building = asyncio.create_task(_build_backends(parts, settings, checkpoint))
+        stack.push_async_callback(_close_backends, building)
         server = ServerProcess(settings, log_path=logs / "server.log")
         await server.start()
         stack.push_async_callback(server.stop)
@@ -210,11 +212,8 @@ async def serve_policy(
             starter.begin()
         running: list[RunningPolicy] = []
         links: dict[str, EngineLink] = {}
-        for name in parts.backends:
-            starting(f"loading the weights of {name!r}")
+        for name, backend in (await building).items():
             is_trained = settings.policies[name].trainable
-            backend = await asyncio.to_thread(_build_backend, parts, name, checkpoint if is_trained else None)
-            stack.callback(backend.close)
             stack.callback(parts.scorer.policies.connect(name, backend))
             link = EngineLink(backend.engine, server.url, settings.run_key)
             await link.start()
@@ -305,12 +304,34 @@ def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str =
     )
 
 
+async def _build_backends(parts: Parts, settings: ServerSettings, checkpoint: Path | None) -> dict[str, Backend]:
+    """By policy, one after the other; where one fails, those before it are closed."""
+    backends: dict[str, Backend] = {}
+    try:
+        for name in parts.backends:
+            is_trained = settings.policies[name].trainable
+            backends[name] = await asyncio.to_thread(_build_backend, parts, name, checkpoint if is_trained else None)
+    except BaseException:
+        for backend in backends.values():
+            backend.close()
+        raise
+    return backends
+
+
 def _build_backend(parts: Parts, policy: str, checkpoint: Path | None) -> Backend:
     backend = parts.backends[policy]()
     if checkpoint is not None:
         load_backend(backend, checkpoint, policy)
     _ = backend.engine  # a backend may start what serves it here, for minutes: in this thread, not in the loop's
     return backend
+
+
+async def _close_backends(building: asyncio.Task[dict[str, Backend]]) -> None:
+    """Also those that nobody has waited for yet: what a thread loads is loaded first."""
+    await asyncio.wait({building})
+    if not building.cancelled() and building.exception() is None:
+        for backend in building.result().values():
+            await asyncio.to_thread(backend.close)
 
 
 @asynccontextmanager
