@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ def marking(*arguments):
 agent.run_query = marking  # it runs what the model has answered
 """
 SETTINGS = ("--set", "agent=marked.py:answer", "--set", "validation.every=0")
-PATIENCE_S = 120.0
+PATIENCE_S = 900.0
 PAUSE_S = 0.02
 
 
@@ -121,18 +121,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", help="a commit, or a checkout with its .venv")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=("train", "export"))
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         trees = [ROOT, *([stack.enter_context(checked_out(options.against))] if options.against else [])]
-        runs = {tree: stack.enter_context(short_run(tree)) for tree in trees}
-        for what, measure in (
-            ("train text_to_sql", lambda tree: start(tree, tree / "examples/text_to_sql")),
-            ("export", lambda tree: export(tree, runs[tree])),
-        ):
+        measures: dict[str, Callable[[Path], Cost]] = {"train": lambda tree: start(tree, tree / "examples/text_to_sql")}
+        if options.only != "train":
+            runs = {tree: stack.enter_context(short_run(tree)) for tree in trees}
+            measures["export"] = lambda tree: export(tree, runs[tree])
+        for what in [options.only] if options.only else measures:
             costs: dict[Path, list[Cost]] = {tree: [] for tree in trees}
             for number in range(options.rounds):
                 for tree in trees if number % 2 else reversed(trees):
-                    costs[tree].append(measure(tree))
+                    costs[tree].append(measures[what](tree))
             report(what, costs)
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["LlamaForward", "find_forward", "join_rows"]
 
 FAMILIES: Final = frozenset({"llama", "qwen2", "qwen3"})
+LARGE: Final = 2**20
+"""Numbers in a matrix that does not stay in a core's cache."""
+ONE_DNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 STATIC_ROTARY: Final = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds of rotary embedding whose frequencies stay what they are, however long a text."""
 
@@ -40,6 +43,15 @@ def join_rows(parameters: Sequence[nn.Parameter]) -> Tensor:
     for parameter, rows in zip(parameters, joined.split([len(one) for one in data]), strict=True):
         parameter.data = rows
     return joined
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`. On a CPU that takes large float32 matrices to MKL, which repacks them for a few rows; oneDNN reads them as they lie, in
+    half the time at eight rows."""
+    if weight.numel() >= LARGE and weight.dtype is torch.float32 and weight.device.type == "cpu" and ONE_DNN:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return y
+    return F.linear(x, weight, bias)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -62,7 +74,7 @@ class _Projection:
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.to(self.weight.dtype)
-        y = F.linear(x, self.weight, self.bias)
+        y = _multiply(x, self.weight, self.bias)
         for one in self.adapters:
             y[:, one.columns].addmm_(F.linear(x, one.down), one.up.t(), alpha=one.scale)
         return y

@@ -212,7 +212,7 @@ async def serve_policy(
             starter.begin()
         running: list[RunningPolicy] = []
         links: dict[str, EngineLink] = {}
-        for name, backend in (await building).items():
+        for name, backend in (await asyncio.shield(building)).items():
             is_trained = settings.policies[name].trainable
             stack.callback(parts.scorer.policies.connect(name, backend))
             link = EngineLink(backend.engine, server.url, settings.run_key)
