@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from lightningrl_torch._forward import Forward, build_forward
-from lightningrl_torch._llama import LlamaForward, join_rows
+from lightningrl_torch._llama import LARGE, LlamaForward, join_rows, multiply
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._plain import PlainForward
+from lightningrl_torch._prefill import Prefiller
 from lightningrl_torch._slots import KeyValues, SlotCache
 from lightningrl_torch.testing import make_config, make_model
 
@@ -171,3 +173,41 @@ def test_parameters_become_rows_of_one_tensor_once() -> None:
         parts[1].fill_(9.0)
     assert joined[2:].eq(9.0).all()
     assert join_rows([parts[1], parts[0]]).tolist() == [[9.0] * 3] * 4 + [[2.0] * 3] * 2
+
+
+@torch.inference_mode()
+def test_a_prompt_pays_for_what_no_remembered_prompt_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    forward = build_forward(model, read_traits(model, "policy"), autocast=False)
+    computed: list[int] = []
+    compute = forward.prefill
+
+    def count(sequences: Sequence[Sequence[int]], before: Sequence[KeyValues]) -> list[KeyValues]:
+        computed.extend(map(len, sequences))
+        return compute(sequences, before)
+
+    monkeypatch.setattr(forward, "prefill", count)
+    prefiller = Prefiller(forward, batch_tokens=256, cache_tokens=100)
+    schema = tuple(range(1, 31))
+    prompts = [(*schema, 40, 41), (*schema, 40, 50, 51), schema, (*schema[:10], 60)]
+    found = [prefiller.prefill([prompt])[0] for prompt in prompts]
+    assert computed == [32, 2, 1, 11], "the third ends inside another; the last has too little in common"
+    fresh = [compute([prompt], [[]])[0] for prompt in prompts]
+    assert largest_difference(flat(found), flat(fresh)) < 1e-5
+
+    prefiller.prefill([tuple(range(100, 195))])  # takes the place of all others
+    computed.clear()
+    prefiller.prefill([prompts[0], prompts[0]])
+    assert computed == [32]
+    prefiller.clear()
+    prefiller.prefill([prompts[0]])
+    assert computed == [32, 32]
+
+
+@pytest.mark.parametrize("rows", [1, 8, 100])
+@torch.inference_mode()
+def test_large_matrices_are_multiplied_as_small_ones_are(rows: int) -> None:
+    weight, bias, x = torch.randn(1030, 1040) * 0.03, torch.randn(1030), torch.randn(2 * rows, 1040)[::2]
+    assert weight.numel() >= LARGE
+    for one in (None, bias):
+        assert largest_difference([multiply(x, weight, one)], [torch.nn.functional.linear(x, weight, one)]) < 1e-5

@@ -19,7 +19,7 @@ from lightningrl_torch._slots import KeyValues, SlotCache
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["LlamaForward", "find_forward", "join_rows"]
+__all__ = ["LARGE", "LlamaForward", "find_forward", "join_rows", "multiply"]
 
 FAMILIES: Final = frozenset({"llama", "qwen2", "qwen3"})
 LARGE: Final = 2**20
@@ -45,7 +45,7 @@ def join_rows(parameters: Sequence[nn.Parameter]) -> Tensor:
     return joined
 
 
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`. On a CPU that takes large float32 matrices to MKL, which repacks them for a few rows; oneDNN reads them as they lie, in
     half the time at eight rows."""
     if weight.numel() >= LARGE and weight.dtype is torch.float32 and weight.device.type == "cpu" and ONE_DNN:
@@ -74,7 +74,7 @@ class _Projection:
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.to(self.weight.dtype)
-        y = _multiply(x, self.weight, self.bias)
+        y = multiply(x, self.weight, self.bias)
         for one in self.adapters:
             y[:, one.columns].addmm_(F.linear(x, one.down), one.up.t(), alpha=one.scale)
         return y
