@@ -29,7 +29,7 @@ async def answer(engine):
     return [token for chunk in [chunk async for chunk in engine.generate(request)] for token in chunk.token_ids]
 
 backend = TorchBackend(policy=sys.argv[1])
-assert len(asyncio.run(answer(backend._engine))) == 4
+assert len(asyncio.run(answer(backend.engine))) == 4
 assert not {"transformers", "torch._dynamo"} & set(sys.modules)
 """
 
@@ -76,7 +76,7 @@ def test_a_checkpoint_is_exported_without_a_learner(policy: str, tmp_path: Path)
     backend = TorchBackend(policy=policy, device="cpu", learning_rate=0.1)
     backend.load(tmp_path / "checkpoint")
     backend.export(tmp_path / "exported")
-    assert backend._learning is None
+    assert backend._built is None
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     assert all(torch.equal(one, trained.learner.parameters[name]) for name, one in exported.named_parameters())
     assert AutoTokenizer.from_pretrained(tmp_path / "exported").chat_template

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchBackend"]
 
-_SHORT_TURN_S = 0.0005
-"""How long a thread keeps the interpreter while the learner comes up."""
-
 
 class TorchBackend:
     """Implements `lightningrl.protocols.Backend` with transformers and torch. Keyword parameters: the fields of `Settings`."""
@@ -49,11 +44,11 @@ class TorchBackend:
         self._threads = self.settings.threads or torch.get_num_threads()
         self._policy = LoadedPolicy(self.settings)
         self._reference = _reference(self._policy, self.settings)
-        self._starting = threading.Lock()
-        self._learning: Future[Learner] | None = None
-        """The learner, once it was begun: what it imports takes seconds, in which the engine serves already."""
+        self._building = threading.Lock()
+        self._built: Learner | None = None
+        """The learner, once it was asked for: until there is something to learn, what it imports would only keep the engine waiting."""
         self._restored: dict[str, Any] | None = None
-        """What a checkpoint says of a learner that was not begun."""
+        """What a checkpoint says of a learner that was not built yet."""
         if self._policy.light is None:
             _ = self._learner
         self._reading = threading.Lock()
@@ -82,8 +77,7 @@ class TorchBackend:
 
     @property
     def engine(self) -> TorchEngine:
-        """The engine that serves the policy's current weights. Whoever asks for it is going to learn: the learner begins to come up."""
-        self._begin_learner()
+        """The engine that serves the policy's current weights."""
         return self._engine
 
     @property
@@ -168,11 +162,9 @@ class TorchBackend:
             with torch.no_grad():
                 for name, parameter in parameters.items():
                     parameter.copy_(weights[name])
-            with self._starting:
-                self._restored = state["learner"]
-                is_begun = self._learning is not None
-            if is_begun:
-                self._learner.load_state(state["learner"])
+            self._restored = state["learner"]
+            if self._built is not None:
+                self._built.load_state(state["learner"])
             self._engine.set_random_state(state["engine"])
             self._engine.set_version(int(state["learner"]["step"]))
             restore_generators(state)
@@ -197,35 +189,21 @@ class TorchBackend:
 
     @property
     def _learner(self) -> Learner:
-        return self._begin_learner().result()
+        with self._building:
+            if self._built is None:
+                from lightningrl_torch.learner import Learner
 
-    def _begin_learner(self) -> Future[Learner]:
-        with self._starting:
-            if self._learning is None:
-                thread = ThreadPoolExecutor(1, "learner")
-                self._learning = thread.submit(self._build_learner)
-                thread.shutdown(wait=False)
-            return self._learning
-
-    def _build_learner(self) -> Learner:
-        # with Python's 5 ms the engine's thread would wait so long after each of its operations, for the thread that imports
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(_SHORT_TURN_S)
-        try:
-            from lightningrl_torch.learner import Learner
-
-            model = self._policy.model
-        finally:
-            sys.setswitchinterval(interval)
-        learner = Learner(model, self.settings, reference=self._reference if self.settings.kl_coef else None)
-        if self._restored is not None:
-            learner.load_state(self._restored)
-        return learner
+                reference = self._reference if self.settings.kl_coef else None
+                learner = Learner(self._policy.model, self.settings, reference=reference)
+                if self._restored is not None:
+                    learner.load_state(self._restored)
+                self._built = learner
+            return self._built
 
     @property
     def _weights(self) -> dict[str, torch.nn.Parameter]:
         """All that learns."""
-        if self._policy.light is not None and self._learning is None:
+        if self._policy.light is not None and self._built is None:
             return self._policy.light.parameters
         critic = self._learner.critic
         return {**self._learner.parameters, **({f"critic.{name}": one for name, one in critic.parameters.items()} if critic else {})}
