@@ -97,6 +97,8 @@ def test_a_checkpoint_is_exported_without_a_learner(policy: str, tmp_path: Path)
         {"layer_types": ["sliding_attention", "full_attention"]},
         {"num_key_value_heads": None},
         {"num_hidden_layers": "2"},
+        {"num_hidden_layers": 1},
+        {"tie_word_embeddings": False},
     ],
 )
 def test_anything_special_is_left_to_transformers(changed: dict[str, object], tmp_path: Path) -> None:

@@ -116,10 +116,12 @@ def read_light(folder: Path, device: torch.device) -> LightPolicy | None:
         return None
     try:
         policy = LightPolicy(folder, config, device)
-        policy.forward(torch.float32)
+        forward = policy.forward(torch.float32)
     except Exception:  # noqa: BLE001  a file that is torn or lacks a part: transformers says what is wrong with it
         return None
-    return policy
+    is_tied = bool(config.get("tie_word_embeddings"))
+    is_whole = forward.layers == config["num_hidden_layers"] and forward.vocabulary == config.get("vocab_size")
+    return policy if is_whole and is_tied != ("lm_head.weight" in policy.parameters) else None
 
 
 def _as_modules(parameters: Mapping[str, nn.Parameter]) -> Any:

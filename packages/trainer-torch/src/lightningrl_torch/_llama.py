@@ -24,7 +24,7 @@ __all__ = ["LARGE", "LlamaForward", "find_forward", "join_rows", "multiply"]
 FAMILIES: Final = frozenset({"llama", "qwen2", "qwen3"})
 LARGE: Final = 2**20
 """Numbers in a matrix that does not stay in a core's cache."""
-ONE_DNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+ONE_DNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 STATIC_ROTARY: Final = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds of rotary embedding whose frequencies stay what they are, however long a text."""
 
@@ -40,7 +40,7 @@ def join_rows(parameters: Sequence[nn.Parameter]) -> Tensor:
     else:
         return first.as_strided((sum(len(one) for one in data), *first.shape[1:]), first.stride(), first.storage_offset())
     joined = torch.cat(data)
-    for parameter, rows in zip(parameters, joined.split([len(one) for one in data]), strict=True):
+    for parameter, rows in zip(parameters, joined.split([len(one) for one in data]), strict=True):  # type: ignore[no-untyped-call]
         parameter.data = rows
     return joined
 
@@ -153,7 +153,7 @@ class LlamaForward:
         for number, layer in enumerate(self._layers):
             queries, keys, values = self._attended(layer, x, cosines, sines)
             mixed = []
-            for index, (q, k, v) in enumerate(zip(queries.split(lengths), keys.split(lengths), values.split(lengths), strict=True)):
+            for index, (q, k, v) in enumerate(zip(queries.split(lengths), keys.split(lengths), values.split(lengths), strict=True)):  # type: ignore[no-untyped-call]
                 k, v = k.transpose(0, 1), v.transpose(0, 1)
                 if before[index]:
                     k, v = (torch.cat((past, new), 1) for past, new in zip(before[index][number], (k, v), strict=True))
@@ -182,7 +182,7 @@ class LlamaForward:
         fused = fused.view(len(x), -1, self._head_dim)
         turning, values = fused[:, : self._heads + self._kv_heads], fused[:, self._heads + self._kv_heads :]
         if layer.query_norm is not None:
-            parts = zip(turning.split((self._heads, self._kv_heads), 1), (layer.query_norm, layer.key_norm), strict=True)
+            parts = zip(turning.split((self._heads, self._kv_heads), 1), (layer.query_norm, layer.key_norm), strict=True)  # type: ignore[no-untyped-call]
             turning = torch.cat([F.rms_norm(part, part.shape[-1:], weight, self._eps) for part, weight in parts], 1)
         turned = torch.addcmul(turning * cosines, turning.roll(self._head_dim // 2, -1), sines).to(self._dtype)
         return turned[:, : self._heads], turned[:, self._heads :], values
