@@ -9,6 +9,7 @@ Each token of the tree is computed once; every sample's logprobs and gradients a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -40,7 +41,10 @@ class _Tree:
         if self.paths:
             self.ends[self.paths[-1][shared:]] = self.size
         before = self.paths[-1][:shared] if self.paths else np.zeros(0, np.int64)
-        if new:
+        if new and len(before) and before[-1] == self.size - 1:  # it goes on where the row ends
+            last = self.strips.pop()
+            self.strips.append(Strip(start=last.start, stop=self.size + new, path=last.path))
+        elif new:
             self.strips.append(Strip(start=self.size, stop=self.size + new, path=before))
         self.paths.append(np.concatenate([before, np.arange(self.size, self.size + new)]))
         self.token_ids.append(sample.token_ids[shared:].astype(np.int64))
@@ -152,7 +156,7 @@ def _sort(samples: Sequence[Sample]) -> tuple[list[Sample], list[int]]:
     """The samples so that neighbours share the longest prefixes, and how many tokens each has in common with the one before it."""
     # big-endian bytes compare like the token ids themselves
     order = sorted(samples, key=lambda sample: sample.token_ids.astype(">u4").tobytes())
-    return order, [0, *(_common_prefix(one, other) for one, other in zip(order[:-1], order[1:], strict=True))][: len(order)]
+    return order, [0, *(_common_prefix(one, other) for one, other in itertools.pairwise(order))][: len(order)]
 
 
 def _common_prefix(one: Sample, other: Sample) -> int:

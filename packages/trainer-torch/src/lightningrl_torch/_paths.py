@@ -69,7 +69,7 @@ class Plan:
     """The calls of the attention kernel for one row."""
 
     calls: tuple[tuple[NDArray[np.int64], NDArray[np.int64] | None], ...]
-    """Queries (blocks, queries) and keys (blocks, keys), by their numbers in the row; -1 = none. None = causal, the keys are the queries."""
+    """Queries (blocks, queries) and keys (blocks, keys), by their numbers in the row, -1 = none; None = the queries, causal."""
     ends: NDArray[np.int64]
     """Token j is seen by tokens j … ends[j] - 1 and by nobody else."""
 
