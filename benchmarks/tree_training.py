@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lightningrl.credit.samples import Rows, build_samples
+from lightningrl.credit.samples import Rows, build_samples, count_distinct
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Sample, TrajectoryGroup
 from lightningrl_torch.backend import TorchBackend
@@ -160,15 +160,9 @@ def measure(name: str, tree: TorchBackend, plain: TorchBackend, repeats: int) ->
     difference = max(float((gradients[0][one] - gradients[1][one]).abs().max() / gradients[1][one].abs().max()) for one in gradients[0])
     least = {form: min(found) for form, found in seconds.items()}
     all_tokens = sum(len(row.token_ids) for row in calls)
-    distinct = round(efficiency * tree_tokens(tree, calls))
-    return (
-        f"| {name} | {len(calls)} | {all_tokens} | {distinct} | {efficiency:.3f} | {least['tree']:.2f} | {least['plain'] / least['tree']:.2f} | "
-        f"{least['merged'] / least['tree']:.2f} | {difference:.0e} |"
-    )
-
-
-def tree_tokens(backend: TorchBackend, rows: Sequence[Sample]) -> int:
-    return sum(batch.token_ids.size for batch in backend.learner._batches(rows))
+    ratios = [f"{least[form] / least['tree']:.2f}" for form in ("plain", "merged")]
+    cells = [name, len(calls), all_tokens, count_distinct(calls), f"{efficiency:.3f}", f"{least['tree']:.2f}", *ratios, f"{difference:.0e}"]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 if __name__ == "__main__":

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
+from lightningrl.credit.samples import count_distinct
 from lightningrl.types import Sample
 from lightningrl_torch import _paths
-from lightningrl_torch._packing import build_batches, build_trees, count_distinct
+from lightningrl_torch._packing import build_batches, build_trees
 from lightningrl_torch._paths import Costs, Plan, follows_paths, plan_attention
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner import Learner

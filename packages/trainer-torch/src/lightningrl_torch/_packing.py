@@ -9,17 +9,17 @@ Each token of the tree is computed once; every sample's logprobs and gradients a
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightningrl.credit.samples import sort_by_tokens
 from lightningrl.types import Sample
 from lightningrl_torch._paths import Costs, Plan, Strip, plan_attention
 
-__all__ = ["Batch", "build_batches", "build_trees", "count_distinct", "make_row"]
+__all__ = ["Batch", "build_batches", "build_trees", "make_row"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -123,7 +123,7 @@ def build_batches(samples: Sequence[Sample], *, max_tokens: int, costs: Costs | 
 
 def build_trees(samples: Sequence[Sample], *, max_tokens: int, costs: Costs) -> list[_Tree]:
     """Each sample in exactly one. Where not all fit into one tree, the next begins where that repeats the fewest tokens."""
-    order, shared = _sort(samples)
+    order, shared = sort_by_tokens(samples)
     for number, sample in enumerate(order):
         if not costs.is_worth_sharing(shared[number], len(sample.token_ids)):
             shared[number] = 0
@@ -144,25 +144,6 @@ def build_trees(samples: Sequence[Sample], *, max_tokens: int, costs: Costs) -> 
         trees.append(tree)
         start = stop
     return trees
-
-
-def count_distinct(samples: Sequence[Sample]) -> int:
-    """Tokens of one tree of all the samples: what they begin alike with counts once."""
-    order, shared = _sort(samples)
-    return sum(len(sample.token_ids) for sample in order) - sum(shared)
-
-
-def _sort(samples: Sequence[Sample]) -> tuple[list[Sample], list[int]]:
-    """The samples so that neighbours share the longest prefixes, and how many tokens each has in common with the one before it."""
-    # big-endian bytes compare like the token ids themselves
-    order = sorted(samples, key=lambda sample: sample.token_ids.astype(">u4").tobytes())
-    return order, [0, *(_common_prefix(one, other) for one, other in itertools.pairwise(order))][: len(order)]
-
-
-def _common_prefix(one: Sample, other: Sample) -> int:
-    length = min(len(one.token_ids), len(other.token_ids))
-    differences = np.flatnonzero(one.token_ids[:length] != other.token_ids[:length])
-    return int(differences[0]) if len(differences) else length
 
 
 def _build_batch(rows: Sequence[_Tree], plan: Plan | None = None) -> Batch:
