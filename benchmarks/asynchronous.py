@@ -5,7 +5,7 @@
     python benchmarks/asynchronous.py --report   only read what earlier calls left in runs/asynchronous
     python benchmarks/asynchronous.py --forced   only the second table: less than a minute
 
-1. examples/text_to_sql with a tool that takes 0.05 to 2 s (benchmarks/slow_tools/agent.py), the modes in turns, seed by seed: rollouts per
+1. examples/text_to_sql with a tool that takes 0.05 to 2 s (benchmarks/slow_sql.py), the modes in turns, seed by seed: rollouts per
    minute (steps alone, the first left out), how old the tokens were that were learned from, accuracy before and after.
 2. Staleness forced: a small policy learns from what it sampled eight steps before, with importance weights and without.
 """
@@ -41,7 +41,7 @@ MODES = {
 }
 RECIPE = """\
 name = "slow_tools"
-agent = "{root}/benchmarks/slow_tools/agent.py:answer"
+agent = "{root}/benchmarks/slow_sql.py:answer"
 adapters = ["langchain"]
 
 [tasks]
