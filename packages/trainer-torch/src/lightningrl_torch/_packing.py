@@ -4,7 +4,8 @@
     sample 1   a b x y         positions  0 1 2 3 2 3
                                ends       6 6 4 4 6 6        token j is seen by tokens j … ends[j]-1 and by nobody else
 
-Each token of the tree is computed once; every sample's logprobs and gradients are those of its own row (`lightningrl_torch._paths`).
+Each token of the tree is computed once; every sample's logprobs and gradients are those of its own row (`_paths`, `_attention`).
+Imports no torch.
 """
 
 from __future__ import annotations
