@@ -38,6 +38,8 @@ TABLES = {
 """Classes of the recipe in the order of the page."""
 HIDDEN = {"folder", "model_config"}
 """Fields that nobody writes."""
+OFFERED = {"LearnerSettings": {"policy", "name"}, "Settings": {"max_staleness"}}
+"""Settings of backends that the run fills in."""
 
 
 def main() -> int:
@@ -80,7 +82,7 @@ def fields(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Iterator[tuple
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
         name = statement.target.id
-        if name in HIDDEN or (node.name == "LearnerSettings" and name in {"policy", "name"}):
+        if name in HIDDEN or name in OFFERED.get(node.name, ()):
             continue
         after = body[number + 1] if number + 1 < len(body) else None
         said = ""

@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.types import Sample
-from lightningrl_torch._packing import build_batches, build_rows
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner import Learner
 from lightningrl_torch.losses import LOSSES, TokenBatch
@@ -179,38 +176,6 @@ def test_microbatches_do_not_change_the_gradient() -> None:
     whole = make_learner(model, max_tokens_per_microbatch=100000).gradients(samples)
     for budget in (1, 60, 200):
         assert distance(whole, make_learner(model, max_tokens_per_microbatch=budget).gradients(samples)) < 2e-6
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    rows=st.lists(
-        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.lists(st.integers(0, 2), min_size=1, max_size=4)),
-        min_size=1,
-        max_size=8,
-    ),
-    max_tokens=st.integers(1, 60),
-    share=st.booleans(),
-)
-def test_every_sample_is_a_path_of_exactly_one_tree(rows: list[tuple[list[int], list[int]]], max_tokens: int, share: bool) -> None:
-    samples = [make_sample(prompt, completion, rollout=str(number)) for number, (prompt, completion) in enumerate(rows)]
-    trees = build_rows(samples, max_tokens=max_tokens, share_prefixes=share)
-    assert sorted(sample.rollout_id for tree in trees for sample in tree.samples) == sorted(sample.rollout_id for sample in samples)
-    for tree in trees:
-        assert tree.size <= max_tokens or len(tree.samples) == 1 or all(len(sample.token_ids) > max_tokens for sample in tree.samples[:1])
-        ids, positions = np.concatenate(tree.token_ids), np.concatenate(tree.positions)
-        for sample, path in zip(tree.samples, tree.paths, strict=True):
-            assert ids[path].tolist() == sample.token_ids.tolist()
-            assert positions[path].tolist() == list(range(len(path)))
-            visible = [key for key in range(tree.size) if key <= path[-1] < tree.ends[key]]
-            assert visible == path.tolist()
-    batches = list(build_batches(samples, max_tokens=max_tokens, share_prefixes=share))
-    assert sum(len(batch.targets) for batch in batches) == sum(int(sample.mask.sum()) for sample in samples)
-
-
-def test_a_group_pays_for_its_prompt_once() -> None:
-    samples = [make_sample(range(50), [number] * 5, rollout=str(number)) for number in range(8)]
-    (batch,) = build_batches(samples, max_tokens=1000, share_prefixes=True)
-    assert batch.token_ids.shape == (1, 50 + 8 * 5)
 
 
 def test_positive_advantage_raises_the_sampled_tokens_and_negative_lowers_them(make_backend: MakeBackend) -> None:

@@ -1,10 +1,11 @@
-"""Samples to the learner's batches: samples that begin alike share those tokens in one row, laid out as a prefix tree.
+"""Samples to the learner's batches: as rows side by side, or as a prefix tree in which what samples begin alike with stands once.
 
-    sample 0   a b c d         row        a b c d x y        depth-first, so a token's ancestors stand before it
+    sample 0   a b c d         tree       a b c d x y        depth-first, so a token's ancestors stand before it
     sample 1   a b x y         positions  0 1 2 3 2 3
                                ends       6 6 4 4 6 6        token j is seen by tokens j … ends[j]-1 and by nobody else
 
-Each token of the tree is computed once; every sample's logprobs and gradients are those of its own row.
+Each token of the tree is computed once; every sample's logprobs and gradients are those of its own row (`_paths`, `_attention`).
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from lightningrl.credit.samples import sort_by_tokens
 from lightningrl.types import Sample
+from lightningrl_torch._paths import Costs, Plan, Strip, plan_attention
 
-__all__ = ["Batch", "build_batches", "build_rows", "make_row"]
-
-_SHARED = 0.5
-"""A sample joins a tree when it shares at least this fraction of its tokens; less is not worth the attention."""
+__all__ = ["Batch", "build_batches", "build_trees", "make_row"]
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Row:
-    """A prefix tree under construction."""
+@dataclass(kw_only=True, slots=True)
+class _Tree:
+    """Samples that begin alike, or not: under construction, in one row."""
 
     token_ids: list[NDArray[np.int64]] = field(default_factory=list)
     positions: list[NDArray[np.int64]] = field(default_factory=list)
     paths: list[NDArray[np.int64]] = field(default_factory=list)
     """`paths[sample][t]` = the row's index of its token t."""
     samples: list[Sample] = field(default_factory=list)
+    strips: list[Strip] = field(default_factory=list)
     ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     size: int = 0
 
@@ -41,6 +42,11 @@ class _Row:
         if self.paths:
             self.ends[self.paths[-1][shared:]] = self.size
         before = self.paths[-1][:shared] if self.paths else np.zeros(0, np.int64)
+        if new and len(before) and before[-1] == self.size - 1:  # it goes on where the row ends
+            last = self.strips.pop()
+            self.strips.append(Strip(start=last.start, stop=self.size + new, path=last.path))
+        elif new:
+            self.strips.append(Strip(start=self.size, stop=self.size + new, path=before))
         self.paths.append(np.concatenate([before, np.arange(self.size, self.size + new)]))
         self.token_ids.append(sample.token_ids[shared:].astype(np.int64))
         self.positions.append(np.arange(shared, shared + new))
@@ -62,8 +68,8 @@ class Batch:
     """(rows, width)."""
     positions: NDArray[np.int64]
     """(rows, width): distance from the sample's start."""
-    ends: NDArray[np.int64] | None
-    """(rows, width), see the module; None = no row branches, plain causal attention."""
+    plan: Plan | None
+    """Of a tree's attention; None = rows, plain causal attention."""
     sources: NDArray[np.int64]
     """(2, N): row and column whose logits predict the trained token."""
     targets: NDArray[np.int64]
@@ -98,48 +104,53 @@ def make_row(context: NDArray[np.int32], tokens: NDArray[np.int32], temperature:
     )
 
 
-def build_rows(samples: Sequence[Sample], *, max_tokens: int, share_prefixes: bool) -> list[_Row]:
-    """Prefix trees of at most `max_tokens` tokens (a longer sample has a row of its own), each sample in exactly one."""
-    # big-endian bytes compare like the token ids themselves, so neighbours share the longest prefixes
-    order = sorted(samples, key=lambda sample: sample.token_ids.astype(">u4").tobytes())
-    rows: list[_Row] = []
-    for sample in order:
-        shared = _common_prefix(rows[-1].samples[-1], sample) if rows and share_prefixes else 0
-        length = len(sample.token_ids)
-        if shared < _SHARED * length or rows[-1].size + length - shared > max_tokens:
-            rows.append(_Row())
-            shared = 0
-        rows[-1].add(sample, shared)
-    for row in rows:
-        row.close()
-    return rows
-
-
-def build_batches(samples: Sequence[Sample], *, max_tokens: int, share_prefixes: bool) -> Iterator[Batch]:
-    """Batches of at most `max_tokens` tokens, padding included, of rows of similar length."""
-    rows = build_rows(samples, max_tokens=max_tokens, share_prefixes=share_prefixes)
-    rows.sort(key=lambda row: row.size, reverse=True)
-    batch: list[_Row] = []
-    for row in rows:
+def build_batches(samples: Sequence[Sample], *, max_tokens: int, costs: Costs | None) -> Iterator[Batch]:
+    """Batches of at most `max_tokens` tokens, padding included; a longer sample has one of its own. With `costs` each is a tree, else its
+    rows are samples of similar length."""
+    if costs is not None:
+        for tree in build_trees(samples, max_tokens=max_tokens, costs=costs):
+            yield _build_batch([tree], plan_attention(tree.strips, tree.ends, costs))
+        return
+    batch: list[_Tree] = []
+    for sample in sorted(samples, key=lambda sample: len(sample.token_ids), reverse=True):
         if batch and (len(batch) + 1) * batch[0].size > max_tokens:
             yield _build_batch(batch)
             batch = []
-        batch.append(row)
+        batch.append(_Tree())
+        batch[-1].add(sample, 0)
     if batch:
         yield _build_batch(batch)
 
 
-def _common_prefix(one: Sample, other: Sample) -> int:
-    length = min(len(one.token_ids), len(other.token_ids))
-    differences = np.flatnonzero(one.token_ids[:length] != other.token_ids[:length])
-    return int(differences[0]) if len(differences) else length
+def build_trees(samples: Sequence[Sample], *, max_tokens: int, costs: Costs) -> list[_Tree]:
+    """Each sample in exactly one. Where not all fit into one tree, the next begins where that repeats the fewest tokens."""
+    order, shared = sort_by_tokens(samples)
+    for number, sample in enumerate(order):
+        if not costs.is_worth_sharing(shared[number], len(sample.token_ids)):
+            shared[number] = 0
+    trees: list[_Tree] = []
+    start = 0
+    while start < len(order):
+        size, stop = len(order[start].token_ids), start + 1
+        while stop < len(order) and size + len(order[stop].token_ids) - shared[stop] <= max_tokens:
+            size += len(order[stop].token_ids) - shared[stop]
+            stop += 1
+        if stop < len(order):  # of the tree's second half, so that it is not much smaller than it may be
+            half = (start + stop + 1) // 2
+            stop = max(range(half, stop + 1), key=lambda number: (-shared[number], number))
+        tree = _Tree()
+        for number in range(start, stop):
+            tree.add(order[number], shared[number] if number > start else 0)
+        tree.close()
+        trees.append(tree)
+        start = stop
+    return trees
 
 
-def _build_batch(rows: Sequence[_Row]) -> Batch:
+def _build_batch(rows: Sequence[_Tree], plan: Plan | None = None) -> Batch:
     width = rows[0].size
     token_ids = np.zeros((len(rows), width), np.int64)
     positions = np.zeros((len(rows), width), np.int64)
-    ends = np.tile(np.arange(1, width + 1), (len(rows), 1))  # padding is seen by itself alone
     sources: list[NDArray[np.int64]] = []
     picked: dict[str, list[NDArray[np.generic]]] = {name: [] for name in ("token_ids", "logprobs", "advantages", "weights", "temperatures")}
     calls: list[NDArray[np.int64]] = []
@@ -148,7 +159,6 @@ def _build_batch(rows: Sequence[_Row]) -> Batch:
     for number, row in enumerate(rows):
         token_ids[number, : row.size] = np.concatenate(row.token_ids)
         positions[number, : row.size] = np.concatenate(row.positions)
-        ends[number, : row.size] = row.ends
         for sample, path in zip(row.samples, row.paths, strict=True):
             trained = np.flatnonzero(sample.mask)
             sources.append(np.stack([np.full(len(trained), number), path[trained - 1]]))
@@ -161,12 +171,11 @@ def _build_batch(rows: Sequence[_Row]) -> Batch:
             calls.append(numbers + calls_before)
             calls_before += len(found)
     joined = {name: np.concatenate(parts) for name, parts in picked.items()}
-    branches = any(len(row.samples) > 1 for row in rows)
     return Batch(
         samples=tuple(sample for row in rows for sample in row.samples),
         token_ids=token_ids,
         positions=positions,
-        ends=ends if branches else None,
+        plan=plan,
         sources=np.concatenate(sources, axis=1),
         targets=joined["token_ids"].astype(np.int64),
         logprobs=joined["logprobs"].astype(np.float32),

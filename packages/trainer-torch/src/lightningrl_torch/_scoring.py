@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lightningrl_torch._models import ModelTraits
+from lightningrl_torch._attention import Paths, follow
 from lightningrl_torch._packing import Batch
 
 __all__ = ["Scores", "read_states", "score_batch", "to_tensor"]
@@ -34,10 +34,10 @@ def to_tensor(values: NDArray[Any], model: PreTrainedModel) -> Tensor:
     return torch.from_numpy(values).to(model.device)
 
 
-def score_batch(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autocast: bool, entropy_gradient: bool = False) -> Scores:
-    """Logprobs and entropies float32, in the softmax at the token's temperature."""
-    logits, states = _forward(model, traits, batch, autocast=autocast)
-    logits = logits.float()
+def score_batch(model: PreTrainedModel, batch: Batch, *, autocast: bool, entropy_gradient: bool = False) -> Scores:
+    """Logprobs and entropies, float32 at least, in the softmax at the token's temperature."""
+    logits, states = _forward(model, batch, autocast=autocast)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if (batch.temperatures != 1.0).any():
         # greedy tokens have their logprob at temperature 1, see TokenChunk.logprobs
         temperatures = np.where(batch.temperatures == 0.0, np.float32(1.0), batch.temperatures)
@@ -48,23 +48,18 @@ def score_batch(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, au
     return Scores(logprobs.gather(-1, to_tensor(batch.targets, model)[:, None])[:, 0], entropies, states)
 
 
-def read_states(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autocast: bool) -> Tensor:
+def read_states(model: PreTrainedModel, batch: Batch, *, autocast: bool) -> Tensor:
     """The states of `Scores` alone: no logits but a token's."""
-    return _forward(model, traits, batch, autocast=autocast, logits=False)[1]
+    return _forward(model, batch, autocast=autocast, logits=False)[1]
 
 
-def _forward(model: PreTrainedModel, traits: ModelTraits, batch: Batch, *, autocast: bool, logits: bool = True) -> tuple[Tensor, Tensor]:
+def _forward(model: PreTrainedModel, batch: Batch, *, autocast: bool, logits: bool = True) -> tuple[Tensor, Tensor]:
     """Logits (trained tokens, vocabulary) and states (trained tokens, hidden)."""
-    arguments: dict[str, Tensor] = {}
+    arguments: dict[str, Any] = {}
     rows, columns = to_tensor(batch.sources, model)
     with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=autocast):
-        if batch.ends is not None:
-            arguments["position_ids"] = to_tensor(batch.positions, model)
-            ends = to_tensor(batch.ends, model)
-            index = torch.arange(batch.ends.shape[1], device=model.device)
-            # key j is seen by query i when j <= i < ends[j]
-            allowed = (index[None, :] <= index[:, None]) & (index[:, None] < ends[:, None, :])
-            arguments["attention_mask"] = traits.format_mask(allowed, torch.bfloat16 if autocast else model.dtype)
+        if batch.plan is not None:
+            arguments = {"position_ids": to_tensor(batch.positions, model), **follow(Paths.build(batch.plan, model.device))}
         head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         with _only_at(head, rows, columns, logits=logits) as states:
             found: Tensor = model(input_ids=to_tensor(batch.token_ids, model), use_cache=False, **arguments).logits

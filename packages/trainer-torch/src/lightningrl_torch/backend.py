@@ -1,7 +1,9 @@
-"""The backend: engine and learner on one copy of the weights, on one machine, CPU or one CUDA GPU.
+"""The backend: engine and learner on one machine, CPU or one CUDA GPU.
 
-rollouts ──► engine ──┐                 ┌── learner ◄── samples
-                      └── one model ────┘             `learn` holds the engine, so a call never mixes versions
+on-policy        rollouts ──► engine ──► weights ◄── learner ◄── samples         `learn` holds the engine
+max_staleness>0  rollouts ──► engine ──► copy ◄─swap─ weights ◄── learner        the swap alone holds the engine
+
+A call never mixes versions: what changes the weights that it reads waits until it has ended.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ import contextlib
 import copy
 import inspect
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +46,10 @@ class TorchBackend:
     def __init__(self, **settings: Any) -> None:
         self.settings = Settings(**settings)
         self._threads = self.settings.threads or torch.get_num_threads()
+        if self.serves_while_learning and self.settings.threads is None:  # threads that wait for each other on busy cores cost both
+            self._threads = max(1, self._threads - (self.settings.engine_threads or 0))
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """What the engine reads and what the learner changes, tensor by tensor; empty while they are the same."""
         self._policy = LoadedPolicy(self.settings)
         self._reference = _reference(self._policy, self.settings)
         self._building = threading.Lock()
@@ -72,8 +80,8 @@ class TorchBackend:
 
     @property
     def serves_while_learning(self) -> bool:
-        """Engine and learner share one copy of the weights, so calls wait while it learns; agents and their tools go on."""
-        return False
+        """Only where rollouts are out meanwhile; else engine and learner share one copy of the weights."""
+        return self.settings.max_staleness > 0
 
     @property
     def engine(self) -> TorchEngine:
@@ -86,12 +94,43 @@ class TorchBackend:
         return self._learner
 
     def learn(self, samples: Iterable[Sample]) -> LearnReport:
-        """Take one optimisation step; waits for running requests to end, keeps new ones waiting, and serves the new version afterwards."""
+        """Take one optimisation step and serve the new version afterwards. Whatever changes the weights that the engine reads waits for
+        running requests to end and keeps new ones waiting: the step, or with a copy the swap (`seconds_swap`)."""
         rows = list(samples)
-        with self._reading, self._engine.held(), _threads(self._threads):
-            report = self._learner.learn(rows)
-            self._engine.set_version(report.policy_version)
-        return report
+        if not self.serves_while_learning:
+            with self._reading, self._engine.held(), _threads(self._threads):
+                report = self._learner.learn(rows)
+                self._engine.set_version(report.policy_version)
+            return report
+        with self._reading:
+            self._copy_weights()
+            with _threads(self._threads):
+                report = self._learner.learn(rows)
+            began = time.monotonic()
+            if report.policy_version != self._engine.info.version:
+                with self._engine.held():
+                    self._swap(report.policy_version)
+        return replace(report, metrics={**report.metrics, "seconds_swap": time.monotonic() - began})
+
+    def _copy_weights(self) -> None:
+        """Give the engine trained weights of its own, before the first step; frozen ones stay shared."""
+        if self._copies:
+            return
+        model = self._policy.model
+        frozen = [one for one in (*model.parameters(), *model.buffers()) if not one.requires_grad]
+        with self._engine.held():
+            served: PreTrainedModel = copy.deepcopy(model, {id(one): one for one in frozen})
+            served.requires_grad_(requires_grad=False).eval()  # type: ignore[no-untyped-call]
+            theirs = dict(served.named_parameters())
+            self._copies = [(theirs[name], parameter) for name, parameter in self._learner.parameters.items()]
+            self._engine.set_model(served)
+
+    def _swap(self, version: int) -> None:
+        """The engine's weights become the learner's. Only inside `held()`."""
+        with torch.no_grad():
+            for served, learned in self._copies:
+                served.copy_(learned)
+        self._engine.set_version(version)
 
     def logprobs(self, continuations: Sequence[Continuation], *, reference: bool = False) -> list[Array]:
         """For each its tokens' logprobs, computed beside the engine. The reference of a LoRA policy is the policy without
@@ -108,7 +147,7 @@ class TorchBackend:
                         f"policy {self.settings.policy!r} keeps no reference to score with; set learner.kl_coef above 0, or train with "
                         "[learner.lora]"
                     )
-                if self._policy.adapters is not None:
+                if self._policy.adapters is not None and not self._copies:
                     stack.enter_context(self._engine.held())
                 model = stack.enter_context(self._reference())
             found = self._learner.recompute(rows, model)
@@ -166,7 +205,7 @@ class TorchBackend:
             if self._built is not None:
                 self._built.load_state(state["learner"])
             self._engine.set_random_state(state["engine"])
-            self._engine.set_version(int(state["learner"]["step"]))
+            self._swap(int(state["learner"]["step"]))
             restore_generators(state)
 
     def export(self, folder: Path) -> None:

@@ -53,6 +53,11 @@ class Critic:
         self.optimizer = torch.optim.AdamW(list(self.parameters.values()), lr=own.rate, betas=settings.betas, weight_decay=0.0)
 
     @property
+    def model(self) -> PreTrainedModel:
+        """The policy, or the model of its own."""
+        return self._model
+
+    @property
     def reads_policy(self) -> bool:
         """Whether it is a head on the policy's layers."""
         return self._model is self._policy
@@ -69,7 +74,7 @@ class Critic:
     def values(self, batch: Batch, states: Tensor | None = None) -> Tensor:
         """The value before each of the batch's trained tokens, float32. `states`: the policy's, where they are at hand."""
         if states is None or not self.reads_policy:
-            states = read_states(self._model, self._traits, batch, autocast=self._autocast)
+            states = read_states(self._model, batch, autocast=self._autocast)
         elif not self.settings.joint:
             states = states.detach()
         found: Tensor = self._head(states.float())

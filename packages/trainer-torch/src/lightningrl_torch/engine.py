@@ -101,6 +101,10 @@ class TorchEngine:
                 self._holds -= 1
                 self._changed.notify_all()
 
+    def set_model(self, model: PreTrainedModel) -> None:
+        """Serve this model from now on, which is of the same policy and version. Only inside `held()`."""
+        self._decoder = Decoder(model, policy=self._info.policy, settings=self._settings)
+
     def set_version(self, version: int) -> None:
         """Say that the weights are now of `version`. Only inside `held()`."""
         if not self._holds:

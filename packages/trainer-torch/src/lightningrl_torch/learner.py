@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lightningrl.credit.samples import count_distinct
 from lightningrl.errors import BackendError
 from lightningrl.protocols import LearnReport
 from lightningrl.types import Sample
+from lightningrl_torch._attention import follows_paths, read_costs
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._packing import Batch, build_batches
+from lightningrl_torch._paths import Costs
 from lightningrl_torch._scoring import Scores, score_batch, to_tensor
 from lightningrl_torch.chosen_loss import ChosenLoss
 from lightningrl_torch.critic import Critic, value_losses
@@ -48,10 +52,14 @@ class Before:
 
     logprobs: _ByToken | None = None
     """None: ratios are to the rollout's."""
+    weigh: Callable[[Tensor], Tensor] | None = None
+    """Importance weights of log π_before - log π_rollout; None without `logprobs`."""
     values: _ByToken | None = None
     """The critic's; None: its values are not clipped."""
 
 
+_STALE_CAP = 2.0
+"""`importance_cap` of steps that learn from older versions' tokens, where nobody said (TIS, as verl recommends)."""
 _CRITIC = "critic "
 """Before the names of the critic's sums."""
 _NO_SPREAD = 1e-9
@@ -118,7 +126,7 @@ class Learner:
     def gradients(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """The loss's gradient by parameter name, without a step; for tests and diagnosis."""
         with self._training():
-            self._backward(samples, 1.0, Before(), defaultdict(float))
+            self._backward(samples, 1.0, self._look_before(samples), defaultdict(float))
         found = {name: parameter.grad.clone() for name, parameter in self.parameters.items() if parameter.grad is not None}
         self._zero_gradients()
         return found
@@ -170,6 +178,7 @@ class Learner:
         """Add up the gradient of `scale` times the samples' loss; return the unscaled loss."""
         total = 0.0
         targets = sum(map(_targets, samples)) if self.critic is not None else 0
+        totals["distinct"] += count_distinct(samples)
         for batch in self._batches(samples):
             loss, states, sums = self._sum_losses(batch, before)
             wanted = loss * scale
@@ -181,6 +190,7 @@ class Learner:
             for name, value in sums.items():
                 totals[name] += float(value)
             totals["tokens"] += float(len(batch.targets))
+            totals["computed"] += float(batch.token_ids.size)
         return total
 
     def _sum_losses(self, batch: Batch, before: Before) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -211,13 +221,8 @@ class Learner:
             "entropy": entropies.detach().sum(),
             **{name: values.detach().sum() for name, values in found.metrics.items()},
         }
-        if before.logprobs is not None:
-            log_ratio = old_logprobs - rollout_logprobs
-            if settings.importance_mask is not None:
-                importance = masked_importance(log_ratio, *settings.importance_mask)
-            else:
-                assert settings.importance_cap is not None
-                importance = truncated_importance(log_ratio, settings.importance_cap)
+        if before.weigh is not None:
+            importance = before.weigh(old_logprobs - rollout_logprobs)
             token_loss = token_loss * importance
             sums["importance"] = importance.sum()
         if settings.entropy_coef > 0.0:
@@ -246,10 +251,23 @@ class Learner:
     def _look_before(self, samples: Sequence[Sample]) -> Before:
         settings, critic = self._settings, self.critic
         is_clipped = critic is not None and critic.settings.clip is not None and settings.epochs * settings.minibatches > 1
+        weigh = self._correction(samples)
         return Before(
-            logprobs=self.recompute(samples, self.model) if settings.is_corrected else None,
+            logprobs=self.recompute(samples, self.model) if weigh is not None else None,
+            weigh=weigh,
             values=self.values(samples) if is_clipped else None,
         )
+
+    def _correction(self, samples: Sequence[Sample]) -> Callable[[Tensor], Tensor] | None:
+        """How tokens that other weights sampled are weighed; None = as all others."""
+        settings = self._settings
+        if settings.importance_mask is not None:
+            low, high = settings.importance_mask
+            return partial(masked_importance, low=low, high=high)
+        cap = settings.importance_cap
+        if cap is None and settings.max_staleness and any((one.versions[one.mask] != self.step).any() for one in samples):
+            cap = _STALE_CAP
+        return partial(truncated_importance, cap=cap) if cap else None
 
     def _gather(self, by_token: _ByToken, batch: Batch) -> Tensor:
         """In the order of the batch's trained tokens."""
@@ -277,16 +295,17 @@ class Learner:
         return found
 
     def _score(self, model: PreTrainedModel, batch: Batch) -> Scores:
-        return score_batch(
-            model, self._traits, batch, autocast=self._settings.dtype == "bfloat16", entropy_gradient=self._settings.entropy_coef > 0.0
-        )
+        return score_batch(model, batch, autocast=self._settings.dtype == "bfloat16", entropy_gradient=self._settings.entropy_coef > 0.0)
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
-        return build_batches(
-            samples,
-            max_tokens=self._settings.max_tokens_per_microbatch,
-            share_prefixes=self._settings.share_prefixes and self._traits.explicit_masks,
-        )
+        return build_batches(samples, max_tokens=self._settings.max_tokens_per_microbatch, costs=self._costs)
+
+    @cached_property
+    def _costs(self) -> Costs | None:
+        """None = samples are plain rows: so wanted, or a model does not follow paths."""
+        models = [self.model] if self.critic is None else [self.model, self.critic.model]
+        follows = self._settings.share_prefixes and all(follows_paths(model) for model in models)
+        return read_costs(self.model) if follows else None
 
     def _deal(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         """Rollouts at random to minibatches of about the same size; a rollout's rows stay together."""
@@ -373,11 +392,13 @@ def _check(samples: Sequence[Sample], vocabulary: int) -> None:
 
 
 def _means(totals: Mapping[str, float], epochs: int) -> dict[str, float]:
-    """`loss` of the step, `grad_norm` before clipping by update, everything else by trained token."""
-    apart = ("loss", "grad_norm", "updates", "tokens")
+    """`loss` of the step, `grad_norm` before clipping by update, `trie_efficiency` = distinct tokens ÷ those computed, everything else by
+    trained token."""
+    apart = ("loss", "grad_norm", "updates", "tokens", "distinct", "computed")
     metrics = {name: value / totals["tokens"] for name, value in totals.items() if name not in apart and not name.startswith(_CRITIC)}
     metrics["loss"] = totals["loss"] / epochs
     metrics["grad_norm"] = totals["grad_norm"] / totals["updates"]
+    metrics["trie_efficiency"] = totals["distinct"] / totals["computed"]
     return metrics | _of_critic({name.removeprefix(_CRITIC): value for name, value in totals.items() if name.startswith(_CRITIC)}, totals)
 
 

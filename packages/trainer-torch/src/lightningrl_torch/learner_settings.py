@@ -80,8 +80,9 @@ class LearnerSettings(SettingsTable):
     kl_coef: AtLeast0 = 0.0
     """Weight of the KL to the starting policy (k3 estimate); 0 = no reference is kept."""
     importance_cap: AtLeast0 | None = None
-    """None: ratios are to the rollout logprobs. A number: ratios are to the policy before the step, recomputed, and tokens are weighted
-    by min(π_before / π_rollout, importance_cap): for rollouts of older versions or of an engine that computes differently."""
+    """A number: ratios are to the policy before the step, recomputed, and tokens are weighted by min(π_before / π_rollout,
+    importance_cap): for rollouts of older versions or of an engine that computes differently. 0: never, ratios are to the rollout
+    logprobs. None: on torch, with `loop.max_staleness`, 2 in steps that have tokens of older versions; else as 0."""
     importance_mask: tuple[_Ratio, _Ratio] | None = None
     """In place of `importance_cap` two numbers: tokens are weighted by π_before / π_rollout where it lies within them, and left out where
     it does not (IcePop, arXiv 2510.18855: 0.5 and 5)."""
@@ -106,7 +107,7 @@ class LearnerSettings(SettingsTable):
             raise ValueError(f"schedule {schedule!r} needs to know where it ends; set total_steps")
         if self.importance_mask is not None:
             low, high = self.importance_mask
-            if self.importance_cap is not None:
+            if self.importance_cap:
                 raise ValueError("importance_cap and importance_mask correct the same ratio; remove one of them")
             if low > high:
                 raise ValueError(f"importance_mask keeps ratios from {low:g} to {high:g}, which are none; put the lower bound first")
@@ -119,7 +120,7 @@ class LearnerSettings(SettingsTable):
     @property
     def is_corrected(self) -> bool:
         """Whether ratios are to the policy before the step, recomputed, and tokens weighted by how much likelier it made them."""
-        return self.importance_cap is not None or self.importance_mask is not None
+        return bool(self.importance_cap) or self.importance_mask is not None
 
     @property
     def loss_arguments(self) -> dict[str, Any]:

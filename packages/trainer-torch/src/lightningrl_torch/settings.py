@@ -66,17 +66,21 @@ class Settings(LearnerSettings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16` computes under autocast; trained weights stay float32 (with LoRA, the frozen ones become bfloat16)."""
     threads: Count | None = None
-    """CPU threads of the learner; None = torch's own choice."""
+    """CPU threads of the learner; None = torch's own choice, less the engine's where that serves meanwhile."""
     engine_threads: Count | None = 1
     """CPU threads of the engine. Agents, server and engine share the machine during rollouts, and threads that wait for each other on
     busy cores cost more than they give; None = torch's own choice."""
+
+    max_staleness: Whole = 0
+    """The run's `loop.max_staleness`. Above 0 the engine serves on a copy of the weights while the learner learns."""
 
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Of the learning rate, over calls of `learn`."""
     max_tokens_per_microbatch: Count = 4096
     """Tokens, padding included, in one forward and backward; memory against speed, no effect on the result."""
     share_prefixes: bool = True
-    """Samples that begin alike are computed as one prefix tree; no effect on the result beyond rounding."""
+    """What samples begin alike with is computed once (models whose layers all attend to all earlier tokens, by torch's attention); no
+    effect on the result beyond rounding."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
 

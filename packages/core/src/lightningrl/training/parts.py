@@ -336,8 +336,11 @@ def build_backends(
         options = recipe.options_of(policy)
         if capabilities is not None:
             _check_capabilities(recipe.backend, capabilities, options)
-        check_options(plugin.factory, options, what=f"trainer backend {recipe.backend!r}", reserved=("policy", "name"))
-        backends[name] = partial(plugin.factory, policy=models[name], name=name, **options)
+        offered: dict[str, Any] = {"policy": models[name], "name": name}
+        if "max_staleness" in inspect.signature(plugin.factory).parameters:  # such a backend can serve while it learns
+            offered["max_staleness"] = recipe.loop.max_staleness
+        check_options(plugin.factory, options, what=f"trainer backend {recipe.backend!r}", reserved=tuple(offered))
+        backends[name] = partial(plugin.factory, **offered, **options)
     if plugin.check is not None and will_run:
         plugin.check(recipe)
     return backends
