@@ -59,6 +59,8 @@ def test_what_the_learner_changes_is_what_the_engine_reads(policy: str) -> None:
     backend = TorchBackend(policy=policy, device="cpu", learning_rate=0.1)
     light = backend._policy.light
     assert light is not None
+    with torch.no_grad():
+        assert all(one.requires_grad for one in backend.learner.parameters.values())
     before = {name: one.detach().clone() for name, one in light.parameters.items()}
     backend.learn([make_sample((1, 2, 3), (4, 5))])
     learned = backend.learner.parameters

@@ -228,7 +228,7 @@ class TorchBackend:
 
     @property
     def _learner(self) -> Learner:
-        with self._building:
+        with self._building, torch.inference_mode(mode=False), torch.enable_grad():  # whoever asks first may only be reading
             if self._built is None:
                 from lightningrl_torch.learner import Learner
 
