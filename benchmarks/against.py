@@ -11,17 +11,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
+from earlier import ROOT, checked_out
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from run_all import BENCHMARKS, Benchmark, measure
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
@@ -33,29 +29,22 @@ def main() -> None:
     wanted = [one for one in BENCHMARKS if options.only is None or one.script.removesuffix(".py") in options.only]
     rounds = [(number, one) for number in range(options.rounds) for one in wanted]
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="lightningrl-against-") as scratch:
-        before = Path(scratch) / "tree"
-        subprocess.run(["git", "worktree", "add", "--detach", str(before), options.commit], cwd=ROOT, check=True, capture_output=True)
-        try:
-            console.print(f"installing {options.commit} …")
-            subprocess.run(["make", ".venv/.installed"], cwd=before, check=True, capture_output=True)
-            figures: dict[Benchmark, list[tuple[float, float]]] = {one: [] for one in wanted}
-            for number, one in track(rounds, "measuring", console=console):
-                if one not in figures:
-                    continue
-                trees = (before, ROOT) if number % 2 else (ROOT, before)
-                found = {tree: measure(tree, one, str(tree / ".venv" / "bin" / "python")) for tree in trees}
-                then, now = found[before], found[ROOT]
-                if isinstance(now, str):
-                    sys.exit(f"{one.script} failed:\n{now}")
-                if isinstance(then, str):
-                    last = (then.strip().splitlines() or ["it said nothing"])[-1]
-                    console.print(f"left out: {one.what}: {options.commit} cannot be measured by {one.script} ({last})", markup=False)
-                    del figures[one]
-                    continue
-                figures[one].append((then, now))
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", str(before)], cwd=ROOT, check=True, capture_output=True)
+    with checked_out(options.commit) as before:
+        figures: dict[Benchmark, list[tuple[float, float]]] = {one: [] for one in wanted}
+        for number, one in track(rounds, "measuring", console=console):
+            if one not in figures:
+                continue
+            trees = (before, ROOT) if number % 2 else (ROOT, before)
+            found = {tree: measure(tree, one, str(tree / ".venv" / "bin" / "python")) for tree in trees}
+            then, now = found[before], found[ROOT]
+            if isinstance(now, str):
+                sys.exit(f"{one.script} failed:\n{now}")
+            if isinstance(then, str):
+                last = (then.strip().splitlines() or ["it said nothing"])[-1]
+                console.print(f"left out: {one.what}: {options.commit} cannot be measured by {one.script} ({last})", markup=False)
+                del figures[one]
+                continue
+            figures[one].append((then, now))
     title = f"{options.commit} and now, medians of {options.rounds} interleaved rounds on this machine"
     table = Table("what", options.commit, "now", "unit", "now ÷ then", "of each round", title=title, title_justify="left")
     for one, pairs in figures.items():

@@ -5,7 +5,7 @@
     python benchmarks/asynchronous.py --report   only read what earlier calls left in runs/asynchronous
     python benchmarks/asynchronous.py --forced   only the second table: less than a minute
 
-1. examples/text_to_sql with a tool that takes 0.05 to 2 s (benchmarks/slow_tools/agent.py), the modes in turns, seed by seed: rollouts per
+1. examples/text_to_sql with a tool that takes 0.05 to 2 s (benchmarks/slow_sql.py), the modes in turns, seed by seed: rollouts per
    minute (steps alone, the first left out), how old the tokens were that were learned from, accuracy before and after.
 2. Staleness forced: a small policy learns from what it sampled eight steps before, with importance weights and without.
 """
@@ -41,7 +41,7 @@ MODES = {
 }
 RECIPE = """\
 name = "slow_tools"
-agent = "{root}/benchmarks/slow_tools/agent.py:answer"
+agent = "{root}/benchmarks/slow_sql.py:answer"
 adapters = ["langchain"]
 
 [tasks]
@@ -105,7 +105,7 @@ def main() -> None:
 def train(mode: str, seed: int, steps: int) -> None:
     """One run; one that is done is left as it is, one that was cut off goes on."""
     folder = RUNS / f"{steps}-steps" / f"{mode}-{seed}"
-    if (folder / "curve.png").is_file() and len(step_lines(folder)) == steps:
+    if is_done(folder):
         return
     command = [sys.executable, "-m", "lightningrl.cli", "train"]
     if (folder / "run.json").is_file():
@@ -119,6 +119,13 @@ def train(mode: str, seed: int, steps: int) -> None:
     print(f"{mode}, seed {seed}: {steps} steps", flush=True)
     with (RUNS / "log.txt").open("a") as log:
         subprocess.run(command, check=True, cwd=ROOT, stdout=log, stderr=log)
+
+
+def is_done(folder: Path) -> bool:
+    """Validated after its last step."""
+    steps = folder.parent.name.split("-")[0]
+    is_begun = (folder / "metrics.jsonl").is_file()
+    return is_begun and any(str(line["step"]) == steps and "validation/reward" in line for line in lines(folder))
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -147,7 +154,7 @@ def describe(folder: Path) -> dict[str, float]:
 
 def report() -> None:
     for runs in sorted(RUNS.glob("*-steps"), key=lambda path: int(path.name.split("-")[0])):
-        found = {folder.name: describe(folder) for folder in sorted(runs.iterdir()) if (folder / "curve.png").is_file()}
+        found = {folder.name: describe(folder) for folder in sorted(runs.iterdir()) if is_done(folder)}
         if not found:
             continue
         columns = list(next(iter(found.values())))

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightningrl.config import check_options
+from lightningrl.config import Recipe
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.plugins import load_plugins
+from lightningrl.training.parts import build_backends
 from lightningrl.types import GenerateRequest, SamplingSettings, TokenChunk
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import make_sample
@@ -131,10 +132,18 @@ async def test_a_loaded_checkpoint_is_served(make_backend: MakeBackend, tmp_path
     check_logprobs(backend, chunks)
 
 
-def test_the_run_says_how_stale_and_no_recipe_key_does() -> None:
-    factory = load_plugins().trainers["torch"].factory
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_the_loop_says_how_stale_tokens_may_be_and_the_learner_s_table_does_not(policy: str, staleness: int) -> None:
+    tables: dict[str, Any] = {"agent": "agent.py:answer", "tasks": {"train": "data.py:tasks"}, "policy": {"model": policy}}
+    tables["rewards"] = {"right": {"use": "reward.py:right"}}
+    recipe = Recipe.model_validate({**tables, "loop": {"max_staleness": staleness}, "learner": {"threads": 1, "device": "cpu"}})
+    (build,) = build_backends(recipe, load_plugins(), dict.fromkeys(recipe.all_policies, policy)).values()
+    backend = build()
+    assert backend.serves_while_learning == (staleness > 0)
+    backend.close()  # type: ignore[attr-defined]
+    said_there = Recipe.model_validate({**tables, "learner": {"max_staleness": 1}})
     with pytest.raises(ConfigError, match="max_staleness"):
-        check_options(factory, {"max_staleness": 1}, what="backend 'torch'", reserved=("policy", "name", "max_staleness"))
+        build_backends(said_there, load_plugins(), dict.fromkeys(said_there.all_policies, policy))
 
 
 def test_tokens_of_older_versions_are_weighed_where_nobody_said_and_fresh_ones_are_not(make_backend: MakeBackend) -> None:

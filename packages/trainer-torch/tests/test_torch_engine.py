@@ -18,6 +18,7 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MistralC
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
 from lightningrl.protocols import Engine
 from lightningrl.types import FinishReason, GenerateRequest, SamplingSettings
+from lightningrl_torch._llama import LlamaForward
 from lightningrl_torch._sampling import SamplingBatch, draw_noise, sample_tokens
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.settings import EngineSettings
@@ -227,13 +228,14 @@ async def test_version_is_not_set_while_requests_may_run(engine: TorchEngine) ->
         engine.set_version(4)
 
 
-async def test_a_failing_model_fails_its_requests_and_the_next_are_served(caplog: pytest.LogCaptureFixture) -> None:
-    model = make_model()
-    engine = make_engine(model)
-    forward, model.forward = model.forward, lambda **_: 1 / 0
-    with pytest.raises(BackendError, match="ZeroDivisionError"):
-        await collect(engine, make_request(1))
-    model.forward = forward
+async def test_a_failing_model_fails_its_requests_and_the_next_are_served(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(make_model())
+    with monkeypatch.context() as broken:
+        broken.setattr(LlamaForward, "decode", lambda *_: 1 / 0)
+        with pytest.raises(BackendError, match="ZeroDivisionError"):
+            await collect(engine, make_request(1))
     assert len((await collect(engine, make_request(1)))[0]) == 12
     engine.close()
     assert "failed in mid-decode" in caplog.text

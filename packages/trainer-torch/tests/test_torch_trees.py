@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
+from lightningrl.credit.samples import count_distinct
 from lightningrl.types import Sample
 from lightningrl_torch import _paths
-from lightningrl_torch._packing import build_batches, build_trees, count_distinct
-from lightningrl_torch._paths import Costs, Plan, follows_paths, plan_attention
+from lightningrl_torch._attention import Paths, follows_paths
+from lightningrl_torch._packing import build_batches, build_trees
+from lightningrl_torch._paths import Costs, Plan, plan_attention
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner import Learner
 from lightningrl_torch.settings import Settings
@@ -93,7 +95,7 @@ def make_learner(*, share: bool, model: Any = None, **options: Any) -> Learner:
     model = (make_model() if model is None else model).double()
     for module in model.modules():
         if isinstance(module, Qwen2RMSNorm):
-            module.forward = partial(normalize, module)  # transformers' own computes in float32
+            module.forward = partial(normalize, module)  # type: ignore[method-assign]  # transformers' own computes in float32
     return Learner(model, Settings(policy="tiny", learning_rate=1e-2, share_prefixes=share, **options))
 
 
@@ -161,7 +163,7 @@ def test_an_own_critic_follows_the_paths(make_backend: MakeBackend, policy: str)
 
 def visible(plan: Plan) -> dict[int, list[int]]:
     """Which tokens each token looks at."""
-    paths = _paths.Paths.build(plan, torch.device("cpu"))
+    paths = Paths.build(plan, torch.device("cpu"))
     found: dict[int, list[int]] = {}
     for (query_numbers, _), (_, keys, allowed) in zip(plan.calls, paths.calls, strict=True):
         for block, numbers in enumerate(query_numbers.tolist()):
@@ -222,9 +224,9 @@ def test_no_mask_is_as_large_as_all_tokens_by_all_tokens() -> None:
 
 
 def test_little_in_common_is_computed_twice_where_that_costs_less() -> None:
-    samples = [make_sample([1], [number] * 200, rollout=str(number)) for number in (2, 3)]
-    cheap, dear = (list(build_batches(samples, max_tokens=1000, costs=Costs(token=cost, call=0.0)))[0] for cost in (10.0, 1e6))
-    assert (cheap.token_ids.size, dear.token_ids.size) == (402, 401)
+    samples = [make_sample([1], [number] * 1000, rollout=str(number)) for number in (2, 3)]
+    cheap, dear = (next(build_batches(samples, max_tokens=5000, costs=Costs(token=cost, call=0.0))) for cost in (10.0, 1e6))
+    assert (cheap.token_ids.size, dear.token_ids.size) == (2002, 2001)
 
 
 def test_models_that_follow_no_paths_learn_from_plain_rows() -> None:
@@ -232,7 +234,7 @@ def test_models_that_follow_no_paths_learn_from_plain_rows() -> None:
     assert not follows_paths(make_model(attn_implementation="eager"))
     assert not follows_paths(make_model(use_sliding_window=True, sliding_window=4, max_window_layers=0))
     llama = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2))
-    assert follows_paths(llama.eval())
+    assert follows_paths(llama)
     heads = llama.model.layers[1].self_attn
     forward = heads.forward
     heads.forward = lambda *args, paths=None, **options: forward(*args, **options)  # a layer that goes its own way

@@ -409,14 +409,16 @@ def begin_run(
     if resume:
         folder, whole = RunFolder.resume(Path(run) if run is not None else newest_run(runs), settings, source)
         try:
-            yield OpenRun(recipe=whole, parts=build_checked(whole, plugins), plugins=plugins, folder=folder, is_resumed=True)
+            yield OpenRun(
+                recipe=whole, parts=build_checked(whole, plugins, will_work=True), plugins=plugins, folder=folder, is_resumed=True
+            )
         finally:
             folder.close()
         return
     if source is None:
         raise ConfigError("no recipe given; name a recipe's file or folder")
     whole = _load(source, settings)
-    parts = build_checked(whole, plugins)
+    parts = build_checked(whole, plugins, will_work=True)
     path = Path(run) if run is not None else default_run(runs, whole.name)
     origin = str(recipe_file(source).resolve()) if isinstance(source, Path) else None
     folder = RunFolder.create(path, whole, origin, settings, models=parts.models, overwrite=overwrite)

@@ -5,21 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from lightningrl.errors import BackendError
 from lightningrl.types import TokenChunk
+from lightningrl_torch._forward import Forward, build_forward
 from lightningrl_torch._models import read_traits
 from lightningrl_torch._prefill import Prefiller
 from lightningrl_torch._requests import Running, deliver
 from lightningrl_torch._sampling import SamplingBatch, sample_tokens
 from lightningrl_torch._slots import SlotCache
 from lightningrl_torch.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["Decoder"]
 
@@ -29,16 +33,14 @@ _CHUNKS_PER_SECOND = 1000.0
 class Decoder:
     """Not thread-safe: belongs to the engine's thread."""
 
-    def __init__(self, model: PreTrainedModel, *, policy: str, settings: EngineSettings) -> None:
-        self.traits = read_traits(model, policy)
+    def __init__(self, model: PreTrainedModel | Forward, *, policy: str, settings: EngineSettings) -> None:
+        self.forward = model if isinstance(model, Forward) else build_forward(model, read_traits(model, policy), autocast=settings.autocast)
         self._policy = policy
         self._model = model
         self._settings = settings
-        self._device = next(model.parameters()).device
-        self._cache = SlotCache(self.traits.layers)
-        self._prefiller = Prefiller(
-            model, device=self._device, batch_tokens=settings.prefill_tokens, cache_tokens=settings.prefix_cache_tokens
-        )
+        self._device = self.forward.device
+        self._cache = SlotCache(self.forward.layers)
+        self._prefiller = Prefiller(self.forward, batch_tokens=settings.prefill_tokens, cache_tokens=settings.prefix_cache_tokens)
         self._running: list[Running] = []
         # one entry per row
         self._lengths: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -52,14 +54,13 @@ class Decoder:
 
     def forget(self) -> None:
         """The weights have changed: drop remembered prompts."""
+        self.forward.refresh()
         self._prefiller.clear()
 
     def join(self, joining: Sequence[Running]) -> None:
         """Prefill all but the last token of each prompt; that one is the row's first decoding step."""
         self._running.extend(joining)  # first, so that a failure below finds them
-        with self._computing():
-            prefixes = self._prefiller.prefill([running.request.prompt_ids[:-1] for running in joining])
-        self._cache.join(prefixes)
+        self._cache.join(self._prefiller.prefill([running.request.prompt_ids[:-1] for running in joining]))
         self._lengths = np.append(self._lengths, [len(running.request.prompt_ids) - 1 for running in joining])
         self._last = np.append(self._last, [running.request.prompt_ids[-1] for running in joining])
         self._sampling = _batch_of(self._running)
@@ -68,7 +69,7 @@ class Decoder:
         """Sample one token for every row and deliver what is due."""
         if not self._running:
             return
-        token_ids, logprobs = sample_tokens(self._forward(), self._sampling)
+        token_ids, logprobs = sample_tokens(self._logits(), self._sampling)
         if not math.isfinite(sum(logprobs)):
             raise BackendError(f"policy {self._policy!r} gives logits that are not finite; lower the learning rate or check its weights")
         self._lengths += 1
@@ -101,24 +102,18 @@ class Decoder:
         self._prefiller.clear()
         return running
 
-    def _forward(self) -> Tensor:
-        """Logits (rows, vocabulary) after each row's last token."""
+    def _logits(self) -> Tensor:
+        """(rows, vocabulary) after each row's last token."""
         self._cache.make_room()
-        arguments: dict[str, Tensor] = {}
-        if self.traits.positions:
-            arguments["position_ids"] = torch.from_numpy(self._lengths).to(self._device)[:, None]
         width = self._cache.width + 1
+        allowed = None
         if int(self._lengths.min()) + 1 < width:
-            columns = torch.arange(width, device=self._device)
             padding = torch.from_numpy(width - 1 - self._lengths).to(self._device)
-            allowed = columns >= padding[:, None]
-            explicit = self.traits.explicit_masks
-            arguments["attention_mask"] = self.traits.format_mask(allowed[:, None], self._cache.dtype) if explicit else allowed
-        input_ids = torch.from_numpy(self._last).to(self._device)[:, None]
-        with self._computing():
-            logits: Tensor = self._model(input_ids=input_ids, past_key_values=self._cache, use_cache=True, **arguments).logits
+            allowed = torch.arange(width, device=self._device) >= padding[:, None]
+        token_ids, positions = (torch.from_numpy(values).to(self._device) for values in (self._last, self._lengths))
+        logits = self.forward.decode(token_ids, positions, self._cache, allowed)
         self._cache.advance()
-        return logits[:, -1]
+        return logits
 
     def _leave(self, done: Sequence[int]) -> None:
         """Fill the places of `done` rows with the last rows."""
@@ -136,9 +131,6 @@ class Decoder:
         self._lengths, self._last = self._lengths[:rows], self._last[:rows]
         self._sampling = _batch_of(self._running)
         self._cache.leave(moves, rows, int(self._lengths.max(initial=0)))
-
-    def _computing(self) -> torch.autocast:
-        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._settings.autocast)
 
 
 def _batch_of(running: Sequence[Running]) -> SamplingBatch:

@@ -4,7 +4,8 @@
     sample 1   a b x y         positions  0 1 2 3 2 3
                                ends       6 6 4 4 6 6        token j is seen by tokens j … ends[j]-1 and by nobody else
 
-Each token of the tree is computed once; every sample's logprobs and gradients are those of its own row (`lightningrl_torch._paths`).
+Each token of the tree is computed once; every sample's logprobs and gradients are those of its own row (`_paths`, `_attention`).
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from lightningrl.credit.samples import sort_by_tokens
 from lightningrl.types import Sample
 from lightningrl_torch._paths import Costs, Plan, Strip, plan_attention
 
-__all__ = ["Batch", "build_batches", "build_trees", "count_distinct", "make_row"]
+__all__ = ["Batch", "build_batches", "build_trees", "make_row"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -40,7 +42,10 @@ class _Tree:
         if self.paths:
             self.ends[self.paths[-1][shared:]] = self.size
         before = self.paths[-1][:shared] if self.paths else np.zeros(0, np.int64)
-        if new:
+        if new and len(before) and before[-1] == self.size - 1:  # it goes on where the row ends
+            last = self.strips.pop()
+            self.strips.append(Strip(start=last.start, stop=self.size + new, path=last.path))
+        elif new:
             self.strips.append(Strip(start=self.size, stop=self.size + new, path=before))
         self.paths.append(np.concatenate([before, np.arange(self.size, self.size + new)]))
         self.token_ids.append(sample.token_ids[shared:].astype(np.int64))
@@ -119,7 +124,7 @@ def build_batches(samples: Sequence[Sample], *, max_tokens: int, costs: Costs | 
 
 def build_trees(samples: Sequence[Sample], *, max_tokens: int, costs: Costs) -> list[_Tree]:
     """Each sample in exactly one. Where not all fit into one tree, the next begins where that repeats the fewest tokens."""
-    order, shared = _sort(samples)
+    order, shared = sort_by_tokens(samples)
     for number, sample in enumerate(order):
         if not costs.is_worth_sharing(shared[number], len(sample.token_ids)):
             shared[number] = 0
@@ -140,25 +145,6 @@ def build_trees(samples: Sequence[Sample], *, max_tokens: int, costs: Costs) -> 
         trees.append(tree)
         start = stop
     return trees
-
-
-def count_distinct(samples: Sequence[Sample]) -> int:
-    """Tokens of one tree of all the samples: what they begin alike with counts once."""
-    order, shared = _sort(samples)
-    return sum(len(sample.token_ids) for sample in order) - sum(shared)
-
-
-def _sort(samples: Sequence[Sample]) -> tuple[list[Sample], list[int]]:
-    """The samples so that neighbours share the longest prefixes, and how many tokens each has in common with the one before it."""
-    # big-endian bytes compare like the token ids themselves
-    order = sorted(samples, key=lambda sample: sample.token_ids.astype(">u4").tobytes())
-    return order, [0, *(_common_prefix(one, other) for one, other in zip(order[:-1], order[1:], strict=True))][: len(order)]
-
-
-def _common_prefix(one: Sample, other: Sample) -> int:
-    length = min(len(one.token_ids), len(other.token_ids))
-    differences = np.flatnonzero(one.token_ids[:length] != other.token_ids[:length])
-    return int(differences[0]) if len(differences) else length
 
 
 def _build_batch(rows: Sequence[_Tree], plan: Plan | None = None) -> Batch:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lightningrl_torch._attention import Paths, follow
 from lightningrl_torch._packing import Batch
-from lightningrl_torch._paths import Paths, follow
 
 __all__ = ["Scores", "read_states", "score_batch", "to_tensor"]
 

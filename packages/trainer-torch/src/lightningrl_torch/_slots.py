@@ -8,13 +8,11 @@ row 1      [ ············ | prompt… compl ]      and the padding i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
 
-__all__ = ["KeyValues", "SlotCache"]
+__all__ = ["KeyValues", "SlotCache", "SlotLayer"]
 
 KeyValues = list[tuple[Tensor, Tensor]]
 """`kv[layer]` = keys and values of one sequence, each (heads, tokens, head_dim)."""
@@ -22,56 +20,44 @@ KeyValues = list[tuple[Tensor, Tensor]]
 _ROWS, _COLUMNS = 8, 256
 
 
-class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class SlotLayer:
     """One layer's buffers (rows, heads, columns, head_dim), handed to attention as views."""
 
-    is_sliding = False
-
     def __init__(self, slots: SlotCache) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.slots = slots
         self.buffers: list[Tensor] = []
         """Keys and values; empty before the first."""
+        self._slots = slots
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        rows, columns = self.slots.capacity
-        self.buffers = [states.new_zeros((rows, states.shape[-3], columns, states.shape[-1])) for states in (key_states, value_states)]
-        self.is_initialized = True
+    def make(self, keys: Tensor, values: Tensor) -> None:
+        """Buffers for keys and values such as these."""
+        rows, columns = self._slots.capacity
+        self.buffers = [states.new_zeros((rows, states.shape[-3], columns, states.shape[-1])) for states in (keys, values)]
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        rows, start, end = self.slots.rows, self.slots.start, self.slots.end
-        keys, values = self.buffers
-        keys[:rows, :, end] = key_states[:, :, 0]
-        values[:rows, :, end] = value_states[:, :, 0]
-        return keys[:rows, :, start : end + 1], values[:rows, :, start : end + 1]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.slots.width + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.slots.width
-
-    def get_max_length(self) -> int:
-        return -1
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one token of each row, (rows, heads, 1, head_dim), and return all that there is."""
+        if not self.buffers:
+            self.make(keys, values)
+        rows, start, end = self._slots.rows, self._slots.start, self._slots.end
+        for buffer, states in zip(self.buffers, (keys, values), strict=True):
+            buffer[:rows, :, end] = states[:, :, 0]
+        kept_keys, kept_values = (buffer[:rows, :, start : end + 1] for buffer in self.buffers)
+        return kept_keys, kept_values
 
 
-class SlotCache(Cache):
-    """A transformers cache whose rows are requests. Decoding writes one column for all rows; no tensor is ever concatenated."""
+class SlotCache:
+    """Rows are requests. Decoding writes one column for all rows; no tensor is ever concatenated."""
 
     def __init__(self, layers: int) -> None:
         self.capacity = (_ROWS, _COLUMNS)
         self.rows = 0
         self.start = 0
         self.end = 0
-        self._slots = [_SlotLayer(self) for _ in range(layers)]
-        super().__init__(layers=list(self._slots))
+        self.layers = [SlotLayer(self) for _ in range(layers)]
 
     @property
     def dtype(self) -> torch.dtype:
         """Number format of the keys; float32 while nothing is kept."""
-        buffers = self._slots[0].buffers
+        buffers = self.layers[0].buffers
         return buffers[0].dtype if buffers else torch.float32
 
     @property
@@ -83,8 +69,8 @@ class SlotCache(Cache):
         """Forget every row and give the memory back."""
         self.capacity = (_ROWS, _COLUMNS)
         self.rows = self.start = self.end = 0
-        for layer in self._slots:
-            layer.buffers, layer.is_initialized = [], False
+        for layer in self.layers:
+            layer.buffers = []
 
     def join(self, prefixes: Sequence[KeyValues]) -> None:
         """Append one row for each prefix (possibly of no tokens)."""
@@ -98,9 +84,9 @@ class SlotCache(Cache):
             window = slice(self.end - length, self.end)
             if not kv:
                 continue
-            for layer, sequence in zip(self._slots, kv, strict=True):
-                if not layer.is_initialized:
-                    layer.lazy_initialization(*sequence)
+            for layer, sequence in zip(self.layers, kv, strict=True):
+                if not layer.buffers:
+                    layer.make(*sequence)
                 for buffer, states in zip(layer.buffers, sequence, strict=True):
                     buffer[number, :, window] = states
 
@@ -116,7 +102,7 @@ class SlotCache(Cache):
         """Copy row `source` to row `target` for each (target, source), then keep `rows` rows of at most `width` tokens."""
         if moves:
             targets, sources = ([move[side] for move in moves] for side in (0, 1))
-            for layer in self._slots:
+            for layer in self.layers:
                 for buffer in layer.buffers:
                     window = buffer[:, :, self.start : self.end]
                     window[targets] = window[sources]
@@ -141,7 +127,7 @@ class SlotCache(Cache):
         self.start = self.end - kept
         grown = (row_capacity, columns) != self.capacity
         self.capacity = (row_capacity, columns)
-        for layer in self._slots:
+        for layer in self.layers:
             for number, old in enumerate(layer.buffers):
                 window = old[: self.rows, :, start:end].clone()
                 new = old.new_zeros((row_capacity, old.shape[1], columns, old.shape[3])) if grown else old

@@ -16,11 +16,10 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from lightningrl.errors import BackendError
 from lightningrl.protocols import Continuation, LearnReport
@@ -28,9 +27,13 @@ from lightningrl.types import Array, IntArray, Sample
 from lightningrl_torch._packing import make_row
 from lightningrl_torch.checkpoint import read_checkpoint, restore_generators, write_checkpoint, written_folder
 from lightningrl_torch.engine import TorchEngine
-from lightningrl_torch.learner import Learner, Reference
-from lightningrl_torch.policy import LoadedPolicy, load_policy, quiet
+from lightningrl_torch.policy import LoadedPolicy, quiet
 from lightningrl_torch.settings import EngineSettings, Settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lightningrl_torch.learner import Learner, Reference
 
 __all__ = ["TorchBackend"]
 
@@ -47,17 +50,23 @@ class TorchBackend:
             self._threads = max(1, self._threads - (self.settings.engine_threads or 0))
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         """What the engine reads and what the learner changes, tensor by tensor; empty while they are the same."""
-        self._policy = load_policy(self.settings)
+        self._policy = LoadedPolicy(self.settings)
         self._reference = _reference(self._policy, self.settings)
-        self._learner = Learner(self._policy.model, self.settings, reference=self._reference if self.settings.kl_coef else None)
+        self._building = threading.Lock()
+        self._built: Learner | None = None
+        """The learner, once it was asked for: until there is something to learn, what it imports would only keep the engine waiting."""
+        self._restored: dict[str, Any] | None = None
+        """What a checkpoint says of a learner that was not built yet."""
+        if self._policy.light is None:
+            _ = self._learner
         self._reading = threading.Lock()
         """Held by whoever reads the weights beside the engine, or changes them."""
         self._engine = TorchEngine(
-            self._policy.model,
+            self._policy.served,
             policy=self.settings.name or self.settings.policy,
             context_length=self._policy.context_length,
             stop_token_ids=self._policy.stop_token_ids,
-            text_of=self._text_of,
+            text_of=self._policy.text_of,
             seed=self.settings.seed,
             settings=EngineSettings(
                 max_batch=self.settings.max_batch,
@@ -192,32 +201,51 @@ class TorchBackend:
             with torch.no_grad():
                 for name, parameter in parameters.items():
                     parameter.copy_(weights[name])
-            self._learner.load_state(state["learner"])
+            self._restored = state["learner"]
+            if self._built is not None:
+                self._built.load_state(state["learner"])
             self._engine.set_random_state(state["engine"])
-            self._swap(self._learner.step)
+            self._swap(int(state["learner"]["step"]))
             restore_generators(state)
 
     def export(self, folder: Path) -> None:
         """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged."""
+        light = self._policy.light
+        if light is not None:
+            with written_folder(folder) as scratch:
+                light.write(scratch)
+            return
         model = self._policy.model
         if self._policy.adapters is not None:
             model = copy.deepcopy(self._policy.adapters).merge_and_unload()
         with written_folder(folder) as scratch, quiet():
             model.save_pretrained(scratch)
-            self._policy.tokenizer.save_pretrained(scratch)
+            self._policy.whole.tokenizer.save_pretrained(scratch)
 
     def close(self) -> None:
         """Stop the engine's thread."""
         self._engine.close()
 
     @property
+    def _learner(self) -> Learner:
+        with self._building, torch.inference_mode(mode=False), torch.enable_grad():  # whoever asks first may only be reading
+            if self._built is None:
+                from lightningrl_torch.learner import Learner
+
+                reference = self._reference if self.settings.kl_coef else None
+                learner = Learner(self._policy.model, self.settings, reference=reference)
+                if self._restored is not None:
+                    learner.load_state(self._restored)
+                self._built = learner
+            return self._built
+
+    @property
     def _weights(self) -> dict[str, torch.nn.Parameter]:
         """All that learns."""
+        if self._policy.light is not None and self._built is None:
+            return self._policy.light.parameters
         critic = self._learner.critic
         return {**self._learner.parameters, **({f"critic.{name}": one for name, one in critic.parameters.items()} if critic else {})}
-
-    def _text_of(self, token_ids: Sequence[int]) -> str:
-        return str(self._policy.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
 
 def _reference(policy: LoadedPolicy, settings: Settings) -> Reference | None:

@@ -16,15 +16,20 @@ import random
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
 from lightningrl.types import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl_torch._decoder import Decoder
 from lightningrl_torch._requests import Running, TextOf
 from lightningrl_torch.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lightningrl_torch._forward import Forward
 
 __all__ = ["TorchEngine"]
 
@@ -39,7 +44,7 @@ class TorchEngine:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | Forward,
         *,
         policy: str,
         context_length: int,
@@ -134,7 +139,7 @@ class TorchEngine:
             raise BackendError(f"request {request.id!r} has no prompt tokens; send at least one")
         if request.sampling.max_tokens < 1:
             raise BackendError(f"request {request.id!r} asks for max_tokens={request.sampling.max_tokens}; ask for at least 1")
-        vocabulary = self._decoder.traits.vocabulary
+        vocabulary = self._decoder.forward.vocabulary
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
             raise BackendError(
                 f"request {request.id!r} has token ids outside 0..{vocabulary - 1}; use the tokenizer of policy {self._info.policy!r}"

@@ -22,12 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lightningrl.credit.samples import count_distinct
 from lightningrl.errors import BackendError
 from lightningrl.protocols import LearnReport
 from lightningrl.types import Sample
+from lightningrl_torch._attention import follows_paths, read_costs
 from lightningrl_torch._models import read_traits
-from lightningrl_torch._packing import Batch, build_batches, count_distinct
-from lightningrl_torch._paths import Costs, follows_paths, read_costs
+from lightningrl_torch._packing import Batch, build_batches
+from lightningrl_torch._paths import Costs
 from lightningrl_torch._scoring import Scores, score_batch, to_tensor
 from lightningrl_torch.chosen_loss import ChosenLoss
 from lightningrl_torch.critic import Critic, value_losses

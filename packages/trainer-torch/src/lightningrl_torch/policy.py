@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from lightningrl.errors import ConfigError
+from lightningrl_torch._light import read_light
 from lightningrl_torch.device import pick_device
 from lightningrl_torch.learner_settings import LoraSettings
 from lightningrl_torch.settings import Settings
 
-__all__ = ["LoadedPolicy", "load_policy", "load_weights", "quiet", "silence_dropout"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from lightningrl_torch._forward import Forward
+
+__all__ = ["LoadedPolicy", "load_weights", "quiet", "silence_dropout"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LoadedPolicy:
-    """A policy on its device."""
+class WholePolicy:
+    """A policy as transformers has it, on its device."""
 
     model: PreTrainedModel
     """What engine and learner call; with LoRA, adapters sit inside it."""
@@ -32,13 +37,62 @@ class LoadedPolicy:
     tokenizer: PreTrainedTokenizerBase
     context_length: int
     stop_token_ids: tuple[int, ...]
-    device: torch.device
 
 
-def load_policy(settings: Settings) -> LoadedPolicy:
+class LoadedPolicy:
+    """A policy on its device: what the engine needs of it at once, the rest when it is asked for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.device = pick_device(settings.device)
+        _check_folder(settings.policy)
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._whole: WholePolicy | None = None
+        is_plain = settings.lora is None and settings.critic is None and settings.kl_coef == 0.0 and Path(settings.policy).is_dir()
+        self.light = read_light(Path(settings.policy), self.device) if is_plain else None
+        """None where transformers reads it."""
+        known = self.light or self.whole
+        self.context_length = _context_length(known.context_length, settings)
+        self.stop_token_ids = known.stop_token_ids
+
+    @property
+    def whole(self) -> WholePolicy:
+        """Loaded by transformers where it was not; the weights are the ones that the engine serves."""
+        with self._lock:
+            if self._whole is None:
+                self._whole = _load_whole(self._settings, self.device)
+                if self.light is not None:
+                    for name, parameter in self._whole.model.named_parameters():
+                        parameter.data = self.light.parameters[name].data
+            return self._whole
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """What the learner calls."""
+        return self.whole.model
+
+    @property
+    def adapters(self) -> Any:
+        """The `peft.PeftModel` around `model`, or None."""
+        return None if self.light else self.whole.adapters
+
+    @property
+    def served(self) -> PreTrainedModel | Forward:
+        """What the engine calls."""
+        is_half = self._settings.dtype == "bfloat16"
+        return self.light.forward(torch.bfloat16 if is_half else torch.float32) if self.light else self.whole.model
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Tokens as text."""
+        if self.light is not None:
+            return self.light.text.decode(list(token_ids), skip_special_tokens=False)
+        return str(self.whole.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+
+def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
     """Load what `settings` name. Raises ConfigError with what is missing where."""
-    device = pick_device(settings.device)
-    _check_folder(settings.policy)
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
     config = load_weights("configuration", AutoConfig.from_pretrained, settings.policy)
     tokenizer = load_weights("tokenizer", AutoTokenizer.from_pretrained, settings.policy)
     if not tokenizer.chat_template:
@@ -54,13 +108,13 @@ def load_policy(settings: Settings) -> LoadedPolicy:
         # its name since transformers 5.20
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-    return LoadedPolicy(
+    limits = [getattr(config.get_text_config(decoder=True), "max_position_embeddings", None), tokenizer.model_max_length]
+    return WholePolicy(
         model=model.eval(),
         adapters=adapters,
         tokenizer=tokenizer,
-        context_length=_context_length(config, tokenizer, settings),
+        context_length=min(int(limit) for limit in limits if limit is not None),
         stop_token_ids=_stop_token_ids(model, tokenizer),
-        device=device,
     )
 
 
@@ -91,6 +145,8 @@ def load_weights(what: str, loader: Any, policy: str, **options: Any) -> Any:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """No progress bar for reading a file; the command line draws its own."""
+    from transformers.utils import logging as transformers_logging
+
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -124,9 +180,7 @@ def silence_dropout(model: PreTrainedModel) -> None:
             module.attention_dropout = 0.0  # type: ignore[assignment]
 
 
-def _context_length(config: Any, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> int:
-    limits = [getattr(config.get_text_config(decoder=True), "max_position_embeddings", None), tokenizer.model_max_length]
-    most = min(int(limit) for limit in limits if limit is not None)
+def _context_length(most: int, settings: Settings) -> int:
     if settings.context_length is None:
         return most
     if settings.context_length > most:

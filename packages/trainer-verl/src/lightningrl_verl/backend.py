@@ -24,6 +24,7 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from lightningrl.credit.samples import count_distinct
 from lightningrl.errors import BackendError, LightningError
 from lightningrl.protocols import LearnReport
 from lightningrl.types import Sample
@@ -33,7 +34,7 @@ from lightningrl_verl.environment import process_environment, quiet
 from lightningrl_verl.export import export_checkpoint
 from lightningrl_verl.policy import PolicyFacts, read_policy
 from lightningrl_verl.recipe_check import check_machine, runs_on_cpu
-from lightningrl_verl.rows import choose_samples
+from lightningrl_verl.rows import choose_samples, separate_calls
 from lightningrl_verl.runner import Learned, Runner
 from lightningrl_verl.seams import check_seams
 from lightningrl_verl.settings import METRIC, Settings
@@ -113,7 +114,9 @@ class VerlBackend:
             f"verl/{name}": value for name, value in learned.metrics.items() if name.startswith(("timing_s/", "perf/", "training/"))
         }
         metrics |= _staleness(rows, before)
-        metrics |= {"rows": float(learned.rows), "seconds_rows": learned.seconds_rows}
+        # verl computes every row from its first token
+        computed = sum(len(row.token_ids) for sample in rows for row in separate_calls(sample))
+        metrics |= {"rows": float(learned.rows), "seconds_rows": learned.seconds_rows, "trie_efficiency": count_distinct(rows) / computed}
         if "timing_s/step" in learned.metrics:  # verl's own share of the time is its step without the wait for our rows
             own = learned.metrics["timing_s/step"] - learned.metrics["timing_s/gen"]
             metrics |= {"seconds_verl": own, "seconds_handover": time.monotonic() - began - own}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.types import Advantages, Array, RolloutMode, Sample, Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["Aggregation", "Rows", "build_samples", "teaching_rows"]
+__all__ = ["Aggregation", "Rows", "build_samples", "count_distinct", "sort_by_tokens", "teaching_rows"]
 
 Rows = Literal["call", "merged"]
 Aggregation = Literal["rollout_mean", "token_mean", "constant"]
@@ -94,6 +95,25 @@ def teaching_rows(samples: Iterable[Sample]) -> list[Sample]:
     Weights were fixed when the rows were built, so the rows that stay weigh what they weighed.
     """
     return [sample for sample in samples if sample.advantages.any()]
+
+
+def count_distinct(samples: Iterable[Sample]) -> int:
+    """Tokens of the rows where what they begin alike with counts once: what a learner that shares all of it computes."""
+    order, shared = sort_by_tokens(samples)
+    return sum(len(sample.token_ids) for sample in order) - sum(shared)
+
+
+def sort_by_tokens(samples: Iterable[Sample]) -> tuple[list[Sample], list[int]]:
+    """The rows so that neighbours share the longest prefixes, and how many tokens each has in common with the one before it."""
+    # big-endian bytes compare like the token ids themselves
+    order = sorted(samples, key=lambda sample: sample.token_ids.astype(">u4").tobytes())
+    return order, [0, *(_common_prefix(one, other) for one, other in pairwise(order))][: len(order)]
+
+
+def _common_prefix(one: Sample, other: Sample) -> int:
+    length = min(len(one.token_ids), len(other.token_ids))
+    differences = np.flatnonzero(one.token_ids[:length] != other.token_ids[:length])
+    return int(differences[0]) if len(differences) else length
 
 
 def _check_settings(rows: str, aggregation: str, constant_length: int | None) -> None:

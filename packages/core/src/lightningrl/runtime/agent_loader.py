@@ -36,7 +36,22 @@ def load_agent(agent: str | Callable[..., Any], base_dir: Path | str = ".") -> L
     call = found if inspect.isroutine(found) else type(found).__call__
     if inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call):
         raise ConfigError(f"agent {name!r} is a generator; return one answer instead of yielding (consume the stream inside the agent)")
+    _check_signature(name, found)
     return LoadedAgent(name=name, function=found, is_async=inspect.iscoroutinefunction(call))
+
+
+def _check_signature(name: str, function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin says nothing of what it takes
+        return
+    try:
+        signature.bind("input")
+    except TypeError:
+        shown = f"({', '.join(signature.parameters)})" if signature.parameters else "no argument"
+        raise ConfigError(
+            f"agent {name!r} takes {shown}; an agent is called with one argument, the task's input: give the others defaults"
+        ) from None
 
 
 def agent_reference(agent: str | Callable[..., Any]) -> str:

@@ -83,6 +83,10 @@ class Supervisor:
         self._living: dict[int, _Life] = {}
         self._stopping = asyncio.Event()
         self._has_been_ready = False
+        self._may_follow = asyncio.Event()
+        """Where cores are few, imports side by side only make the first worker late: the others wait for it."""
+        if workers < (os.cpu_count() or 1):
+            self._may_follow.set()
         self._crashes = 0
         self._running: asyncio.Task[None] | None = None
         self._slots: list[asyncio.Task[None]] = []
@@ -152,6 +156,8 @@ class Supervisor:
         record = _record(life, found)
         life.was_ready = life.was_ready or (record is not None and record.state is WorkerState.READY)
         self._has_been_ready = self._has_been_ready or life.was_ready
+        if life.was_ready:
+            self._may_follow.set()
         now = time.monotonic()
         held: dict[tuple[str, int], _HeldAttempt] = {}
         for attempt in found.running:
@@ -174,6 +180,8 @@ class Supervisor:
         settings = replace(self._settings, worker_id=f"{self._name}-{index}")
         log = None if self._plan.log_folder is None else self._plan.log_folder / f"worker-{index}.log"
         where = f"the supervisor's stderr on {socket.gethostname()}" if log is None else repr(str(log))
+        if index:
+            await self._may_follow.wait()
         while not self._stopping.is_set():
             try:
                 life = _Life(settings.worker_id, WorkerProcess.spawn(settings, self._plan.environment, log))
@@ -187,6 +195,7 @@ class Supervisor:
             finally:
                 await life.process.kill()
                 del self._living[index]
+            self._may_follow.set()
 
     async def _bury(self, index: int, life: _Life, status: int, log: str) -> None:
         """Report the attempts that ended with the worker; raise if workers die without end."""

@@ -7,14 +7,12 @@ The process has a worker's environment, so that a client made at import finds it
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from lightningrl.errors import ConfigError
 from lightningrl.runtime.agent_loader import agent_reference, load_agent, runs_in_process
@@ -39,18 +37,18 @@ class Check(Protocol):
         ...
 
 
-def check_agent(recipe: Recipe) -> AbstractContextManager[Check]:
-    """A check of the recipe's agent: entering starts it, `wait` says what it found, leaving ends it. Where all workers are
-    elsewhere nothing is imported."""
+def check_agent(recipe: Recipe, *, will_work: bool = False) -> AbstractContextManager[Check]:
+    """A check of the recipe's agent: entering starts it, `wait` says what it found, leaving ends it. Where all workers are elsewhere, or
+    `will_work` in a moment here and say the same, no process imports it."""
     try:
         if runs_in_process(recipe):
-            import_agent(recipe.agent, str(recipe.folder))
+            load_agent(recipe.agent, recipe.folder)
             return nullcontext(NoProcess())
         agent = agent_reference(recipe.agent)
         check_agent_file(recipe)
     except ConfigError as error:
         return nullcontext(NoProcess(error))
-    is_here = recipe.runtime.workers > 0 and recipe.runtime.launcher == "local"
+    is_here = not will_work and recipe.runtime.workers > 0 and recipe.runtime.launcher == "local"
     return AgentProcess(agent, str(recipe.folder)) if is_here else nullcontext(NoProcess())
 
 
@@ -123,28 +121,9 @@ class AgentProcess:
             )
 
 
-def import_agent(agent: str | Callable[..., Any], folder: str) -> None:
-    """Import the agent here and see that it can be called with a task's input. Raises ConfigError."""
-    function = load_agent(agent, folder).function
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin says nothing of what it takes
-        return
-    try:
-        signature.bind("input")
-    except TypeError:
-        raise ConfigError(
-            f"agent {agent!r} takes {_shown(signature)}; an agent is called with one argument, the task's input: give the others defaults"
-        ) from None
-
-
-def _shown(signature: inspect.Signature) -> str:
-    return f"({', '.join(signature.parameters)})" if signature.parameters else "no argument"
-
-
 def main() -> int:
     try:
-        import_agent(*sys.argv[1:3])
+        load_agent(*sys.argv[1:3])
     except ConfigError as error:
         sys.stderr.write("\n" + " ".join(str(error).split()) + "\n")
         return REFUSED

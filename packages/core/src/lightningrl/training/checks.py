@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from lightningrl.config import Recipe
-from lightningrl.errors import ConfigError, StoreError, gather
+from lightningrl.errors import ConfigError, PluginError, StoreError, gather
 from lightningrl.loggers.build import check_loggers
 from lightningrl.plugins import PluginManager
 from lightningrl.runtime.launcher import check_launcher
@@ -14,22 +16,32 @@ from lightningrl.training.parts import Parts
 __all__ = ["build_checked"]
 
 
-def build_checked(recipe: Recipe, plugins: PluginManager) -> Parts:
-    """The recipe's parts. Raises ConfigError with a sentence for each thing that is wrong with it."""
+def build_checked(recipe: Recipe, plugins: PluginManager, *, will_work: bool = False) -> Parts:
+    """The recipe's parts. Raises ConfigError with a sentence for each thing that is wrong with it.
 
+    will_work    workers start in a moment and say what is wrong with the agent: it is imported here only where something else is wrong
+    """
+    if will_work:
+        with suppress(ConfigError, PluginError):
+            return _build_checked(recipe, plugins, will_work=True)
+    return _build_checked(recipe, plugins, will_work=False)
+
+
+def _build_checked(recipe: Recipe, plugins: PluginManager, *, will_work: bool) -> Parts:
     def build() -> Parts:
         parts = Parts.build(recipe, plugins)
         check_on_hub(parts.models)
         return parts
 
-    with check_agent(recipe) as checked:
-        parts: Parts = gather(
+    with check_agent(recipe, will_work=will_work) as checked:
+        found = gather(
             build,
             lambda: check_loggers(recipe.loggers),
             lambda: check_launcher(recipe.runtime, plugins),
             lambda: _check_store(recipe.store_url),
             checked.wait,
-        )[0]
+        )
+    parts: Parts = found[0]
     return parts
 
 

@@ -198,7 +198,9 @@ async def serve_policy(
     body starts the workers: what a killed run left queued belongs to newer weights, which it makes first.
     """
     async with AsyncExitStack() as stack:
-        starting("starting the server")
+        starting("starting the server, loading weights")
+        building = asyncio.create_task(_build_backends(parts, settings, checkpoint))
+        stack.push_async_callback(_close_backends, building)
         first, *others = (
             ServerProcess(one, log_path=logs / ("server.log" if number == 0 else f"server-{number + 1}.log"))
             for number, one in enumerate(_settings_of_each(settings, servers))
@@ -230,11 +232,8 @@ async def serve_policy(
             starter.begin()
         running: list[RunningPolicy] = []
         links: dict[str, EngineLinks] = {}
-        for name in parts.backends:
-            starting(f"loading the weights of {name!r}")
+        for name, backend in (await asyncio.shield(building)).items():
             is_trained = settings.policies[name].trainable
-            backend = await asyncio.to_thread(_build_backend, parts, name, checkpoint if is_trained else None)
-            stack.callback(backend.close)
             stack.callback(parts.scorer.policies.connect(name, backend))
             link = EngineLinks([EngineLink(backend.engine, server.url, settings.run_key) for server in (first, *others)])
             await link.start()
@@ -332,12 +331,34 @@ def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str =
     )
 
 
+async def _build_backends(parts: Parts, settings: ServerSettings, checkpoint: Path | None) -> dict[str, Backend]:
+    """By policy, one after the other; where one fails, those before it are closed."""
+    backends: dict[str, Backend] = {}
+    try:
+        for name in parts.backends:
+            is_trained = settings.policies[name].trainable
+            backends[name] = await asyncio.to_thread(_build_backend, parts, name, checkpoint if is_trained else None)
+    except BaseException:
+        for backend in backends.values():
+            backend.close()
+        raise
+    return backends
+
+
 def _build_backend(parts: Parts, policy: str, checkpoint: Path | None) -> Backend:
     backend = parts.backends[policy]()
     if checkpoint is not None:
         load_backend(backend, checkpoint, policy)
     _ = backend.engine  # a backend may start what serves it here, for minutes: in this thread, not in the loop's
     return backend
+
+
+async def _close_backends(building: asyncio.Task[dict[str, Backend]]) -> None:
+    """Also those that nobody has waited for yet: what a thread loads is loaded first."""
+    await asyncio.wait({building})
+    if not building.cancelled() and building.exception() is None:
+        for backend in building.result().values():
+            await asyncio.to_thread(backend.close)
 
 
 @asynccontextmanager

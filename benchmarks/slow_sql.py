@@ -1,25 +1,23 @@
-"""The text-to-SQL example's agent, its tool made slow: a query takes 0.05 to 2 s, drawn from the task's digest, so that a task is as slow
-in every run."""
+"""The text-to-SQL example's agent with a slow tool: a query takes 0.05 to 2 s, drawn from the task's digest, so that a task is as slow in
+every run. What `asynchronous.py` trains."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_to_sql"
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "text_to_sql"
 SHORTEST_S, LONGEST_S = 0.05, 2.0
 
 sys.path.insert(0, str(EXAMPLE))
-# this file is `agent`, too
-sys.modules.pop("agent", None)
-import agent as text_to_sql  # noqa: E402
+agent: Any = importlib.import_module("agent")
+run = agent.execute
 
-__all__ = ["answer", "delay_s"]
-
-run = text_to_sql.execute
+__all__ = ["answer"]
 
 
 def delay_s(question: str, query: int) -> float:
@@ -29,11 +27,12 @@ def delay_s(question: str, query: int) -> float:
     return float(SHORTEST_S * (LONGEST_S / SHORTEST_S) ** share)
 
 
-def execute(state: text_to_sql.State) -> dict[str, Any]:
+def execute(state: Any) -> dict[str, Any]:
     time.sleep(delay_s(state["question"], len(state["queries"])))
-    return run(state)
+    found: dict[str, Any] = run(state)
+    return found
 
 
-text_to_sql.execute = execute
-text_to_sql.graph = text_to_sql.build_graph()
-answer = text_to_sql.answer
+agent.execute = execute
+agent.graph = agent.build_graph()
+answer = agent.answer

@@ -1,0 +1,270 @@
+"""Llama-shaped models (Llama, Qwen2, Qwen3, with LoRA or without) computed in few wide operations, on transformers' own weights.
+
+transformers' forward passes are the reference: `tests/test_torch_llama.py` holds logits to within 1e-5 of theirs. For a policy of a
+million parameters they spend most of a token's time between operations; and they cannot begin a prompt where a remembered one ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from lightningrl_torch._slots import KeyValues, SlotCache
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["LARGE", "LlamaForward", "find_forward", "join_rows", "multiply"]
+
+FAMILIES: Final = frozenset({"llama", "qwen2", "qwen3"})
+LARGE: Final = 2**20
+"""Numbers in a matrix that does not stay in a core's cache."""
+ONE_DNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
+STATIC_ROTARY: Final = frozenset({"default", "linear", "llama3", "yarn"})
+"""Kinds of rotary embedding whose frequencies stay what they are, however long a text."""
+
+
+def join_rows(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """One tensor whose rows are theirs, one parameter after the other. They become views of it, so that it learns with them."""
+    data = [parameter.data for parameter in parameters]
+    first, ends = data[0], 0
+    for one in data:
+        if one.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or one.storage_offset() != first.storage_offset() + ends:
+            break
+        ends += one.numel()
+    else:
+        return first.as_strided((sum(len(one) for one in data), *first.shape[1:]), first.stride(), first.storage_offset())
+    joined = torch.cat(data)
+    for parameter, rows in zip(parameters, joined.split([len(one) for one in data]), strict=True):  # type: ignore[no-untyped-call]
+        parameter.data = rows
+    return joined
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`. On a CPU that takes large float32 matrices to MKL, which repacks them for a few rows; oneDNN reads them as they lie, in
+    half the time at eight rows."""
+    if weight.numel() >= LARGE and weight.dtype is torch.float32 and weight.device.type == "cpu" and ONE_DNN:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return y
+    return F.linear(x, weight, bias)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Adapter:
+    """A low-rank addition to some of a projection's outputs."""
+
+    columns: slice
+    down: Tensor
+    up: Tensor
+    scale: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Projection:
+    """Linear maps of one input, side by side in one matrix."""
+
+    weight: Tensor
+    bias: Tensor | None
+    adapters: tuple[_Adapter, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x.to(self.weight.dtype)
+        y = multiply(x, self.weight, self.bias)
+        for one in self.adapters:
+            y[:, one.columns].addmm_(F.linear(x, one.down), one.up.t(), alpha=one.scale)
+        return y
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Layer:
+    before_attention: Tensor
+    queries_keys_values: _Projection
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: _Projection
+    before_mlp: Tensor
+    gate_up: _Projection
+    down: _Projection
+
+
+class LlamaForward:
+    """Implements `Forward`. Weights are the model's own where they have `dtype`, else copies; see `refresh`."""
+
+    packs = True
+
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        """`model` has transformers' attributes: `config`, `model.layers` and so on."""
+        config: Any = model.config
+        trunk: Any = model.model
+        self.layers = len(trunk.layers)
+        self.vocabulary = len(trunk.embed_tokens.weight)
+        self.device: torch.device = trunk.embed_tokens.weight.device
+        self._copies: list[tuple[Tensor, Tensor]] = []
+        self._dtype = dtype
+        self._heads = int(config.num_attention_heads)
+        self._kv_heads = int(config.num_key_value_heads)
+        self._head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        self._eps = float(config.rms_norm_eps)
+        self._embeddings: Tensor = trunk.embed_tokens.weight.data
+        self._norm: Tensor = trunk.norm.weight.data
+        self._head = self._project([model.lm_head])
+        self._layers = [self._read_layer(layer) for layer in trunk.layers]
+        self._frequencies: Tensor = trunk.rotary_emb.inv_freq.float()
+        self._rotary_scale = float(trunk.rotary_emb.attention_scaling)
+        self._cosines = self._sines = self._embeddings.new_empty((0, self._head_dim))
+
+    def refresh(self) -> None:
+        """The weights have changed: bring copies up to date."""
+        for source, copied in self._copies:
+            copied.copy_(source)
+
+    def decode(self, token_ids: Tensor, positions: Tensor, cache: SlotCache, allowed: Tensor | None) -> Tensor:
+        """See `Forward`."""
+        rows = len(token_ids)
+        cosines, sines = self._rotation(positions, int(positions.max()) + 1)
+        mask = None if allowed is None else allowed[:, None, None]
+        x = self._embeddings[token_ids]
+        for layer, slots in zip(self._layers, cache.layers, strict=True):
+            queries, keys, values = self._attended(layer, x, cosines, sines)
+            keys, values = slots.update(keys[:, :, None], values[:, :, None])
+            # a key's queries are few and in line with it: heads that share keys are queries of one attention
+            grouped = queries.view(rows, self._kv_heads, -1, self._head_dim)
+            mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+            x = x + layer.output(mixed.reshape(rows, -1))
+            x = x + self._mlp(layer, x)
+        return self._head(F.rms_norm(x, x.shape[-1:], self._norm, self._eps))
+
+    def prefill(self, sequences: Sequence[Sequence[int]], before: Sequence[KeyValues]) -> list[KeyValues]:
+        """One pass over all tokens of all sequences, without padding."""
+        device = self._embeddings.device
+        starts = [past[0][0].shape[1] if past else 0 for past in before]
+        lengths = [len(sequence) for sequence in sequences]
+        flat = torch.tensor([token for sequence in sequences for token in sequence], device=device)
+        positions = torch.cat([torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]).to(device)
+        cosines, sines = self._rotation(positions, max(start + length for start, length in zip(starts, lengths, strict=True)))
+        found: list[KeyValues] = [[] for _ in sequences]
+        x = self._embeddings[flat]
+        last = self._layers[-1]
+        for number, layer in enumerate(self._layers):
+            queries, keys, values = self._attended(layer, x, cosines, sines)
+            mixed = []
+            for index, (q, k, v) in enumerate(zip(queries.split(lengths), keys.split(lengths), values.split(lengths), strict=True)):  # type: ignore[no-untyped-call]
+                k, v = k.transpose(0, 1), v.transpose(0, 1)
+                if before[index]:
+                    k, v = (torch.cat((past, new), 1) for past, new in zip(before[index][number], (k, v), strict=True))
+                found[index].append((k, v))
+                if layer is not last:
+                    mixed.append(self._attend(q.transpose(0, 1), k, v))
+            if layer is not last:  # of the last one nobody reads more than keys and values
+                x = x + layer.output(torch.cat(mixed))
+                x = x + self._mlp(layer, x)
+        return found
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """One sequence's newest tokens (heads, new, head_dim) on all of it: (new, heads · head_dim)."""
+        new, all_tokens = queries.shape[1], keys.shape[1]
+        mask = None
+        if 1 < new < all_tokens:
+            mask = torch.ones((new, all_tokens), dtype=torch.bool, device=keys.device).tril(all_tokens - new)
+        mixed = F.scaled_dot_product_attention(
+            queries[None], keys[None], values[None], attn_mask=mask, is_causal=new == all_tokens, enable_gqa=self._heads != self._kv_heads
+        )
+        return mixed[0].transpose(0, 1).reshape(new, -1)
+
+    def _attended(self, layer: _Layer, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of tokens, each (tokens, heads, head_dim), turned to their positions."""
+        fused = layer.queries_keys_values(F.rms_norm(x, x.shape[-1:], layer.before_attention, self._eps))
+        fused = fused.view(len(x), -1, self._head_dim)
+        turning, values = fused[:, : self._heads + self._kv_heads], fused[:, self._heads + self._kv_heads :]
+        if layer.query_norm is not None:
+            parts = zip(turning.split((self._heads, self._kv_heads), 1), (layer.query_norm, layer.key_norm), strict=True)  # type: ignore[no-untyped-call]
+            turning = torch.cat([F.rms_norm(part, part.shape[-1:], weight, self._eps) for part, weight in parts], 1)
+        turned = torch.addcmul(turning * cosines, turning.roll(self._head_dim // 2, -1), sines).to(self._dtype)
+        return turned[:, : self._heads], turned[:, self._heads :], values
+
+    def _mlp(self, layer: _Layer, x: Tensor) -> Tensor:
+        gate, up = layer.gate_up(F.rms_norm(x, x.shape[-1:], layer.before_mlp, self._eps)).chunk(2, -1)
+        return layer.down(F.silu(gate) * up)
+
+    def _rotation(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """(tokens, 1, head_dim) from a table that grows to `end` positions; the sines of the first half are negative."""
+        if end > len(self._cosines):
+            angles = torch.arange(max(end, 2 * len(self._cosines)), device=self._frequencies.device)[:, None] * self._frequencies
+            cosines, sines = angles.cos() * self._rotary_scale, angles.sin() * self._rotary_scale
+            self._cosines = torch.cat((cosines, cosines), -1).to(self._embeddings.dtype)
+            self._sines = torch.cat((-sines, sines), -1).to(self._embeddings.dtype)
+        return self._cosines[positions][:, None], self._sines[positions][:, None]
+
+    def _read_layer(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        norms = [getattr(attention, name).weight.data if hasattr(attention, name) else None for name in ("q_norm", "k_norm")]
+        return _Layer(
+            before_attention=layer.input_layernorm.weight.data,
+            queries_keys_values=self._project([attention.q_proj, attention.k_proj, attention.v_proj]),
+            query_norm=norms[0],
+            key_norm=norms[1],
+            output=self._project([attention.o_proj]),
+            before_mlp=layer.post_attention_layernorm.weight.data,
+            gate_up=self._project([mlp.gate_proj, mlp.up_proj]),
+            down=self._project([mlp.down_proj]),
+        )
+
+    def _project(self, modules: Sequence[Any]) -> _Projection:
+        linears = [getattr(module, "base_layer", module) for module in modules]
+        biases = [linear.bias for linear in linears]
+        adapters, start = [], 0
+        for module, linear in zip(modules, linears, strict=True):
+            columns = slice(start, start := start + len(linear.weight))
+            for name in getattr(module, "active_adapters", ()):
+                down, up = (self._converted(one[name].weight.data) for one in (module.lora_A, module.lora_B))
+                adapters.append(_Adapter(columns=columns, down=down, up=up, scale=float(module.scaling[name])))
+        return _Projection(
+            weight=self._converted(join_rows([linear.weight for linear in linears])),
+            bias=None if biases[0] is None else self._converted(join_rows(biases)),
+            adapters=tuple(adapters),
+        )
+
+    def _converted(self, weight: Tensor) -> Tensor:
+        if weight.dtype is self._dtype:
+            return weight
+        copied = weight.to(self._dtype)
+        self._copies.append((weight, copied))
+        return copied
+
+
+def find_forward(model: PreTrainedModel, *, autocast: bool) -> LlamaForward | None:
+    """None for a model that it does not know: transformers computes that."""
+    config: Any = model.config
+    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    is_known = (
+        config.model_type in FAMILIES
+        and type(model).__name__ == f"{config.model_type.capitalize()}ForCausalLM"
+        and config.hidden_act == "silu"
+        and rotary in STATIC_ROTARY
+        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
+        and all(_is_plain(module) for module in _linears(model))
+    )
+    return LlamaForward(model, torch.bfloat16 if autocast else model.dtype) if is_known else None
+
+
+def _linears(model: PreTrainedModel) -> Iterator[Any]:
+    trunk: Any = model.model
+    yield model.lm_head
+    for layer in trunk.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+
+
+def _is_plain(module: Any) -> bool:
+    """A linear map, or one with plain low-rank adapters, whose weights can be read as they are."""
+    if type(module) is nn.Linear:
+        return True
+    if type(getattr(module, "base_layer", None)) is not nn.Linear or not hasattr(module, "lora_A"):
+        return False
+    is_special = module.merged or module.disable_adapters or any(getattr(module, "use_dora", {}).values())
+    return not is_special and not any(getattr(module, "lora_bias", {}).values())
