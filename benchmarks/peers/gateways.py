@@ -197,7 +197,7 @@ def scenes(*, quick: bool) -> list[Scene]:
     share = 4 if quick else 1
     held = (100, 500) if quick else (100, 500, 1000, 2000)  # of theirs the last takes five minutes
     return [
-        Scene(name="64 in flight, attempts of 16 calls", in_flight=64, attempts=64, turns=16 // share),
+        Scene(name="64 in flight, attempts of 16 calls", in_flight=64, attempts=64, turns=16),
         Scene(name="64 in flight, each its attempt's first", in_flight=64, attempts=1024 // share, turns=1),
         Scene(name="one at a time, attempts of 16 calls", in_flight=1, attempts=16 // share, turns=16),
         *(Scene(name=f"{calls:,} in flight", in_flight=calls, attempts=calls, turns=1, is_held=True) for calls in held),
@@ -268,7 +268,7 @@ def show(found: dict[str, dict[str, list[Figures]]], rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="a quarter of the calls")
+    parser.add_argument("--quick", action="store_true", help="fewer calls, at most 500 held")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/peers/gateways.json", help="the figures of every round")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
