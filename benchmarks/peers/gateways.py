@@ -6,9 +6,9 @@
     lean client ─ HTTP ─┬─► lightningrl server (SQLite, durable)          ── engine link ─┬─► fake engine
                         └─► agent-lightning server (in memory)            ── HTTP ────────┘
 
-Both servers are up all the time, each as its own documentation starts it (theirs with an access log); only one is spoken to at a time. Counted is user + system CPU
-of the server's process between the first call and the last. Ours renders and tokenises the prompt, which theirs leaves to the engine (not
-counted).
+Both servers are up all the time, each as its own documentation starts it (theirs with an access log); only one is spoken to at a time.
+Counted is user + system CPU of the server's process between the first call and the last. Ours renders and tokenises the prompt, which
+theirs leaves to the engine (not counted).
 """
 
 from __future__ import annotations
