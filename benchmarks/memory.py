@@ -122,14 +122,15 @@ def steps_done(metrics: Path) -> int:
 
 
 def memory_mb(pid: int) -> Look:
-    """Resident, by kind: the trainer, its server, its workers, others together."""
+    """Resident and backed by no file, by kind: the trainer, its server, its workers, others together."""
     found: dict[str, float] = defaultdict(float)
     train = psutil.Process(pid)
     for process in (train, *train.children(recursive=True)):
         try:
             words = " ".join(process.cmdline())
             kind = "trainer" if process.pid == pid else next((kind for kind in ("server", "worker") if kind in words), "other")
-            found[kind] += process.memory_info().rss / 1e6
+            info = process.memory_info()
+            found[kind] += (info.rss - getattr(info, "shared", 0)) / 1e6  # pages of files come and go with the machine's memory
         except psutil.NoSuchProcess:
             continue
     return {kind: round(size, 2) for kind, size in found.items()}

@@ -32,7 +32,7 @@ def environment(name: str, packages: Sequence[str], *, least: tuple[int, int] = 
     links = ["--find-links", where] if (where := os.environ.get("PIP_FIND_LINKS")) else []
     command = [uv, "pip", "install", "--quiet", "--python", str(python), *links]
     torch = [package for package in packages if package.startswith("torch==")]
-    if torch and links and list(Path(links[1]).glob(f"torch-{torch[0].removeprefix('torch==')}+cpu-*")):
+    if torch and links and any(Path(links[1]).glob(f"torch-{torch[0].removeprefix('torch==')}+cpu-*")):
         packages = [f"{package}+cpu" if package in torch else package for package in packages]
     elif torch:
         subprocess.run([*command, "--torch-backend", "cpu", *torch], check=True)

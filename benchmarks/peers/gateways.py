@@ -6,9 +6,9 @@
     lean client ─ HTTP ─┬─► lightningrl server (SQLite, durable)          ── engine link ─┬─► fake engine
                         └─► agent-lightning server (in memory)            ── HTTP ────────┘
 
-Both servers are up all the time, each as its own documentation starts it; only one is spoken to at a time. Counted is user + system CPU
-of the server's process between the first call and the last. Ours renders and tokenises the prompt, which theirs leaves to the engine (not
-counted).
+Both servers are up all the time, each as its own documentation starts it (theirs with an access log); only one is spoken to at a time.
+Counted is user + system CPU of the server's process between the first call and the last. Ours renders and tokenises the prompt, which
+theirs leaves to the engine (not counted).
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def scenes(*, quick: bool) -> list[Scene]:
     share = 4 if quick else 1
     held = (100, 500) if quick else (100, 500, 1000, 2000)  # of theirs the last takes five minutes
     return [
-        Scene(name="64 in flight, attempts of 16 calls", in_flight=64, attempts=64, turns=16 // share),
+        Scene(name="64 in flight, attempts of 16 calls", in_flight=64, attempts=64, turns=16),
         Scene(name="64 in flight, each its attempt's first", in_flight=64, attempts=1024 // share, turns=1),
         Scene(name="one at a time, attempts of 16 calls", in_flight=1, attempts=16 // share, turns=16),
         *(Scene(name=f"{calls:,} in flight", in_flight=calls, attempts=calls, turns=1, is_held=True) for calls in held),
@@ -268,7 +268,7 @@ def show(found: dict[str, dict[str, list[Figures]]], rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="a quarter of the calls")
+    parser.add_argument("--quick", action="store_true", help="fewer calls, at most 500 held")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/peers/gateways.json", help="the figures of every round")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

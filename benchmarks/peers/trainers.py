@@ -33,7 +33,8 @@ from rich.table import Table
 HERE: Final = Path(__file__).resolve().parent
 STARTER: Final = ROOT / ".peers/two_tools_starter"
 PEER: Final = ("torch==2.13.0", "trl==1.16.0", "jmespath")
-JOBS: Final = ("single_call", "two_tools")
+JOBS: Final = {"single_call": "trl_queries.py", "two_tools": "trl_store.py"}
+"""Each a folder with a recipe and what TRL runs."""
 SAMPLES: Final = 128
 """Of a step: 16 tasks, 8 rollouts each."""
 SIDES: Final = ("ours", "theirs")
@@ -61,7 +62,7 @@ def run(job: str, side: str, seed: int, steps: int, folder: Path) -> Figures:
         command += ["--steps", str(steps), "--seed", str(seed), "--set", f"validation.every={steps}"]
         command += ["--set", f"loop.checkpoint_every={steps}"]
     else:
-        command = [str(environment("trl", PEER)), str(HERE / job / "peer.py"), str(folder), "--steps", str(steps), "--seed", str(seed)]
+        command = [str(environment("trl", PEER)), str(HERE / job / JOBS[job]), str(folder), "--steps", str(steps), "--seed", str(seed)]
     folder.parent.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.jsonl").unlink(missing_ok=True)
     said = folder.with_suffix(".log")
@@ -132,7 +133,7 @@ def show(found: dict[str, dict[str, list[Figures]]], steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS)
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--quick", action="store_true", help="one seed, 12 steps")
@@ -142,7 +143,7 @@ def main() -> None:
     seeds: Sequence[int] = range(options.seeds or (1 if options.quick else 3))
     if "two_tools" in options.jobs and not STARTER.exists():
         print("making the starter of two_tools (once; minutes) …", file=sys.stderr, flush=True)
-        subprocess.run([sys.executable, str(HERE / "two_tools/starter.py"), str(STARTER)], check=True)
+        subprocess.run([sys.executable, str(HERE / "two_tools/store_starter.py"), str(STARTER)], check=True)
     found: dict[str, dict[str, list[Figures]]] = {job: {side: [] for side in SIDES} for job in options.jobs}
     for seed in seeds:
         for job in options.jobs:

@@ -1,6 +1,6 @@
 """The policy that both sides begin with: a small transformer that has seen the tools used, more often wrongly than rightly.
 
-python benchmarks/peers/two_tools/starter.py OUT
+python benchmarks/peers/two_tools/store_starter.py OUT
 """
 
 from __future__ import annotations
