@@ -37,7 +37,8 @@ class Compiled:
         ]
         self._dialect = dialect
         self._selected = tuple(getattr(statement, "selected_columns", None) or ())
-        self._row: Any = namedtuple("Row", [column.key for column in self._selected])
+        row: Any = namedtuple("Row", [column.key for column in self._selected])  # type: ignore[misc]
+        self._make_row = row._make
         self._readers: list[tuple[int, Any]] | None = None
         """By column; None = it has not been asked yet, and only the first answer says what the driver's types are."""
 
@@ -61,7 +62,7 @@ class Compiled:
             values_ = list(row)
             for place, process in readers:
                 values_[place] = process(values_[place])
-            found.append(self._row._make(values_))
+            found.append(self._make_row(values_))
         return found
 
     def _bound(self, values: Mapping[str, Any]) -> Any:
