@@ -41,20 +41,20 @@ def run(tmp_path: Path, warm: WarmCommand) -> Iterator[TrainRun]:
 def test_kills_of_two_servers_their_workers_and_their_database_lose_nothing_and_double_nothing(
     run: TrainRun, tiny_policy: Path, postgresql: PostgreSQL
 ) -> None:
-    """At full size 100 moments; prints the figures of docs/postgresql.md (`pytest --long -s`)."""
+    """At full size 100 moments, and trainers among the victims; prints the figures of docs/postgresql.md (`pytest --long -s`)."""
     began = time.monotonic()
     chance = random.Random(SEED)
     counts: dict[Victim, int] = {
         "server": sized(1, 35),
         "database": sized(1, 30),
         "worker": sized(0, 20),
-        "trainer": sized(1, 10),
+        "trainer": sized(0, 10),
         "all": sized(0, 5),
     }
     victims = [victim for victim, count in counts.items() for _ in range(count)]
-    victims.remove("trainer")  # the last one
     chance.shuffle(victims)
-    begin(run, tiny_policy, "--set", f'store_url="{postgresql.database}"', "--set", "runtime.servers=2", steps=100_000)
+    steps = 3
+    begin(run, tiny_policy, "--set", f'store_url="{postgresql.database}"', "--set", "runtime.servers=2", steps=sized(steps, 100_000))
     for victim in victims:
         wait_for_answers(run, chance.randint(1, 12))
         time.sleep(chance.uniform(0.0, 0.3))  # perhaps in a weight update or a checkpoint
@@ -66,14 +66,14 @@ def test_kills_of_two_servers_their_workers_and_their_database_lose_nothing_and_
             kill_all_and_resume(run, chance)
         else:
             kill_one(run, victim, chance)
-    wait_for_answers(run, chance.randint(1, 12))
-    steps = last_step(run) + 4
-    kill_trainer_and_resume(run, "--steps", str(steps))
+    if sized(False, True):
+        steps = last_step(run) + 4
+        kill_trainer_and_resume(run, "--steps", str(steps))
     finish(run)
     found = check_run(run, steps=steps)
     kills = ", ".join(f"{count} {victim}" for victim, count in counts.items())
     minutes = (time.monotonic() - began) / 60
-    print(f"{len(victims) + 1} kills ({kills}): {found}, 0 lost, 0 doubled, {minutes:.0f} minutes")
+    print(f"{len(victims)} kills ({kills}): {found}, 0 lost, 0 doubled, {minutes:.0f} minutes")
 
 
 # ------------------------------------------------------------------ one folder, one schema

@@ -49,9 +49,9 @@ class PostgreSQL:
 
     def cpu_s(self) -> float:
         """That all its processes have used, those that ended among them."""
-        postmaster = int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
+        postmaster = (self._folder / "data" / "postmaster.pid").read_text().split()[0]
         children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-        return sum(cpu_seconds(int(pid)) or 0.0 for pid in (postmaster, *children))
+        return sum((cpu_seconds(int(pid)) or 0.0 for pid in [postmaster, *children]), 0.0)
 
     def _control(self, *command: str) -> None:
         _run(self._folder, "pg_ctl", "-D", f"{self._folder}/data", *command)

@@ -62,7 +62,7 @@ async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, cons
             scratch / "logs",
             None,
             workers=recipe,
-            launcher=build_launcher(recipe.runtime, load_plugins()),
+            launchers=[build_launcher(recipe.runtime, load_plugins())],
             starting=status.update,
         )
         async with served as running:

@@ -61,7 +61,7 @@ async def observe(
         scratch / "logs",
         None,
         workers=recipe,
-        launcher=build_launcher(recipe.runtime, load_plugins()),
+        launchers=[build_launcher(recipe.runtime, load_plugins())],
         starting=starting,
     )
     async with served as running:

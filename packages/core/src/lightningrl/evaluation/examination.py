@@ -201,7 +201,7 @@ async def _open(candidate: Candidate, how: Examination, folder: Path, show: Show
         folder / "logs",
         None if candidate.checkpoint is None else candidate.checkpoint.folder,
         workers=recipe,
-        launcher=build_launcher(recipe.runtime, plugins),
+        launchers=[build_launcher(recipe.runtime, plugins)],
         starting=lambda what: show(what, 0, 0),
     ) as served:
         yield _Candidate(candidate=candidate, how=how, parts=parts, served=served, tasks=tasks, folder=folder, done=[])
