@@ -115,7 +115,8 @@ def measure(size: str, dtype: str, threads: int) -> None:
     prefill = 2 * 400 / seconds(generate(engine, 2, prompt=400, tokens=1), threads)
     say("prefill tokens/s", f"{prefill:.0f}")
     engine.close()
-    learner = Learner(model, Settings(policy="policy", dtype=dtype, lora={"rank": 16}, max_tokens_per_microbatch=512))
+    learning_settings: dict[str, Any] = {"dtype": dtype, "lora": {"rank": 16}, "max_tokens_per_microbatch": 512}
+    learner = Learner(model, Settings(policy="policy", **learning_settings))
     rng = random.Random(1)
     samples = [
         make_sample(
