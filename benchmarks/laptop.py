@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from lightningrl.types import GenerateRequest, SamplingSettings
 from lightningrl_torch.engine import TorchEngine
@@ -32,7 +32,7 @@ from lightningrl_torch.settings import EngineSettings, Settings
 from lightningrl_torch.testing import make_sample
 
 VOCABULARY = 151_936
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "0.1": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2},
     "0.5": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2},
     "1.5": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2},
@@ -41,11 +41,11 @@ TOKENS, PROMPT = 24, 100
 ROLLOUTS, CALLS = 8, 2
 
 
-def make_policy(size: str, dtype: torch.dtype) -> PreTrainedModel:
+def make_policy(size: str, dtype: torch.dtype) -> Any:
     """With LoRA on every linear map."""
     config = Qwen2Config(vocab_size=VOCABULARY, tie_word_embeddings=True, max_position_embeddings=4096, **SHAPES[size])
     with torch.device("meta"):
-        model = Qwen2ForCausalLM(config)
+        model: Any = Qwen2ForCausalLM(config)
     buffers = dict(
         Qwen2ForCausalLM(Qwen2Config(**{**SHAPES[size], "vocab_size": 8, "num_hidden_layers": 1})).model.rotary_emb.named_buffers()
     )
@@ -92,7 +92,11 @@ def generate(engine: TorchEngine, rows: int, *, prompt: int, tokens: int) -> Cal
     return lambda: asyncio.run(all_of_them())
 
 
-def measure(size: str, dtype: str, threads: int) -> str:
+def say(what: str, value: str) -> None:
+    print(f"{what:<22} {value}", flush=True)
+
+
+def measure(size: str, dtype: str, threads: int) -> None:
     torch.set_num_threads(threads)
     number_format = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     model = make_policy(size, number_format)
@@ -100,18 +104,19 @@ def measure(size: str, dtype: str, threads: int) -> str:
     before = bandwidth(threads)
     settings = EngineSettings(threads=threads, autocast=dtype == "bfloat16")
     engine = TorchEngine(model, policy="policy", context_length=4096, settings=settings)
-    found: dict[str, str] = {"billion parameters": size, "format": dtype}
+    say("billion parameters", f"{size}, {dtype}, {threads} thread(s)")
     speeds = {}
     for rows in (1, 8):
         generate(engine, rows, prompt=2, tokens=4)()  # warm
         took = seconds(generate(engine, rows, prompt=2, tokens=TOKENS), threads)
         speeds[rows] = rows * TOKENS / took
         share = read * TOKENS / took / ((before + bandwidth(threads)) / 2)
-        found[f"tokens/s, {rows} row{'s' * (rows > 1)}"] = f"{speeds[rows]:.1f} ({share:.0%} of memory's)"
+        say(f"tokens/s, {rows} row{'s' * (rows > 1)}", f"{speeds[rows]:.1f} ({share:.0%} of memory's)")
     prefill = 2 * 400 / seconds(generate(engine, 2, prompt=400, tokens=1), threads)
-    found["prefill tokens/s"] = f"{prefill:.0f}"
+    say("prefill tokens/s", f"{prefill:.0f}")
     engine.close()
-    learner = Learner(model, Settings(policy="policy", dtype=dtype, lora={"rank": 16}, max_tokens_per_microbatch=512))
+    learning_settings: dict[str, Any] = {"dtype": dtype, "lora": {"rank": 16}, "max_tokens_per_microbatch": 512}
+    learner = Learner(model, Settings(policy="policy", **learning_settings))
     rng = random.Random(1)
     samples = [
         make_sample(
@@ -120,12 +125,11 @@ def measure(size: str, dtype: str, threads: int) -> str:
         for number in range(4)
     ]
     learning = 4 * (PROMPT + TOKENS) / seconds(lambda: learner.learn(samples), threads)
-    found["learner tokens/s"] = f"{learning:.0f}"
+    say("learner tokens/s", f"{learning:.0f}")
     calls = ROLLOUTS * CALLS
     step = calls * TOKENS / speeds[8] + calls * PROMPT / prefill + calls * (PROMPT + TOKENS) / learning
-    found["minutes a step"] = f"{step / 60:.2f}"
-    found["memory"] = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB"
-    return "\n".join(f"{name:<22} {value}" for name, value in found.items())
+    say("minutes a step", f"{step / 60:.2f}")
+    say("memory", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB")
 
 
 def main() -> None:
@@ -136,7 +140,7 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
-        print(measure(options.sizes[0], options.dtype, options.threads), flush=True)
+        measure(options.sizes[0], options.dtype, options.threads)
         return
     for size in options.sizes:
         shared = ["--sizes", size, "--threads", str(options.threads), "--dtype", options.dtype]
