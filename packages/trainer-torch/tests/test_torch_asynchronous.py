@@ -140,7 +140,7 @@ def test_the_loop_says_how_stale_tokens_may_be_and_the_learner_s_table_does_not(
     (build,) = build_backends(recipe, load_plugins(), dict.fromkeys(recipe.all_policies, policy)).values()
     backend = build()
     assert backend.serves_while_learning == (staleness > 0)
-    backend.close()  # type: ignore[attr-defined]
+    backend.close()
     said_there = Recipe.model_validate({**tables, "learner": {"max_staleness": 1}})
     with pytest.raises(ConfigError, match="max_staleness"):
         build_backends(said_there, load_plugins(), dict.fromkeys(said_there.all_policies, policy))
