@@ -178,6 +178,8 @@ async def open_run(folder: Path) -> AsyncIterator[StoredRun]:
     path = folder.absolute() / "store.sqlite"  # noqa: ASYNC240  (a moment, and nobody else is on this loop)
     if not path.is_file():
         raise RunFolderError(f"no store in {str(folder)!r}; name the folder of a run")
+    if not path.stat().st_size:
+        raise RunFolderError(f"no store in {str(folder)!r} yet: its run is just starting; look again in a moment")
     with TemporaryDirectory(prefix="lightningrl-look-") as scratch:
         try:
             store = await SqlStore.open(f"sqlite:///{path}", read_only=True)
