@@ -73,8 +73,8 @@ def compare(recipe: str, steps: int, given: Sequence[str]) -> bool:
     lines = {line["what"].lower().replace(" ", "_"): line for line in bill["lines"]}
     said, is_covered = [], True
     for name, value in real.items():
-        line = lines.get(name)
-        ranged = line is not None and line["low"] is not None
+        line = lines.get(name) or {"low": None}
+        ranged = line["low"] is not None
         within = not ranged or line["low"] <= value <= line["high"]
         is_covered = is_covered and (within or "minutes" in name)
         between = f" ({line['low'] / line['amount']:.2f}–{line['high'] / line['amount']:.2f})" if ranged and line["amount"] else ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import LAUNCH, needs_chromium
 from processes import TrainRun
 from recorded import RECIPE, RecordedRun, play_rollout, write_recipe
 from sizes import PATIENCE_S
@@ -28,8 +28,7 @@ from lightningrl.view.runs import OneRun
 
 async_api = pytest.importorskip("playwright.async_api", reason="playwright is not installed: make test-browser installs it")
 
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
+pytestmark = needs_chromium
 LISTEN = "window.heard = []; document.addEventListener('news', (event) => window.heard.push(...event.detail.steps));"
 ATTACK = (
     "</bdi></pre><script>window.hurt = 1</script><img src=x onerror='window.hurt = 2'><svg onload=window.hurt=3>"
@@ -47,7 +46,7 @@ async def look_at(folder: Path) -> AsyncIterator[str]:
 @pytest.fixture
 async def page() -> AsyncIterator[Any]:
     async with async_api.async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = await playwright.chromium.launch(**LAUNCH)
         page = await browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(1000 * PATIENCE_S)
         yield page

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import LAUNCH, needs_chromium
 from sizes import PATIENCE_S
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make test-browser installs it")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed: make test-browser")
 
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
+pytestmark = needs_chromium
 RUN_PAGES = (
     *("/", "/rollouts", "/rollouts?mode=validation&reward=0.0", "/rollouts?sort=newest&step=2", "/rollouts?peek=ROLLOUT"),
     *("/rollouts/ROLLOUT", "/rollouts/ROLLOUT?view=tokens", "/groups/GROUP"),
@@ -59,7 +59,7 @@ class Viewer:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        running = playwright.chromium.launch(**LAUNCH)
         yield running
         running.close()
 

@@ -239,7 +239,7 @@ async def test_runs_of_a_folder_stand_beside_each_other_and_are_compared(recorde
         assert listed(await page(browser, "/runs/a/rollouts"))
         assert "there is no run 'c'" in await page(browser, "/?compare=c", 404)
         assert "there is no run '..'" in await page(browser, "/runs/%2e%2e/", 404)
-        assert "no store in" in await page(browser, "/runs/begun/", 503)
+        assert "its run is just starting" in await page(browser, "/runs/begun/", 503)
 
 
 async def test_a_run_without_a_step_has_pages_too(tmp_path: Path) -> None:

@@ -71,8 +71,9 @@ def _bill(bill: Bill) -> Table:
         padding=(0, 2, 0, 0),
     )
     for line in bill.lines:
-        known = line.low is not None and line.high is not None
-        between = f"{_amount(line.low, line.unit)} – {_amount(line.high, line.unit)}" if known else ""
+        between = ""
+        if line.low is not None and line.high is not None:
+            between = f"{_amount(line.low, line.unit)} – {_amount(line.high, line.unit)}"
         table.add_row(line.what, _amount(line.amount, line.unit), between, Text(line.how, style="dim"))
     return table
 

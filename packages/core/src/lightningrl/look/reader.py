@@ -178,14 +178,16 @@ async def open_run(folder: Path) -> AsyncIterator[StoredRun]:
     """Raises RunFolderError where there is no store. A store of an older version is read from a copy that is brought up to date."""
     if not has_store(folder):
         raise RunFolderError(f"no store in {str(folder)!r}; name the folder of a run")
-    url = find_store(folder)
+    url, path = find_store(folder), folder.absolute() / "store.sqlite"
+    if path.is_file() and not path.stat().st_size:
+        raise RunFolderError(f"no store in {str(folder)!r} yet: its run is just starting; look again in a moment")
     with TemporaryDirectory(prefix="lightningrl-look-") as scratch:
         try:
             store = await SqlStore.open(url, read_only=True)
         except OlderStore:
             if not url.startswith("sqlite"):
                 raise
-            path, copy = folder.absolute() / "store.sqlite", Path(scratch) / "store.sqlite"  # noqa: ASYNC240  (a moment)
+            copy = Path(scratch) / "store.sqlite"
             with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as old, closing(sqlite3.connect(copy)) as new:
                 old.backup(new)
             store = await SqlStore.open(f"sqlite:///{copy}")

@@ -384,7 +384,8 @@ def append_spans(tx: Transaction, rollout_id: str, attempt: int, spans: Sequence
         }
         for record in spans
     ]
-    live.participants.tree.update((row["span"], SpanNode(row["parent"], row["agent"])) for row in rows)
+    for record in spans:
+        live.participants.tree[record.span_id] = SpanNode(record.parent_span_id, tx.word_or_none(record.agent))
     tx.replace(schema.spans, rows)
 
 
