@@ -159,7 +159,8 @@ def engine(machine: Machine) -> Figures:
         bandwidth = machine.bandwidth()
         figures["measured bandwidth GB/s"] = bandwidth / 1e9
         backend = TorchBackend(policy=policy, device=machine.device, dtype="bfloat16", learning_rate=0.0)
-        theirs: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16).to(machine.device).eval()
+        theirs: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16)
+        theirs.to(machine.device).eval()
         size = 2 * sum(parameter.numel() for parameter in theirs.parameters())
         for rows in (1, 8) if machine.quick else (1, 8, 64, 128):
             rng = random.Random(rows)
@@ -269,11 +270,13 @@ def make_policy(folder: Path, shape: str) -> str:
     build(tokenizer_object=tokenizer, eos_token=END, pad_token=END, model_max_length=4096, chat_template=CHAT_TEMPLATE).save_pretrained(
         folder
     )
+    shape_of: dict[str, Any] = {**SHAPES[shape]}
     config = Qwen2Config(
-        **SHAPES[shape], vocab_size=vocabulary, max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None
+        **shape_of, vocab_size=vocabulary, max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None
     )
     torch.manual_seed(0)
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    model: Any = Qwen2ForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
     return str(folder)
 
 

@@ -249,7 +249,7 @@ async def compare(wanted: Sequence[Scene], rounds: int) -> dict[str, dict[str, l
 
 def show(found: dict[str, dict[str, list[Figures]]], rounds: int) -> None:
     def middle(figures: Sequence[Figures], name: str) -> float:
-        return statistics.median(getattr(one, name) for one in figures)
+        return float(statistics.median(getattr(one, name) for one in figures))
 
     title = f"ours and {PEER}, medians of {rounds} interleaved rounds on this machine"
     columns = ("CPU ms/call: ours", "theirs", "ratio", "p50 ms: ours", "theirs", "ratio", "failed, unrecorded: ours", "theirs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,14 @@ def answer(task: dict[str, Any]) -> str:
         messages += [
             {"role": "tool", "tool_call_id": call.id, "content": use(room, call.function.name, call.function.arguments)}
             for call in message.tool_calls
+            if call.type == "function"
         ]
     return ""
 
 
 def use(room: StoreRoom, name: str, arguments: str) -> str:
     try:
-        return str({"find": room.find, "count": room.count}[name](**json.loads(arguments)))
+        tools: dict[str, Callable[..., str]] = {"find": room.find, "count": room.count}
+        return tools[name](**json.loads(arguments))
     except (KeyError, TypeError, ValueError) as error:
         return f"error: {error}"

@@ -44,11 +44,13 @@ def demonstrations(count: int, rng: random.Random, mistake: float) -> Iterator[D
 def build(out: Path) -> None:
     rng = random.Random(7)
     right, faulty = list(demonstrations(RIGHT, rng, 0.0)), list(demonstrations(FAULTY, rng, MISTAKE))
-    system = str(build_tokenizer([]).apply_chat_template([{"role": "user", "content": ""}], tools=TOOLS, tokenize=False))
+    tools: Any = TOOLS
+    system = str(build_tokenizer([]).apply_chat_template([{"role": "user", "content": ""}], tools=tools, tokenize=False))
     phrases = [system.partition("<|im_end|>")[0].removeprefix("<|im_start|>system\n")]  # the tools' description, a token
     for tool, argument in (("find", "thing"), ("count", "shelf")):
         phrases.append(f'\n{{"name": "{tool}", "arguments": {{"{argument}": "')
-    phrases += ['"}}\n', "\n<|im_start|>user\n<tool_response>\n", "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"]
+    # No phrase begins with the line break after an answer: TRL wants a conversation's tokens to be the first of the longer one's.
+    phrases += ['"}}\n', "<|im_start|>user\n<tool_response>\n", "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"]
     tokenizer = build_tokenizer([*right[:3000], *faulty[:3000]], phrases=phrases, words=NUMBERS, common=5, context_length=256)
     model = build_model(tokenizer, seed=7)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")

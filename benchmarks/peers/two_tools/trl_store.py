@@ -28,7 +28,7 @@ def right(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
 
 def main() -> None:
     from transformers import AutoTokenizer
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
     from trl.chat_template_utils import qwen3_template
 
     room = StoreRoom()

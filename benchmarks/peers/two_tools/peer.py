@@ -1,1 +1,0 @@
-trl_store.py
