@@ -178,7 +178,7 @@ async def open_run(folder: Path) -> AsyncIterator[StoredRun]:
     """Raises RunFolderError where there is no store. A store of an older version is read from a copy that is brought up to date."""
     if not has_store(folder):
         raise RunFolderError(f"no store in {str(folder)!r}; name the folder of a run")
-    url, path = find_store(folder), folder.absolute() / "store.sqlite"
+    url, path = find_store(folder), folder.absolute() / "store.sqlite"  # noqa: ASYNC240  (a moment)
     if path.is_file() and not path.stat().st_size:
         raise RunFolderError(f"no store in {str(folder)!r} yet: its run is just starting; look again in a moment")
     with TemporaryDirectory(prefix="lightningrl-look-") as scratch:
