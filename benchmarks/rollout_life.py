@@ -97,9 +97,9 @@ async def measure(folder: Path, agent: str, steps: int, workers: int, concurrenc
     inputs = make_tasks(agent, folder)
     if agent == "one_call":
         (folder / "agent.py").write_text(AGENT)
-        place, adapters = folder, ()
+        place, adapters = folder, list[str]()
     else:
-        place, adapters = Path.cwd() / "examples" / "text_to_sql", ("langchain",)
+        place, adapters = Path.cwd() / "examples" / "text_to_sql", ["langchain"]
     settings = ServerSettings(
         store_url=f"sqlite:///{folder / 'store.sqlite'}", run_key=RUN_KEY, policies={"policy": PolicySettings(model=folder / "policy")}
     )
