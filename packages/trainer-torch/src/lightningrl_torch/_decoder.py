@@ -36,7 +36,6 @@ class Decoder:
     def __init__(self, model: PreTrainedModel | Forward, *, policy: str, settings: EngineSettings) -> None:
         self.forward = model if isinstance(model, Forward) else build_forward(model, read_traits(model, policy), autocast=settings.autocast)
         self._policy = policy
-        self._model = model
         self._settings = settings
         self._device = self.forward.device
         self._cache = SlotCache(self.forward.layers)
