@@ -238,7 +238,7 @@ async def test_the_key_of_a_lease_opens_its_attempt_without_a_read_and_not_after
 
     monkeypatch.setattr(store, "_read", counted)
     found = await store.authorise("a", 1, lease.key)
-    assert found is not None and (found.rollout_id, found.attempt, found.timeout_s, found.calls) == ("a", 1, lease.timeout_s, False)
+    assert found is not None and (found.rollout_id, found.attempt, found.timeout_s, found.calls) == ("a", 1, lease.timeout_s, 0)
     assert await store.authorise("a", 1, "another") is None and reads == 0
     # leased and cancelled in one commit: what is remembered of the lease goes with its end
     lease, _ = await asyncio.gather(leased(store), store.cancel(["b"]))
