@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import os
 import random
 import signal
@@ -59,8 +60,7 @@ def make_tasks(agent: str, folder: Path) -> list[dict[str, Any]]:
     if agent == "one_call":
         return [{"question": f"{number}*7?"} for number in range(64)]
     sys.path.insert(0, str(Path.cwd() / "examples" / "text_to_sql"))
-    from data import train_tasks
-
+    train_tasks = importlib.import_module("data").train_tasks
     return [task["input"] for task, _ in zip(train_tasks(folder / "databases"), range(64), strict=False)]
 
 
@@ -97,9 +97,10 @@ async def measure(folder: Path, agent: str, steps: int, workers: int, concurrenc
     inputs = make_tasks(agent, folder)
     if agent == "one_call":
         (folder / "agent.py").write_text(AGENT)
-        place, adapters = folder, list[str]()
+        place = folder
     else:
-        place, adapters = Path.cwd() / "examples" / "text_to_sql", ["langchain"]
+        place = Path.cwd() / "examples" / "text_to_sql"
+    adapters = ("langchain",) if agent == "text_to_sql" else ()
     settings = ServerSettings(
         store_url=f"sqlite:///{folder / 'store.sqlite'}", run_key=RUN_KEY, policies={"policy": PolicySettings(model=folder / "policy")}
     )
