@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,10 @@ def test_a_run_of_an_earlier_version_is_shown_resumed_and_exported(run: TrainRun
     assert all(exported[name].equal(after[name]) for name in exported if name in after)
 
 
+def _refuse(*address: object) -> None:
+    raise AssertionError(f"somebody connects to {address}")
+
+
 async def _read(folder: Path, *rollout_ids: str) -> tuple[Trajectory, ...]:
     store = await SqlStore.open(find_store(folder), read_only=True)
     try:
@@ -81,7 +86,12 @@ async def _read(folder: Path, *rollout_ids: str) -> tuple[Trajectory, ...]:
         await store.close()
 
 
-async def test_the_pages_of_a_run_of_an_earlier_version_are_shown_and_its_store_stays_as_it_is(tmp_path: Path) -> None:
+async def test_the_pages_of_a_run_of_an_earlier_version_are_shown_and_its_store_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its policy has gone. Looking fetches nothing, so nobody is asked for it."""
+    monkeypatch.setattr(socket, "create_connection", _refuse)
+    monkeypatch.setattr(socket.socket, "connect", _refuse)
     folder = tmp_path / "run"
     shutil.copytree(EARLIER / "run", folder)
     before = (folder / "store.sqlite").read_bytes()

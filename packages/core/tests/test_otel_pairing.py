@@ -15,6 +15,7 @@ from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import ServerError
 from lightningrl.server import attempt_routes
 from lightningrl.server.app import create_app
+from lightningrl.server.routes import LONG_BYTES
 from lightningrl.store import SqlStore
 from lightningrl.telemetry import otlp, tool_spans
 from lightningrl.telemetry.conventions import Kind, SpanReading
@@ -115,7 +116,7 @@ def test_an_export_of_too_many_spans_is_refused_with_a_sentence(monkeypatch: pyt
     assert parse_export(request.SerializeToString(), PROTOBUF, "", 10**6).rejected == 0
 
 
-async def test_an_export_is_read_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_export_is_read_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
     def seen(*args: Any) -> ParsedExport:
@@ -129,6 +130,8 @@ async def test_an_export_is_read_beside_the_event_loop(tmp_path: Path, monkeypat
     app = create_app(store, EngineRegistry(), run_key="the-run-key")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as http:
         url = "/api/v1/rollouts/a/attempts/1/v1/traces"
-        answer = await http.post(url, content=b"", headers={"authorization": f"Bearer {lease.key}"})
+        export = ExportTraceServiceRequest()
+        export.resource_spans.add().scope_spans.add().scope.name = "x" * LONG_BYTES
+        answer = await http.post(url, content=export.SerializeToString(), headers={"authorization": f"Bearer {lease.key}"})
     await store.close()
     assert answer.status_code == 200 and threads and threading.main_thread() not in threads

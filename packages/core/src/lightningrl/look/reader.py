@@ -204,7 +204,7 @@ def _tokenizers(folder: Path) -> Callable[[str], Any | None]:
 
     def tokenizer_of(policy: str) -> Any | None:
         try:
-            return load_tokenizer(models[policy])
+            return load_tokenizer(models[policy], is_there=True)
         except (KeyError, ConfigError):
             return None
 

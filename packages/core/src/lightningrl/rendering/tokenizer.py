@@ -45,15 +45,16 @@ class _Room:
 _room: ContextVar[_Room | None] = ContextVar("room", default=None)
 
 
-def load_tokenizer(source: str | Path) -> Any:
-    """A fast tokenizer of a local folder or hub name, without importing torch."""
+def load_tokenizer(source: str | Path, *, is_there: bool = False) -> Any:
+    """A fast tokenizer of a local folder or hub name, without importing torch. `is_there`: nothing is fetched; what is neither a folder
+    nor in the hub's cache is missing, and nobody waits for a network."""
     from transformers import PreTrainedTokenizerFast
 
     name = str(source)
     if Path(name).is_dir() and not (Path(name) / "tokenizer.json").is_file():
         raise ConfigError(f"model folder {name!r} has no tokenizer.json; save the policy's fast tokenizer there with save_pretrained")
     try:
-        return PreTrainedTokenizerFast.from_pretrained(name)
+        return PreTrainedTokenizerFast.from_pretrained(name, local_files_only=is_there)
     except (OSError, ValueError) as error:
         raise ConfigError(f"no tokenizer can be loaded from {name!r}: {error}") from error
 

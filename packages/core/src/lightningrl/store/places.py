@@ -14,11 +14,18 @@ __all__ = ["find_store", "has_store"]
 
 def find_store(folder: Path) -> str:
     """The URL of a run's store, by its folder."""
-    run = folder / "run.json"
-    store: str | None = json.loads(run.read_text(encoding="utf-8")).get("store") if run.is_file() else None
-    return store or f"sqlite:///{folder.resolve() / 'store.sqlite'}"
+    return _named(folder) or f"sqlite:///{folder.resolve() / 'store.sqlite'}"
 
 
 def has_store(folder: Path) -> bool:
     """Whether the folder has or names one."""
-    return (folder / "store.sqlite").is_file() or not find_store(folder).startswith("sqlite")
+    return (folder / "store.sqlite").is_file() or _named(folder) is not None
+
+
+def _named(folder: Path) -> str | None:
+    """Another program may have a run.json, too."""
+    try:
+        store = json.loads((folder / "run.json").read_text(encoding="utf-8"))["store"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return store if isinstance(store, str) and store.startswith("postgresql") else None

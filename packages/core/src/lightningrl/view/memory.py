@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from lightningrl.look.summary import is_live
 from lightningrl.store.condition import Position
+from lightningrl.store.places import find_store
 
 __all__ = ["Memory"]
 
@@ -40,6 +41,7 @@ class Memory:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
+        self._is_file = find_store(folder).startswith("sqlite")
         self._clock = clock
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
         self._position: Position | None = None
@@ -85,7 +87,7 @@ class Memory:
 
     def _token(self) -> Hashable:
         """Changes with what the run writes. A database does not say, so it may have been."""
-        if not (self._folder / "store.sqlite").exists():
+        if not self._is_file:
             return object()
         found: list[Hashable] = [self._position, is_live(self._folder)]
         for name in ("store.sqlite", "store.sqlite-wal", "metrics.jsonl"):
