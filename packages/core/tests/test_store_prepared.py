@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, bindparam, create_engine, insert, select, update
 
-from lightningrl.store.errors import StoreError
+from lightningrl.errors import StoreError
 from lightningrl.store.prepared import Prepared
 from lightningrl.store.schema import metadata, rollouts, tasks
 from lightningrl.types import BranchPoint, Outcome, RolloutMode, RolloutState, SamplingSettings
