@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, bindparam, create_engine, insert, select, update
+from sqlalchemy import Connection, bindparam, create_engine, func, insert, select, update
 
 from lightningrl.errors import StoreError
+from lightningrl.store.database import open_database
 from lightningrl.store.prepared import Prepared
-from lightningrl.store.schema import metadata, rollouts, tasks
-from lightningrl.types import BranchPoint, Outcome, RolloutMode, RolloutState, SamplingSettings
+from lightningrl.store.protocol import Lease
+from lightningrl.store.schema import attempts, calls, metadata, rollouts, tasks
+from lightningrl.store.transaction import Transaction
+from lightningrl.store.writes import append_calls, create_rollouts, lease
+from lightningrl.testing.store_conformance import make_call, make_spec
+from lightningrl.types import BranchPoint, Outcome, RolloutMode, RolloutState, SamplingSettings, Task
 
 ROLLOUT = {
     "id": "r\u2028 é",
@@ -77,3 +84,20 @@ def test_an_update_counts_and_adds(db: Connection) -> None:
 def test_a_value_that_a_column_refuses_says_so_as_the_column_does(db: Connection) -> None:
     with pytest.raises(StoreError, match="sampling"):
         run(db, ADD, **{**ROLLOUT, "sampling": {"temperature": float("nan"), "seed": object()}})
+
+
+def test_a_statement_that_reads_calls_sees_those_that_wait_for_their_insert(tmp_path: Path) -> None:
+    """A transaction collects calls for one insert."""
+    statement = Prepared(select(calls.c.id).where(calls.c.attempt_pk == bindparam("of_pk")))
+    count = Prepared(select(select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("calls")))
+    task = Task(id="t", input="")
+    leased = Lease(rollout_id="r", attempt=1, task=task, mode=RolloutMode.TRAIN, timeout_s=30.0, key="key", expires_at=30.0)
+    database = open_database(f"sqlite:///{tmp_path / 'store.db'}")
+    transaction = Transaction(database)
+    with closing(database), closing(transaction), transaction.begin():
+        create_rollouts(transaction, [make_spec("r")])
+        lease(transaction, "worker", b"digest", 30.0, 0.0, exclusive=False)
+        append_calls(transaction, [make_call(leased, "a", [1], [2])])
+        assert [row.id for row in transaction.rows(statement, of_pk=1)] == ["a"]
+        append_calls(transaction, [make_call(leased, "b", [1], [2])])
+        assert [row.calls for row in transaction.rows(count)] == [2]

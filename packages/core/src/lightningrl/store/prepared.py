@@ -11,7 +11,8 @@ from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Dialect, Insert
+from sqlalchemy import Dialect, Insert, Table
+from sqlalchemy.sql import visitors
 
 __all__ = ["Compiled", "Prepared"]
 
@@ -79,6 +80,9 @@ class Prepared:
     def __init__(self, statement: Any, columns: Sequence[str] | None = None) -> None:
         self._statement = statement
         self._columns = columns
+        named = (table for part in visitors.iterate(statement) for table in (part, getattr(part, "table", None)))
+        self.tables = frozenset(table for table in named if isinstance(table, Table))
+        """Those that it reads or writes."""
         self._by_dialect: dict[str, Compiled] = {}
 
     def on(self, dialect: Dialect) -> Compiled:

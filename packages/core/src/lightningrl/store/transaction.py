@@ -109,7 +109,8 @@ class Transaction:
             self.run_many(_INSERT_CALLS, rows)
 
     def run(self, statement: Prepared, **values: Any) -> int:
-        """How many rows it changed. Neither it nor `rows` sees calls that wait for their insert; `db` does."""
+        """How many rows it changed."""
+        self._flush_for(statement)
         return int(statement.on(self._dialect).run(self._cursor, values).rowcount)
 
     def run_many(self, statement: Prepared, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -117,7 +118,12 @@ class Transaction:
             statement.on(self._dialect).run_many(self._cursor, rows)
 
     def rows(self, statement: Prepared, **values: Any) -> list[Any]:
+        self._flush_for(statement)
         return statement.on(self._dialect).rows(self._cursor, values)
+
+    def _flush_for(self, statement: Prepared) -> None:
+        if self._calls and calls in statement.tables:
+            self.flush()
 
     def take_events(self) -> list[Event]:
         taken, self._events = self._events, []
@@ -141,7 +147,6 @@ class Transaction:
             others = {name: statement.excluded[name] for name in rows[0] if name not in keys}
             statement = statement.on_conflict_do_update(index_elements=keys, set_=others)
             prepared = self._upserts[place] = Prepared(statement, columns=tuple(rows[0]))
-        self.flush()
         self.run_many(prepared, rows)
 
     def word(self, text: str) -> int:
@@ -176,7 +181,6 @@ class Transaction:
         is_fresh = (rollout_id, attempt) in self._fresh
         self._fresh.discard((rollout_id, attempt))
         known = LiveAttempt(row.pk, row.rollout_pk, participants=Participants() if is_fresh else Participants.read(self.db, row.pk))
-        self.flush()
         for call in [] if is_fresh else self.rows(_KEPT, of_pk=row.pk):
             known.ids[call.id] = known.keys[call.call_key] = call.idx
             shared = 0 if call.parent is None else known.ends[call.parent]

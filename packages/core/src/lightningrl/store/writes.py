@@ -393,7 +393,6 @@ def add_rewards(
     tx: Transaction, rollout_id: str, attempt: int, rewards: Mapping[str, float | None], transition_id: str | None = None
 ) -> None:
     row = tx.attempt(rollout_id, attempt)
-    tx.flush()
     indices = {} if transition_id is None else _indices(tx, row.pk)
     tx.replace(schema.rewards, _reward_rows(tx, row.pk, rollout_id, indices, {transition_id: rewards}))
 
@@ -401,7 +400,6 @@ def add_rewards(
 def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
     """One statement for each table, whatever the number of scores."""
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    tx.flush()
     for score in scores:
         row = tx.attempt(score.rollout_id, score.attempt)
         if row.outcome is None:
