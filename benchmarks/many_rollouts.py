@@ -14,6 +14,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,13 @@ async def measure(folder: Path, rollouts: int) -> dict[str, list[float]]:
             ids = await make_step(store, step)
         found.setdefault("a rollout's life", []).append((time.process_time() - began) / (steps * STEP))
         asked: dict[str, Callable[[], Awaitable[Any]]] = {
-            "list, newest 50": lambda: store.list_rollouts(RolloutFilter(limit=50)),
-            "list, a group": lambda ids=ids: store.list_rollouts(RolloutFilter(group_id=ids[0], limit=50)),  # type: ignore[misc]
-            "wait for 250 that ended": lambda ids=ids: store.wait_finished(ids, 0.0),  # type: ignore[misc]
-            "64 trajectories": lambda ids=ids: store.trajectories(ids[:64]),  # type: ignore[misc]
-            "condition": lambda: store.condition(),
-            "counts": lambda: store.counts(),
-            "steps (on resume)": lambda: store.steps(),
+            "list, newest 50": partial(store.list_rollouts, RolloutFilter(limit=50)),
+            "list, a group": partial(store.list_rollouts, RolloutFilter(group_id=ids[0], limit=50)),
+            "wait for 250 that ended": partial(store.wait_finished, ids, 0.0),
+            "64 trajectories": partial(store.trajectories, ids[:64]),
+            "condition": store.condition,
+            "counts": store.counts,
+            "steps (on resume)": store.steps,
         }
         for name, ask in asked.items():
             began = time.process_time()

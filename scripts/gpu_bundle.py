@@ -1,8 +1,8 @@
 """Make one folder that checks the torch backend on a GPU machine without a network.
 
-scripts/gpu-check /tmp/gpu-bundle                here: needs a package registry, no GPU
-scp -r /tmp/gpu-bundle there:                    to a machine with a PyTorch image
-ssh there gpu-bundle/run                         there: needs no network; results/report.md says all
+scripts/gpu-check gpu-bundle                here: needs a package registry, no GPU
+scp -r gpu-bundle there:                    to a machine with a PyTorch image
+ssh there gpu-bundle/run                    there: needs no network; results/report.md says all
 
 wheels/           what a bare PyTorch image lacks, for each Python asked for, and ours
 requirements-*    their names, by Python

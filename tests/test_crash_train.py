@@ -20,13 +20,14 @@ from typing import Literal
 import pytest
 from crashes import (
     RECIPE,
+    Victim,
     begin,
     check_run,
     check_same,
+    draw,
     finish,
+    kill,
     kill_all,
-    kill_all_and_resume,
-    kill_one,
     kill_trainer_and_resume,
     last_step,
     newest_checkpoint,
@@ -34,6 +35,7 @@ from crashes import (
     read_metrics,
     read_rollouts,
     resume,
+    tell_kills,
     wait_for_answers,
 )
 from processes import ROLES, Role, TrainRun
@@ -63,15 +65,13 @@ def test_kills_at_random_moments_lose_nothing_and_train_nothing_twice(
     """At full size 200 moments; prints the figures of docs/results.md (`pytest --long -s`)."""
     began = time.monotonic()
     chance = random.Random(SEED)
-    counts: dict[Literal["trainer", "all"] | Role, int] = {
+    counts: dict[Victim, int] = {
         "server": sized(1, 60),
         "worker": sized(1, 60),
-        "trainer": sized(1, 40),
+        "trainer": sized(0, 39),  # and the last one
         "all": sized(1, 40),
     }
-    victims = [victim for victim, count in counts.items() for _ in range(count)]
-    victims.remove("trainer")  # the last one
-    chance.shuffle(victims)
+    victims = draw(counts, chance)
     begin(run, tiny_policy, steps=100_000)
     for victim in victims:
         if victim in ROLES or chance.random() < 0.6:
@@ -79,20 +79,13 @@ def test_kills_at_random_moments_lose_nothing_and_train_nothing_twice(
             time.sleep(chance.uniform(0.0, 0.3))  # perhaps in a weight update or a checkpoint
         else:
             time.sleep(chance.uniform(0.0, 6.0))  # perhaps before it has sampled anything
-        if victim == "trainer":
-            kill_trainer_and_resume(run)
-        elif victim == "all":
-            kill_all_and_resume(run, chance)
-        else:
-            kill_one(run, victim, chance)
+        kill(run, victim, chance)
     wait_for_answers(run, chance.randint(1, 12))
     steps = last_step(run) + 4
     kill_trainer_and_resume(run, "--steps", str(steps))
     finish(run)
     found = check_run(run, steps=steps)
-    kills = ", ".join(f"{count} {victim}" for victim, count in counts.items())
-    minutes = (time.monotonic() - began) / 60
-    print(f"{len(victims) + 1} kills ({kills}): {found}, 0 lost, 0 doubled, {minutes:.0f} minutes")
+    tell_kills([*victims, "trainer"], found, began)
     if sized(False, True):
         calm = TrainRun(warm, tmp_path / "calm", tmp_path / "calm-journal")
         begin(calm, tiny_policy, steps=steps)
@@ -105,24 +98,18 @@ def test_asynchronous_steps_lose_nothing_and_train_nothing_twice_and_nothing_tha
     """At full size 20 moments."""
     chance = random.Random(SEED)
     loop = ["--set", "loop.asynchronous=true", "--set", "loop.max_staleness=2"]
-    counts: dict[Literal["trainer", "all"] | Role, int] = {
+    counts: dict[Victim, int] = {
         "server": sized(0, 4),
         "worker": sized(0, 4),
         "trainer": sized(1, 7),
         "all": sized(1, 5),
     }
-    victims = [victim for victim, count in counts.items() for _ in range(count)]
-    chance.shuffle(victims)
+    victims = draw(counts, chance)
     begin(run, tiny_policy, *loop, steps=100_000)
     for victim in victims:
         wait_for_answers(run, chance.randint(12, 40))
         time.sleep(chance.uniform(0.0, 0.3))
-        if victim == "trainer":
-            kill_trainer_and_resume(run)
-        elif victim == "all":
-            kill_all_and_resume(run, chance)
-        else:
-            kill_one(run, victim, chance)
+        kill(run, victim, chance)
     wait_for_answers(run, 12)
     steps = last_step(run) + 4
     kill_trainer_and_resume(run, "--steps", str(steps))
@@ -371,12 +358,7 @@ def test_kills_in_mid_branch_lose_nothing(run: TrainRun, tiny_policy: Path) -> N
     for victim in victims * sized(1, 10):
         wait_for_answers(run, 1)
         run.wait_for(lambda: any(one.spec.branch is not None and one.state is RolloutState.RUNNING for one in read_rollouts(run.folder)))
-        if victim == "trainer":
-            kill_trainer_and_resume(run)
-        elif victim == "all":
-            kill_all_and_resume(run, chance)
-        else:
-            kill_one(run, victim, chance)
+        kill(run, victim, chance)
     steps = last_step(run) + 2
     kill_trainer_and_resume(run, "--steps", str(steps))
     finish(run)

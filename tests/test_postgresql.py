@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from crashes import RECIPE, begin, check_run, finish, kill_all_and_resume, kill_one, kill_trainer_and_resume, last_step, wait_for_answers
+from crashes import RECIPE, Victim, begin, check_run, draw, finish, kill, kill_trainer_and_resume, last_step, tell_kills, wait_for_answers
 from postgresql import PostgreSQL
-from processes import Role, TrainRun
+from processes import TrainRun
 from sizes import sized
 from warm import WarmCommand
 
@@ -26,7 +26,6 @@ from lightningrl.testing.store_conformance import make_spec
 from lightningrl.training.run_folder import RunFolder
 
 SEED = 13
-Victim = Literal["database", "trainer", "all"] | Role
 
 
 @pytest.fixture
@@ -44,15 +43,14 @@ def test_kills_of_two_servers_their_workers_and_their_database_lose_nothing_and_
     """At full size 100 moments, and trainers among the victims; prints the figures of docs/postgresql.md (`pytest --long -s`)."""
     began = time.monotonic()
     chance = random.Random(SEED)
-    counts: dict[Victim, int] = {
+    counts: dict[Literal["database"] | Victim, int] = {
         "server": sized(1, 35),
         "database": sized(1, 30),
         "worker": sized(0, 20),
         "trainer": sized(0, 10),
         "all": sized(0, 5),
     }
-    victims = [victim for victim, count in counts.items() for _ in range(count)]
-    chance.shuffle(victims)
+    victims = draw(counts, chance)
     steps = 3
     begin(run, tiny_policy, "--set", f'store_url="{postgresql.database}"', "--set", "runtime.servers=2", steps=sized(steps, 100_000))
     for victim in victims:
@@ -60,20 +58,14 @@ def test_kills_of_two_servers_their_workers_and_their_database_lose_nothing_and_
         time.sleep(chance.uniform(0.0, 0.3))  # perhaps in a weight update or a checkpoint
         if victim == "database":
             postgresql.restart()
-        elif victim == "trainer":
-            kill_trainer_and_resume(run)
-        elif victim == "all":
-            kill_all_and_resume(run, chance)
         else:
-            kill_one(run, victim, chance)
+            kill(run, victim, chance)
     if sized(False, True):
         steps = last_step(run) + 4
         kill_trainer_and_resume(run, "--steps", str(steps))
     finish(run)
     found = check_run(run, steps=steps)
-    kills = ", ".join(f"{count} {victim}" for victim, count in counts.items())
-    minutes = (time.monotonic() - began) / 60
-    print(f"{len(victims)} kills ({kills}): {found}, 0 lost, 0 doubled, {minutes:.0f} minutes")
+    tell_kills(victims, found, began)
 
 
 # ------------------------------------------------------------------ one folder, one schema

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections import defaultdict
-from collections.abc import Callable
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from processes import ROLES, Role, TrainRun, wait_for
@@ -36,6 +37,8 @@ from lightningrl.training.tasks import plan_group
 from lightningrl.types import Outcome, RolloutMode, RolloutState
 
 RECIPE = Path(__file__).parent / "crash" / "recipe.toml"
+Victim = Literal["trainer", "all"] | Role
+V = TypeVar("V", bound=str)
 
 
 # ------------------------------------------------------------------ acting
@@ -52,6 +55,30 @@ def wait_for_answers(run: TrainRun, count: int) -> None:
     run.wait_for(lambda: len(run.lines()) >= aim)
 
 
+def draw(counts: Mapping[V, int], chance: random.Random) -> list[V]:
+    """So many of each, in any order."""
+    victims = [victim for victim, count in counts.items() for _ in range(count)]
+    chance.shuffle(victims)
+    return victims
+
+
+def kill(run: TrainRun, victim: Victim, chance: random.Random) -> None:
+    """And go on: without a trainer with `--resume`."""
+    if victim == "trainer":
+        kill_trainer_and_resume(run)
+    elif victim == "all":
+        kill_all(run, chance)
+        resume(run)
+    else:
+        kill_one(run, victim, chance)
+
+
+def tell_kills(victims: Sequence[str], found: Found, began: float) -> None:
+    """`began`: by the monotonic clock."""
+    kills = ", ".join(f"{count} {victim}" for victim, count in Counter(victims).items())
+    print(f"{len(victims)} kills ({kills}): {found}, 0 lost, 0 doubled, {(time.monotonic() - began) / 60:.0f} minutes")
+
+
 def kill_one(run: TrainRun, role: Role, chance: random.Random) -> None:
     """One process of that role, as soon as there is any."""
     run.wait_for(lambda: bool(run.children(role)))
@@ -63,13 +90,8 @@ def kill_trainer_and_resume(run: TrainRun, *arguments: str) -> None:
     resume(run, *arguments)
 
 
-def kill_all_and_resume(run: TrainRun, chance: random.Random, *arguments: str) -> None:
-    """Server, workers and trainer at one moment, in any order."""
-    kill_all(run, chance)
-    resume(run, *arguments)
-
-
 def kill_all(run: TrainRun, chance: random.Random) -> None:
+    """Server, workers and trainer at one moment, in any order."""
     kills: list[Callable[[], None]] = [*(partial(run.kill, child) for role in ROLES for child in run.children(role)), run.kill_trainer]
     chance.shuffle(kills)
     for kill in kills:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.keys import view_key, worker_key
@@ -58,7 +59,7 @@ async def test_nothing_is_shown_without_the_key_or_with_another(tmp_path: Path) 
         for key in ("", "x", RUN_KEY, worker_key(RUN_KEY), "ü"):
             refused = await browser.get("/view/", params={"key": key})
             assert refused.status_code == 403 and "set-cookie" not in refused.headers
-        forged = {"cookie": f"{Guard(None, key=KEY).cookie}=0; other=1"}  # type: ignore[arg-type]
+        forged = {"cookie": f"{Guard(Starlette(), key=KEY).cookie}=0; other=1"}
         assert (await browser.get("/view/", headers=forged)).status_code == 403
 
 
@@ -138,4 +139,4 @@ async def test_files_beside_the_static_ones_are_not_served(tmp_path: Path) -> No
 async def test_two_runs_on_one_machine_do_not_share_a_cookie(tmp_path: Path) -> None:
     async with browsing(tmp_path) as browser:
         cookie = (await enter(browser)).headers["set-cookie"].partition("=")[0]
-    assert cookie != Guard(None, key=view_key("another")).cookie  # type: ignore[arg-type]
+    assert cookie != Guard(Starlette(), key=view_key("another")).cookie
