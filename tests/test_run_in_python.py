@@ -23,8 +23,8 @@ from warm import WarmCommand
 
 import lightningrl
 from lightningrl.attribution.redirect import installed_redirection
+from lightningrl.beside import run_beside
 from lightningrl.rewards import RewardSet
-from lightningrl.run import _run_beside
 from lightningrl.training.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -139,30 +139,41 @@ def test_training_within_an_event_loop_is_awaited(project: Path, tmp_path: Path)
     assert asyncio.run(main()).steps == 1
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Tests that run in the background inherit that an interrupt is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_in_a_notebook_cancels_the_training() -> None:
-    is_running, ended = threading.Event(), []
+    ended = []
 
     async def training() -> None:
-        is_running.set()
+        asyncio.get_running_loop().call_later(0.05, signal.pthread_kill, threading.main_thread().ident, signal.SIGINT)
         try:
             await asyncio.Event().wait()
         finally:
             ended.append("in order")
 
-    def interrupt() -> None:
-        is_running.wait()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
-    try:
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            _run_beside(training())
-    finally:
-        signal.signal(signal.SIGINT, before)
-    thread.join()
+    with pytest.raises(KeyboardInterrupt):
+        run_beside(training())
     assert ended == ["in order"]
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_before_the_training_has_begun_cancels_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def interrupted_start(thread: threading.Thread) -> None:
+        start(thread)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+    with pytest.raises(KeyboardInterrupt):
+        run_beside(asyncio.sleep(3600))
 
 
 def test_an_agent_that_no_other_process_can_import_runs_in_this_one(

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lightningrl.beside import run_beside
 from lightningrl.config import Recipe, load_recipe, recipe_file
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError, Stopped
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
@@ -112,7 +111,7 @@ class Run:
         from lightningrl.training.recredit import recredit
 
         chosen = {} if credit is None else {"credit.use": credit, "credit.options": {}}
-        return _run_beside(recredit(self.folder, self.recipe.with_settings({**chosen, **(settings or {})}), steps))
+        return run_beside(recredit(self.folder, self.recipe.with_settings({**chosen, **(settings or {})}), steps))
 
     def xray(
         self,
@@ -137,7 +136,7 @@ class Run:
             async with open_xray(self.folder, methods) as xray:
                 return await (xray.of_run(steps, most=most) if rollout is None else xray.of_rollout(rollout))
 
-        return _run_beside(look())
+        return run_beside(look())
 
     def rescore(
         self,
@@ -157,7 +156,7 @@ class Run:
         """
         from lightningrl.training.rescore import rescore
 
-        return _run_beside(rescore(self.folder, reward=reward, name=name, settings=settings, steps=steps))
+        return run_beside(rescore(self.folder, reward=reward, name=name, settings=settings, steps=steps))
 
     def branch(
         self, rollout_id: str, *, at: Sequence[int] | None = None, samples: int = 4, settings: Mapping[str, Any] | None = None
@@ -167,7 +166,7 @@ class Run:
         LightningError."""
         from lightningrl.training.branching import branch_rollout
 
-        return _run_beside(branch_rollout(self.folder, rollout_id, at=at, samples=samples, settings=settings))
+        return run_beside(branch_rollout(self.folder, rollout_id, at=at, samples=samples, settings=settings))
 
     def evaluate(self, *, step: str | int | None = None, against: str | Run | None = None, **options: Any) -> EvaluationReport:
         """`lightningrl.evaluate` of this run's weights; `step` as in `export`."""
@@ -178,7 +177,7 @@ class Run:
         """Whether each trained token was sampled, once, and is as probable to the trainer as to the engine. Raises LightningError."""
         from lightningrl.evaluation.certificate import certify
 
-        return _run_beside(certify(self.folder))
+        return run_beside(certify(self.folder))
 
     def _look(self, question: Callable[[StoredRun], Coroutine[Any, Any, T]]) -> T:
         from lightningrl.look.reader import open_run
@@ -187,7 +186,7 @@ class Run:
             async with open_run(self.folder) as run:
                 return await question(run)
 
-        return _run_beside(ask())
+        return run_beside(ask())
 
     def export(self, target: str | Path, *, policy: str | None = None, step: str | int | None = None) -> int:
         """Write a trained policy's weights as an ordinary transformers folder (LoRA merged). Returns the step that they are of.
@@ -238,24 +237,7 @@ def train(
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(training)
-    return _run_beside(training)
-
-
-def _run_beside(work: Coroutine[Any, Any, T]) -> T:
-    """What it returns, from an event loop in a thread of its own: a notebook's thread has one already. Ctrl-C cancels it."""
-    running: list[asyncio.Task[Any]] = []
-
-    async def main() -> T:
-        running.extend(filter(None, [asyncio.current_task()]))
-        return await work
-
-    with ThreadPoolExecutor(1) as thread:
-        try:
-            return thread.submit(copy_context().run, asyncio.run, main()).result()
-        except KeyboardInterrupt:
-            for task in running:
-                task.get_loop().call_soon_threadsafe(task.cancel)
-            raise
+    return run_beside(training)
 
 
 async def train_async(
@@ -326,7 +308,7 @@ def evaluate(
     from lightningrl.evaluation.report import evaluate_policies
 
     how = Examination(tasks=tasks, limit=limit, samples=samples, temperature=temperature, passes=passes, batch=stop_every)
-    return _run_beside(
+    return run_beside(
         evaluate_policies(
             policy,
             how,

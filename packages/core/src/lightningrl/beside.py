@@ -1,0 +1,60 @@
+"""Asynchronous work for callers that wait, wherever they are: a notebook's thread has an event loop already.
+
+run_beside(work()) ─► a thread ─► asyncio.run        Ctrl-C ─► the work is cancelled, ends in order ─► KeyboardInterrupt
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+__all__ = ["run_beside"]
+
+T = TypeVar("T")
+
+
+def run_beside(work: Coroutine[Any, Any, T]) -> T:
+    """What it returns or raises, from an event loop in a thread of its own."""
+    running: list[asyncio.Task[Any]] = []
+    interrupted = threading.Event()
+
+    async def main() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        running.append(task)
+        if interrupted.is_set():
+            task.cancel()
+        return await work
+
+    def interrupt() -> None:
+        interrupted.set()
+        for task in running:
+            with suppress(RuntimeError):  # its loop has just been closed
+                task.get_loop().call_soon_threadsafe(task.cancel)
+
+    with ThreadPoolExecutor(1) as thread, _on_interrupt(interrupt):
+        try:
+            return thread.submit(copy_context().run, asyncio.run, main()).result()
+        except asyncio.CancelledError:
+            if interrupted.is_set():
+                raise KeyboardInterrupt from None
+            raise
+
+
+@contextmanager
+def _on_interrupt(act: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C acts instead of raising, so that it never tears what waits here apart; where somebody else handles it, it stays theirs."""
+    is_ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_ours:
+        signal.signal(signal.SIGINT, lambda *_: act())
+    try:
+        yield
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
