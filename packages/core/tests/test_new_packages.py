@@ -72,7 +72,7 @@ def test_a_new_agent_learns(tmp_path: Path, warm: WarmCommand) -> None:
         assert ran.returncode == 0, ran.stdout + ran.stderr
         return ran.stdout
 
-    run("init", "mine")
+    assert "made mine: agent.py, recipe.toml, reward.py, starter.py, tasks.py\n" in run("init", "mine")
     assert "reward    " in run("try", "mine")
     assert {path.name for path in tmp_path.iterdir()} == {"mine"}, "nothing is left of a try"
     said = run("train", "mine", "--steps", str(sized(5, 15)))

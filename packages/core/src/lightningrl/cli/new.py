@@ -27,7 +27,8 @@ def new_command(kind: str, name: str, folder: Path | None) -> None:
 def init_command(folder: Path) -> None:
     made = new_agent(folder)
     console = Console()
-    console.print(f"made {made}: agent.py, reward.py, recipe.toml, starter.py", highlight=False, soft_wrap=True)
+    files = ", ".join(sorted(file.name for file in made.iterdir()))
+    console.print(f"made {made}: {files}", highlight=False, markup=False, soft_wrap=True)
     train = f"lightningrl try {shlex.quote(str(made))} && lightningrl train {shlex.quote(str(made))}"
     if importlib.util.find_spec("lightningrl_torch") is None:
         make = f"pip install 'lightningrl[torch]' && python {shlex.quote(str(made / 'starter.py'))}"
