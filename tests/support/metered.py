@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import mmap
 import os
 import struct
@@ -43,6 +44,19 @@ PATIENCE_S: Final = 900.0
 _TICK_S: Final = 0.001
 _GAUGE: Final = struct.Struct("<qd")
 """Ticks since the start, and the longest pause since it was last set to zero, in seconds."""
+_YARDSTICK: Final = json.dumps([{"index": number, "text": f"piece {number}", "values": [number / 7, None]} for number in range(13_000)])
+_YARDSTICK_S: Final = 0.02
+"""CPU time that reading it takes where a target of 50 ms means 50 ms."""
+
+
+def slowness() -> float:
+    """How many times as long as on the machine that targets are set for the same work takes on this one just now; at least 1."""
+    took = []
+    for _ in range(3):
+        began = time.process_time()
+        json.loads(_YARDSTICK)
+        took.append(time.process_time() - began)
+    return max(1.0, min(took) / _YARDSTICK_S)
 
 
 class Ticks(vitals.Vitals):
@@ -86,12 +100,12 @@ class MeteredServer:
         )
 
     async def timed(self, lease: Lease, path: str, body: bytes, **headers: str) -> tuple[httpx.Response, float]:
-        """The answer, and the longest that the request held the event loop, in seconds."""
+        """The answer, and the longest that the request held the event loop, in seconds of the machine that targets are set for."""
         await self._tick()
         _GAUGE.pack_into(self.gauge, 0, _GAUGE.unpack_from(self.gauge)[0], 0.0)
         answer = await self.post(lease, path, body, **headers)
         await self._tick()
-        return answer, float(_GAUGE.unpack_from(self.gauge)[1])
+        return answer, float(_GAUGE.unpack_from(self.gauge)[1]) / slowness()
 
     async def end(self, lease: Lease) -> Trajectory:
         """Its attempt succeeds; what the trainer reads."""
