@@ -5,8 +5,8 @@
 BIN := .venv/bin
 # Tests start hundreds of processes: without bytecode each of them would compile torch and transformers anew.
 unexport PYTHONDONTWRITEBYTECODE
-# As many test processes as cores; files stay together, for what their tests share.
-JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+# A test process more than cores: tests wait for processes that they start. Files stay together, for what their tests share.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST := python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 LIGHT := --ignore=packages/trainer-verl --ignore=packages/verl-cpu
 
