@@ -23,9 +23,10 @@ from warm import WarmCommand
 
 from lightningrl.cli.doctor import show
 from lightningrl.config import Recipe, load_recipe
+from lightningrl.credit.unread import unread_rewards
 from lightningrl.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
 from lightningrl.doctor.bill import make_bill
-from lightningrl.doctor.examination import observe, reads_turn_rewards, reward
+from lightningrl.doctor.examination import observe, reward
 from lightningrl.doctor.forecast import forecast, prompt_tokens
 from lightningrl.doctor.lesson import teach
 from lightningrl.doctor.machine import Machine
@@ -246,7 +247,7 @@ def changed(seen: Observation, settings: Mapping[str, Any]) -> Observation:
         validation=tuple(checked),
         reward_error=error,
         missing_roles=scorer.missing_roles(rewarded),
-        reads_turn_rewards=reads_turn_rewards(recipe, scorer, credited),
+        unread_rewards=unread_rewards(recipe, scorer, credited),
     )
 
 

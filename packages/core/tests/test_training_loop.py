@@ -117,6 +117,8 @@ def make_trainer(tmp_path: Path, store: Store, learned: Learned) -> Iterator[Cal
         trained: Sequence[str] | None = None,
         paid: Sequence[str] | None = None,
         validated: bool = False,
+        credit: str = "grpo",
+        intermediate: Sequence[str] = (),
         **loop: int,
     ) -> Trainer:
         recipe = Recipe.model_validate(
@@ -127,7 +129,8 @@ def make_trainer(tmp_path: Path, store: Store, learned: Learned) -> Iterator[Cal
                 "policy": {"model": "org/model", "trained_agents": trained},
                 "roles": {"write": {"model": "writer"}},
                 "rewards": {"right": {"use": "loop_tasks.py:right", "agents": paid}},
-                "credit": {"use": "grpo"},
+                "intermediate_rewards": {name: {"use": name} for name in intermediate},
+                "credit": {"use": credit},
                 "samples": {"aggregation": "token_mean"},
                 "loop": {"steps": 1, "tasks_per_step": 9, "group_size": 2, **loop},
                 "folder": tmp_path,
@@ -230,6 +233,15 @@ async def test_a_role_that_no_call_has_is_named(
     await make_trainer(trained=["writ", "team"], paid=["wrote", "team/write"]).run()
     assert "step 1: no call has the role 'writ', 'wrote', which `trained_agents` or `rewards.NAME.agents` names" in caplog.text
     assert "roles of the calls: 'team/write'" in caplog.text
+
+
+@pytest.mark.parametrize(("credit", "is_read"), [("grpo", False), ("turns", True)])
+async def test_rewards_of_calls_that_credit_does_not_read_are_named(
+    make_trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture, credit: str, is_read: bool
+) -> None:
+    await make_trainer(credit=credit, intermediate=["tool_status"]).run()
+    said = "step 1: intermediate_rewards.tool_status: credit.use = 'grpo' reads no rewards of calls (these do: 'turns', 'turn_gae')"
+    assert (said in caplog.text) is not is_read
 
 
 async def test_a_group_teaches_nothing_where_no_call_of_it_is_trained(

@@ -18,10 +18,9 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from lightningrl.config import Recipe
 from lightningrl.credit.scoring import CreditedGroup, Scorer
+from lightningrl.credit.unread import unread_rewards
 from lightningrl.doctor.lesson import teach
 from lightningrl.doctor.machine import cpu_seconds, folder_bytes, free_disk, memory_used, read_machine
 from lightningrl.doctor.observation import Cost, Costs, Lesson, Observation, Repeat
@@ -31,12 +30,12 @@ from lightningrl.protocols import LearnReport
 from lightningrl.runtime.launcher import build_launcher
 from lightningrl.training.parts import Parts
 from lightningrl.training.tasks import plan_branches, plan_group, plan_validation
-from lightningrl.types import BranchPoint, RolloutSpec, Sample, Task, Trajectory, Transition
+from lightningrl.types import BranchPoint, RolloutSpec, Sample, Task, Trajectory
 
 if TYPE_CHECKING:
     from lightningrl.training.session import Served
 
-__all__ = ["observe", "reads_turn_rewards", "reward"]
+__all__ = ["observe", "reward"]
 
 ENOUGH_S = 20.0
 """Of collecting; a step that is begun is collected to its end."""
@@ -125,7 +124,7 @@ class _Examination:
             requires=scorer.requires,
             missing_roles=scorer.missing_roles(rollouts) if any(one.transitions for one in rollouts) else None,
             reward_error=self.reward_error,
-            reads_turn_rewards=reads_turn_rewards(recipe, scorer, credited),
+            unread_rewards=unread_rewards(recipe, scorer, credited),
             validation=tuple(validation),
             repeats=tuple(repeats),
             contexts={name: backend.engine.info.context_length for name, backend in self.served.backends.items()},
@@ -275,28 +274,3 @@ def _sum(one: Cost, other: Cost) -> Cost:
 
 def _unrewarded(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return [replace(one, reward=None) for one in trajectories]
-
-
-def reads_turn_rewards(recipe: Recipe, scorer: Scorer, credited: Sequence[CreditedGroup]) -> bool | None:
-    """Whether credit changes where half of the rollouts earn more by their first call."""
-    names = [name for name, reward in recipe.intermediate_rewards.items() if reward.weight != 0.0]
-    groups = [
-        one.group
-        for one in credited
-        if sum(rollout.reward is not None and bool(rollout.transitions) for rollout in one.group.trajectories) > 1
-    ]
-    if not names or not groups:
-        return None
-    group = groups[0]
-    paid = [replace(one, transitions=_paid(one.transitions, names)) if number % 2 else one for number, one in enumerate(group.trajectories)]
-    plain, other = (scorer.credit(rollouts, group.branches)[0].advantages for rollouts in (group.trajectories, paid))
-    pairs = zip((value for calls in plain for value in calls), (value for calls in other for value in calls), strict=True)
-    return any(one is not None and another is not None and not np.array_equal(one, another) for one, another in pairs)
-
-
-def _paid(calls: Sequence[Transition], names: Sequence[str]) -> tuple[Transition, ...]:
-    """The calls with 1 more for the first."""
-    return tuple(
-        replace(call, rewards={**call.rewards, **{name: (call.rewards.get(name) or 0.0) + 1.0 for name in names}}) if not number else call
-        for number, call in enumerate(calls)
-    )

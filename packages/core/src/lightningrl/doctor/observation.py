@@ -85,8 +85,8 @@ class Observation:
     """A sentence on roles that the recipe names and that no call has."""
     reward_error: str | None = None
     """What a reward or the credit assigner raised for good: nothing is rewarded then."""
-    reads_turn_rewards: bool | None = None
-    """Whether advantages change where a call's own rewards do; None = there are none, or nothing to try it on."""
+    unread_rewards: str | None = None
+    """A sentence on rewards of calls that credit does not read."""
     validation: tuple[Trajectory, ...] = ()
     repeats: tuple[Repeat, ...] = ()
     contexts: Mapping[str, int] = field(default_factory=dict[str, int])

@@ -30,9 +30,8 @@ def settings_read(seen: Observation) -> Finding:
 
 def _unread(seen: Observation) -> Iterator[str]:
     recipe = seen.recipe
-    if seen.reads_turn_rewards is False:
-        names = ", ".join(f"intermediate_rewards.{name}" for name in recipe.intermediate_rewards)
-        yield f"{names}: credit.use = {recipe.credit.use!r} reads no rewards of calls (one that does: 'discounted', 'turn_gae')"
+    if seen.unread_rewards is not None:
+        yield seen.unread_rewards
     called = {call.policy for call in seen.calls}
     if called:
         yield from (f"policies.{name}: no call asks for it" for name in recipe.policies if name not in called)

@@ -25,6 +25,7 @@ from typing import Protocol
 from lightningrl.config import Recipe
 from lightningrl.credit.metrics import describe_rollouts
 from lightningrl.credit.scoring import CreditedGroup, Scored, Scorer, score_of
+from lightningrl.credit.unread import unread_rewards
 from lightningrl.errors import LightningError, RewardError, RunFolderError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import StepReport
@@ -178,6 +179,8 @@ class Trainer:
         ready = time.monotonic()
         if self.state.step == 0 and (missing := self.scorer.missing_roles(trajectories)):
             logger.warning("step 1: %s", missing)
+        if self.state.step == 0 and not self.scorer.remembers and (unread := unread_rewards(self.recipe, self.scorer, taken.credited)):
+            logger.warning("step 1: %s", unread)
         if timeouts := self._explain_timeouts(trajectories):
             logger.warning("step %d: %s", self.state.step + 1, timeouts)
         self._warn_of_failed_rewards(f"step {self.state.step + 1}", trajectories)
