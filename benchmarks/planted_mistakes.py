@@ -103,7 +103,7 @@ MISTAKES = (
         says="max_tokens is 100000.*sampling.max_tokens=",
     ),
     Mistake(name="device cuda", edits=in_recipe("[learner]\n", '[learner]\ndevice = "cuda"\n'), says="device.*cuda", needs_torch=True),
-    Mistake(name="dtype bf16", edits=in_recipe("[learner]\n", '[learner]\ndtype = "bf16"\n'), says="'float32', 'bfloat16'"),
+    Mistake(name="dtype bf16", edits=in_recipe("[learner]\n", '[learner]\ndtype = "bf16"\n'), says="'float32' or 'bfloat16'"),
     Mistake(name="two tasks of one id", edits=(("tasks.py", "", "\ntrain = lambda: [{'id': 'a', 'input': 'x'}] * 2\n"),), says="id 'a'"),
     Mistake(name="logger wandb is missing", edits=in_recipe("[tasks]", 'loggers = ["wandb"]\n[tasks]'), says="pip install"),
     Mistake(name="no such recipe", arguments=("nowhere.toml",), says="nowhere.toml"),
