@@ -150,9 +150,11 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_in_a_notebook_cancels_the_training() -> None:
     ended = []
+    notebook = threading.main_thread().ident
+    assert notebook is not None
 
     async def training() -> None:
-        asyncio.get_running_loop().call_later(0.05, signal.pthread_kill, threading.main_thread().ident, signal.SIGINT)
+        asyncio.get_running_loop().call_later(0.05, lambda: signal.pthread_kill(notebook, signal.SIGINT))
         try:
             await asyncio.Event().wait()
         finally:
