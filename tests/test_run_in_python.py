@@ -126,6 +126,18 @@ def test_a_run_that_was_moved_with_its_recipe_is_exported_and_goes_on(moved: Pat
     assert lightningrl.train(moved / "renamed.toml", run=run.folder, resume=True, settings={"loop.steps": 3}).steps == 3
 
 
+def test_a_run_of_a_large_policy_says_what_a_step_will_take_before_the_first(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lightningrl_torch._light.MOST_BYTES", 0)
+    monkeypatch.setattr("lightningrl_torch._size.LARGE", 1_000)
+    lightningrl.train(project, run=tmp_path / "run", settings={**QUICK, "loop.steps": 1, "validation.every": 1})
+    said = " ".join(capsys.readouterr().out.split())
+    before, validated, first = (said.index(text) for text in ("forecast: ", "if each is like these", "step 1/1"))
+    assert before < validated < first
+    assert "if each samples one answer of sampling.max_tokens" in said[before:validated]
+
+
 def test_training_within_an_event_loop_is_awaited(project: Path, tmp_path: Path) -> None:
     async def main() -> lightningrl.Run:
         training = asyncio.create_task(lightningrl.train_async(project, run=tmp_path / "run", settings={**QUICK, "loop.steps": 1}))

@@ -13,6 +13,7 @@ import torch
 
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.types import Sample
+from lightningrl_torch import _scoring
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner import Learner
 from lightningrl_torch.losses import LOSSES, TokenBatch
@@ -178,6 +179,24 @@ def test_microbatches_do_not_change_the_gradient() -> None:
         assert distance(whole, make_learner(model, max_tokens_per_microbatch=budget).gradients(samples)) < 2e-6
 
 
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.01])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_large_vocabulary_is_never_there_for_all_tokens_at_once(
+    entropy_coef: float, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model()
+    samples = make_samples(model, temperature=temperature)
+    learner = make_learner(model, entropy_coef=entropy_coef)
+    whole, logprobs = learner.gradients(samples), learner.recompute(samples, model)
+    rows: list[int] = []
+    model.get_output_embeddings().register_forward_hook(lambda _, __, logits: rows.append(logits.numel() // logits.shape[-1]))
+    monkeypatch.setattr(_scoring, "MOST_LOGITS", 5 * model.config.vocab_size)
+    assert distance(whole, learner.gradients(samples)) < 2e-6
+    for key, values in learner.recompute(samples, model).items():
+        np.testing.assert_allclose(values, logprobs[key], atol=1e-5)
+    assert max(rows) == 5
+
+
 def test_positive_advantage_raises_the_sampled_tokens_and_negative_lowers_them(make_backend: MakeBackend) -> None:
     for advantage in (1.0, -1.0):
         backend = make_backend(learning_rate=1e-3)
@@ -325,7 +344,7 @@ def test_gradient_checkpointing_has_the_same_gradient(make_backend: MakeBackend)
         ({"betas": (0.9, 0.9, 0.9)}, r"betas is \(0.9, 0.9, 0.9\); Tuple should have at most 2 items"),
         ({"speed": 3}, "the learner has no setting 'speed'; it takes: betas, clip_high"),
         ({"lora": {"rang": 3}}, "lora has no setting 'rang'"),
-        ({"lora": {"rank": 0}}, "lora.rank is 0; use a number of at least 1"),
+        ({"lora": {"rank": -1}}, "lora.rank is -1; use a number of at least 0"),
         ({"lora": {"target_modules": ["nowhere"]}}, "lora cannot be added"),
         ({"context_length": 4096}, "takes at most 128 tokens"),
         ({"policy": "./nowhere"}, "policy folder './nowhere' does not exist"),

@@ -326,9 +326,16 @@ class RuntimeConfig(_Frozen):
     """Rollouts at a time in each worker; above 1 only for agents without threads or shared runtimes of their own."""
     base_urls: tuple[str, ...] = ()
     """Model endpoints that the agent's own code names, beside OpenAI's and Anthropic's; calls to them go to the gateway."""
-    timeout_s: float = Field(default=120.0, gt=0)
+    timeout_s: float | None = Field(default=None, gt=0)
+    """A rollout that takes longer ends as `timeout`. None = 120, or the time of eight answers of `sampling.max_tokens` where the policy's
+    engine, measured at the start, is so slow that this is more."""
     max_attempts: int = Field(default=3, ge=1)
     """Tries at a rollout whose attempt ended in an infrastructure error."""
+
+    @property
+    def limit_s(self) -> float:
+        """`timeout_s`, or what it is where nobody said and no engine was measured."""
+        return 120.0 if self.timeout_s is None else self.timeout_s
 
 
 class LoopConfig(_Frozen):

@@ -36,8 +36,10 @@ __all__ = [
     "GroupWitness",
     "IntermediateReward",
     "LearnReport",
+    "Measured",
     "Reward",
     "Services",
+    "Speed",
     "StepReport",
     "TokenScorer",
     "Valuer",
@@ -275,6 +277,31 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """What a backend measured of itself before the first call, in tokens a second."""
+
+    parameters: int
+    trained: int
+    """Of them; adapters alone where a policy learns by adapters."""
+    read: float
+    """Of prompts."""
+    sampled: float
+    """Of all calls together, `calls` at once."""
+    calls: int
+    learned: float
+    """In rows of a step, prompts included."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A backend that knows how fast it is: the run says what a step will take, and gives rollouts the time that they need."""
+
+    def measure(self) -> Speed | None:
+        """Blocking, once, before anything is asked of it; nothing is learned. None = fast enough that nobody waits for it."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -1,22 +1,32 @@
-"""Recomputing logprobs: one forward of a batch, logits only where a token is trained."""
+"""Recomputing logprobs: one forward of a batch, logits only where a token is trained, and of a few tokens at a time.
+
+A number for each word of a large vocabulary is the most that a step keeps: 2,000 trained tokens of 150,000 words are 1.2 GB, five times
+over with their softmax, its entropy and their gradients. So the words of a part of the tokens are computed, used, and computed again
+for the gradient, wherever they are many.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from lightningrl_torch._attention import Paths, follow
+from lightningrl_torch._llama import FAMILIES
 from lightningrl_torch._packing import Batch
 
 __all__ = ["Scores", "read_states", "score_batch", "to_tensor"]
+
+MOST_LOGITS: Final = 2**25
+"""Numbers that are kept at a time: 128 MB."""
 
 
 class Scores(NamedTuple):
@@ -36,16 +46,36 @@ def to_tensor(values: NDArray[Any], model: PreTrainedModel) -> Tensor:
 
 def score_batch(model: PreTrainedModel, batch: Batch, *, autocast: bool, entropy_gradient: bool = False) -> Scores:
     """Logprobs and entropies, float32 at least, in the softmax at the token's temperature."""
-    logits, states = _forward(model, batch, autocast=autocast)
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    targets, temperatures = to_tensor(batch.targets, model), to_tensor(batch.temperatures, model)
+    look_up = partial(_look_up, entropy_gradient=entropy_gradient)
+    part = max(1, MOST_LOGITS // int(model.config.get_text_config(decoder=True).vocab_size))
+    if len(targets) <= part or model.config.model_type not in FAMILIES:  # other families may do more to logits than their embeddings do
+        logits, states = _forward(model, batch, autocast=autocast)
+        return Scores(*look_up(logits, targets, temperatures), states)
+    states = read_states(model, batch, autocast=autocast)
+
+    def score(states: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=autocast):
+            logits = head(states)
+        return look_up(logits, targets, temperatures)
+
+    parts = zip(states.split(part), targets.split(part), temperatures.split(part), strict=True)  # type: ignore[no-untyped-call]
+    found = [checkpoint(score, *one, use_reentrant=False, preserve_rng_state=False) for one in parts]
+    logprobs, entropies = (torch.cat(column) for column in zip(*found, strict=True))
+    return Scores(logprobs, entropies, states)
+
+
+def _look_up(logits: Tensor, targets: Tensor, temperatures: Tensor, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    """The targets' logprobs, and entropies, from logits (N, vocabulary)."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if (batch.temperatures != 1.0).any():
+    if (temperatures != 1.0).any():
         # greedy tokens have their logprob at temperature 1, see TokenChunk.logprobs
-        temperatures = np.where(batch.temperatures == 0.0, np.float32(1.0), batch.temperatures)
-        logits = logits / to_tensor(temperatures, model)[:, None]
+        logits = logits / temperatures.where(temperatures != 0.0, 1.0)[:, None]
     logprobs = logits.log_softmax(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropies = -(logprobs.exp() * logprobs).sum(-1)
-    return Scores(logprobs.gather(-1, to_tensor(batch.targets, model)[:, None])[:, 0], entropies, states)
+    return logprobs.gather(-1, targets[:, None])[:, 0], entropies
 
 
 def read_states(model: PreTrainedModel, batch: Batch, *, autocast: bool) -> Tensor:

@@ -22,9 +22,11 @@ import numpy as np
 import torch
 
 from lightningrl.errors import BackendError
-from lightningrl.protocols import Continuation, LearnReport
+from lightningrl.protocols import Continuation, LearnReport, Speed
 from lightningrl.types import Array, IntArray, Sample
 from lightningrl_torch._packing import make_row
+from lightningrl_torch._size import engine_threads, is_large
+from lightningrl_torch._speed import measure
 from lightningrl_torch.checkpoint import read_checkpoint, restore_generators, write_checkpoint, written_folder
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.policy import LoadedPolicy, quiet
@@ -44,13 +46,14 @@ class TorchBackend:
     __signature__ = inspect.signature(Settings)
 
     def __init__(self, **settings: Any) -> None:
-        self.settings = Settings(**settings)
+        self._policy = LoadedPolicy(Settings(**settings))
+        self.settings = self._policy.settings
         self._threads = self.settings.threads or torch.get_num_threads()
+        self._engine_threads = engine_threads(self.settings, self._policy.parameters)
         if self.serves_while_learning and self.settings.threads is None:  # threads that wait for each other on busy cores cost both
-            self._threads = max(1, self._threads - (self.settings.engine_threads or 0))
+            self._threads = max(1, self._threads - self._engine_threads)
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         """What the engine reads and what the learner changes, tensor by tensor; empty while they are the same."""
-        self._policy = LoadedPolicy(self.settings)
         self._reference = _reference(self._policy, self.settings)
         self._building = threading.Lock()
         self._built: Learner | None = None
@@ -73,7 +76,7 @@ class TorchBackend:
                 prefill_tokens=self.settings.prefill_tokens,
                 prefix_cache_tokens=self.settings.prefix_cache_tokens,
                 stream_interval_s=self.settings.stream_interval_s,
-                threads=self.settings.engine_threads or self._threads,
+                threads=self._engine_threads,
                 autocast=self.settings.dtype == "bfloat16",
             ),
         )
@@ -178,8 +181,21 @@ class TorchBackend:
     @contextlib.contextmanager
     def _read(self) -> Iterator[None]:
         """Weights that stay as they are, read by no more threads than the engine has."""
-        with self._reading, _threads(self.settings.engine_threads or self._threads):
+        with self._reading, _threads(self._engine_threads):
             yield
+
+    def measure(self) -> Speed | None:
+        """Of a policy that is waited for; a small one is as fast as whatever surrounds it."""
+        if not is_large(self._policy.parameters):
+            return None
+        learner = self._learner
+
+        def rehearse(rows: Sequence[Sample]) -> None:
+            with self._reading, self._engine.held(), _threads(self._threads):
+                learner.rehearse(rows)
+
+        trained = sum(one.numel() for one in learner.parameters.values())
+        return measure(self._engine, rehearse, parameters=self._policy.parameters, trained=trained)
 
     def save(self, folder: Path) -> None:
         """Write trained weights (safetensors), optimiser, schedule and random generators; complete when it returns."""

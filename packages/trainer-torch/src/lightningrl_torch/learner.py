@@ -31,6 +31,7 @@ from lightningrl_torch._models import read_traits
 from lightningrl_torch._packing import Batch, build_batches
 from lightningrl_torch._paths import Costs
 from lightningrl_torch._scoring import Scores, score_batch, to_tensor
+from lightningrl_torch._size import tokens_at_once
 from lightningrl_torch.chosen_loss import ChosenLoss
 from lightningrl_torch.critic import Critic, value_losses
 from lightningrl_torch.losses import TokenBatch, approximate_kl, masked_importance, truncated_importance
@@ -85,7 +86,7 @@ class Learner:
         ]
         self.optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
-            lr=settings.learning_rate,
+            lr=settings.rate,
             betas=(settings.betas[0], settings.betas[1]),
             fused=True,
         )
@@ -102,7 +103,7 @@ class Learner:
             samples = [sample for sample in samples if sample.advantages.any() or (self.critic is not None and _targets(sample))]
             if not samples:
                 return LearnReport(policy_version=self.step, tokens=0, seconds=time.monotonic() - started)
-        rate = settings.learning_rate * schedule_factor(
+        rate = settings.rate * schedule_factor(
             settings.schedule,
             self.step,
             warmup_steps=settings.warmup_steps,
@@ -130,6 +131,12 @@ class Learner:
         found = {name: parameter.grad.clone() for name, parameter in self.parameters.items() if parameter.grad is not None}
         self._zero_gradients()
         return found
+
+    def rehearse(self, samples: Sequence[Sample]) -> None:
+        """The work of an update without the update."""
+        with self._training():
+            self._backward(samples, 1.0, Before(), defaultdict(float))
+        self._zero_gradients()
 
     @property
     def _has_other_terms(self) -> bool:
@@ -298,7 +305,8 @@ class Learner:
         return score_batch(model, batch, autocast=self._settings.dtype == "bfloat16", entropy_gradient=self._settings.entropy_coef > 0.0)
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
-        return build_batches(samples, max_tokens=self._settings.max_tokens_per_microbatch, costs=self._costs)
+        most = self._settings.max_tokens_per_microbatch or tokens_at_once(self.model)
+        return build_batches(samples, max_tokens=most, costs=self._costs)
 
     @cached_property
     def _costs(self) -> Costs | None:

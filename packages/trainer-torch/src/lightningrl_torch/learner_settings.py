@@ -32,7 +32,8 @@ class SettingsTable(pydantic.BaseModel):
 class LoraSettings(SettingsTable):
     """Low-rank adapters instead of full fine-tuning (Hu et al. 2021)."""
 
-    rank: Count = 16
+    rank: Whole = 16
+    """0 = none."""
     alpha: AtLeast0 | None = None
     """None = twice the rank."""
     target_modules: str | tuple[str, ...] = "all-linear"
@@ -56,7 +57,8 @@ class LearnerSettings(SettingsTable):
     context_length: Annotated[int, Field(ge=2, strict=True)] | None = None
     """Most tokens of prompt and completion together; None = the model's."""
 
-    learning_rate: AtLeast0 = 1e-5
+    learning_rate: AtLeast0 | None = None
+    """None = 1e-5; 1e-4 where adapters learn (ten times as much suits them: Schulman et al., LoRA Without Regret, 2025)."""
     warmup_steps: Whole = 0
     total_steps: Count | None = None
     """Where a schedule that is not `constant` ends; it needs it."""
@@ -92,13 +94,19 @@ class LearnerSettings(SettingsTable):
     """Optimiser updates in an epoch."""
     epochs: Count = 1
     lora: LoraSettings | None = None
-    """None = full fine-tuning; else a table with any of `rank`, `alpha`, `target_modules`."""
+    """A table with any of `rank`, `alpha`, `target_modules`, or true: adapters learn; false: all weights do. None = all weights, or
+    adapters where the policy is on a CPU and has 250 million parameters or more."""
 
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
         except pydantic.ValidationError as error:
             raise ConfigError(_sentence(error.errors()[0], type(self))) from None
+
+    @pydantic.field_validator("lora", mode="before")
+    @classmethod
+    def _as_table(cls, lora: Any) -> Any:
+        return {True: {}, False: {"rank": 0}}[lora] if isinstance(lora, bool) else lora
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> LearnerSettings:
@@ -116,6 +124,18 @@ class LearnerSettings(SettingsTable):
         elif not is_reference(self.loss):
             raise ValueError(f"loss is {self.loss!r}; choose {', '.join(map(repr, LOSSES))}, or your own: 'file.py:loss'")
         return self
+
+    @property
+    def adapters(self) -> LoraSettings | None:
+        """Those that learn; None = all weights do."""
+        return self.lora if self.lora is not None and self.lora.rank else None
+
+    @property
+    def rate(self) -> float:
+        """`learning_rate`, or what it is where nobody said."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 1e-4 if self.adapters else 1e-5
 
     @property
     def is_corrected(self) -> bool:

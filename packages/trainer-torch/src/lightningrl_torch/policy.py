@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import torch
 
 from lightningrl.errors import ConfigError
 from lightningrl_torch._light import read_light
+from lightningrl_torch._size import choose_adapters
 from lightningrl_torch.device import pick_device
 from lightningrl_torch.learner_settings import LoraSettings
 from lightningrl_torch.settings import Settings
@@ -30,6 +32,8 @@ __all__ = ["LoadedPolicy", "load_weights", "quiet", "silence_dropout"]
 class WholePolicy:
     """A policy as transformers has it, on its device."""
 
+    settings: Settings
+    """Those asked for, and adapters where the policy's size decides for them."""
     model: PreTrainedModel
     """What engine and learner call; with LoRA, adapters sit inside it."""
     adapters: Any
@@ -45,10 +49,10 @@ class LoadedPolicy:
     def __init__(self, settings: Settings) -> None:
         self.device = pick_device(settings.device)
         _check_folder(settings.policy)
-        self._settings = settings
+        self._asked = settings
         self._lock = threading.Lock()
         self._whole: WholePolicy | None = None
-        is_plain = settings.lora is None and settings.critic is None and settings.kl_coef == 0.0 and Path(settings.policy).is_dir()
+        is_plain = not settings.adapters and settings.critic is None and settings.kl_coef == 0.0 and Path(settings.policy).is_dir()
         self.light = read_light(Path(settings.policy), self.device) if is_plain else None
         """None where transformers reads it."""
         known = self.light or self.whole
@@ -60,11 +64,22 @@ class LoadedPolicy:
         """Loaded by transformers where it was not; the weights are the ones that the engine serves."""
         with self._lock:
             if self._whole is None:
-                self._whole = _load_whole(self._settings, self.device)
+                self._whole = _load_whole(self._asked, self.device)
                 if self.light is not None:
                     for name, parameter in self._whole.model.named_parameters():
                         parameter.data = self.light.parameters[name].data
             return self._whole
+
+    @property
+    def settings(self) -> Settings:
+        """Those asked for, and adapters where the policy's size decides for them."""
+        return self._asked if self.light else self.whole.settings
+
+    @cached_property
+    def parameters(self) -> int:
+        """How many numbers the policy is; a critic's are not counted."""
+        named = self.light.parameters.values() if self.light else self.whole.model.parameters()
+        return sum(one.numel() for one in named)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -79,7 +94,7 @@ class LoadedPolicy:
     @property
     def served(self) -> PreTrainedModel | Forward:
         """What the engine calls."""
-        is_half = self._settings.dtype == "bfloat16"
+        is_half = self._asked.dtype == "bfloat16"
         return self.light.forward(torch.bfloat16 if is_half else torch.float32) if self.light else self.whole.model
 
     def text_of(self, token_ids: Sequence[int]) -> str:
@@ -99,7 +114,8 @@ def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
         raise ConfigError(
             f"policy {settings.policy!r} has no chat template; put a chat_template.jinja beside its tokenizer or choose an instruct model"
         )
-    lora = settings.lora
+    settings = choose_adapters(settings, device, lambda: _count_parameters(config))
+    lora = settings.adapters
     frozen = torch.bfloat16 if lora is not None and settings.dtype == "bfloat16" else torch.float32
     model = load_weights("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=frozen).to(device)
     adapters = _add_adapters(model, lora, settings) if lora is not None else None
@@ -110,12 +126,21 @@ def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
         enable({"use_reentrant": False})
     limits = [getattr(config.get_text_config(decoder=True), "max_position_embeddings", None), tokenizer.model_max_length]
     return WholePolicy(
+        settings=settings,
         model=model.eval(),
         adapters=adapters,
         tokenizer=tokenizer,
         context_length=min(int(limit) for limit in limits if limit is not None),
         stop_token_ids=_stop_token_ids(model, tokenizer),
     )
+
+
+def _count_parameters(config: Any) -> int:
+    """Of a model that is not read yet."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return int(AutoModelForCausalLM.from_config(config).num_parameters())  # type: ignore[no-untyped-call]
 
 
 def _check_folder(policy: str) -> None:

@@ -67,17 +67,19 @@ class Settings(LearnerSettings):
     """`bfloat16` computes under autocast; trained weights stay float32 (with LoRA, the frozen ones become bfloat16)."""
     threads: Count | None = None
     """CPU threads of the learner; None = torch's own choice, less the engine's where that serves meanwhile."""
-    engine_threads: Count | None = 1
-    """CPU threads of the engine. Agents, server and engine share the machine during rollouts, and threads that wait for each other on
-    busy cores cost more than they give; None = torch's own choice."""
+    engine_threads: Count | None = None
+    """CPU threads of the engine. None = 1 for a policy of fewer than 50 million parameters: agents, server and engine share the machine
+    during rollouts, and threads that wait for each other on busy cores cost more than they give. A larger one has all of the learner's,
+    or half of them where it serves meanwhile."""
 
     max_staleness: Whole = 0
     """The run's `loop.max_staleness`. Above 0 the engine serves on a copy of the weights while the learner learns."""
 
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Of the learning rate, over calls of `learn`."""
-    max_tokens_per_microbatch: Count = 4096
-    """Tokens, padding included, in one forward and backward; memory against speed, no effect on the result."""
+    max_tokens_per_microbatch: Count | None = None
+    """Tokens, padding included, in one forward and backward; memory against speed, no effect on the result. None = as many as keep about
+    2 GB for the gradient, at most 4096."""
     share_prefixes: bool = True
     """What samples begin alike with is computed once (models whose layers all attend to all earlier tokens, by torch's attention); no
     effect on the result beyond rounding."""

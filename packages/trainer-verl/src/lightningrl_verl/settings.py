@@ -81,7 +81,7 @@ class Settings(LearnerSettings):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """What replicas and the forward pass compute in; trained weights stay float32. The CPU computes in float32."""
     lora: VerlLoraSettings | None = None
-    """None = full fine-tuning; else a table with any of `rank`, `alpha`, `target_modules`."""
+    """A table with any of `rank`, `alpha`, `target_modules`, or true: adapters learn; else all weights do."""
     critic: CriticSettings | None = None
     """None = advantages are the recipe's credit. A table with any of `model`, `learning_rate`, `gamma`, `lam`: the credit is each call's
     reward, and PPO's critic turns it into token advantages (GAE)."""

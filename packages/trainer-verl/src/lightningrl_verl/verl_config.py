@@ -137,12 +137,11 @@ def _base(settings: Settings, context_length: int) -> dict[str, Any]:
         "trainer.v1.sampler.custom_sampler.name": "PromptAsyncSampler" if settings.is_async else "PromptSampler",
         "ray_kwargs.ray_init.include_dashboard": False,
     }
-    values |= _optimiser(actor, settings, learning_rate=settings.learning_rate)
+    values |= _optimiser(actor, settings, learning_rate=settings.rate)
     values |= _correction(settings)
     if settings.strategy != "megatron":
         values |= _fsdp(settings)
-    if settings.lora is not None:
-        lora = settings.lora
+    if (lora := settings.adapters) is not None:
         targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
         values |= {f"{model}.lora_rank": lora.rank, f"{model}.lora_alpha": int(lora.scale), f"{model}.target_modules": targets}
         values |= {f"{rollout}.load_format": "safetensors"}  # the adapters' base weights are never sent
@@ -232,7 +231,7 @@ def _cpu_overrides(settings: Settings) -> dict[str, Any]:
         settings.engine,
         gpus=settings.gpus,
         critic=settings.critic is not None,
-        reference=settings.kl_coef > 0 and settings.lora is None,
+        reference=settings.kl_coef > 0 and settings.adapters is None,
         separate=settings.mode == "separate_async",
     )
     return found

@@ -19,6 +19,7 @@ from lightningrl.errors import ConfigError, Stopped
 from lightningrl.plugins import load_plugins
 from lightningrl.runtime.launcher import build_launcher
 from lightningrl.training.checks import build_checked
+from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 
@@ -47,14 +48,6 @@ async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, cons
     from lightningrl.training.session import serve_policy, server_settings
 
     cancel_on_signals()
-    spec = RolloutSpec(
-        id=ROLLOUT,
-        task=task,
-        group_id=ROLLOUT,
-        mode=RolloutMode.VALIDATION,
-        sampling=recipe.validation_sampling,
-        timeout_s=recipe.runtime.timeout_s,
-    )
     with console.status("starting") as status:
         served = serve_policy(
             server_settings(recipe, parts, f"sqlite:///{scratch / 'store.sqlite'}"),
@@ -67,6 +60,14 @@ async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, cons
         )
         async with served as running:
             status.update(f"running the agent on task {task.id!r}")
+            spec = RolloutSpec(
+                id=ROLLOUT,
+                task=task,
+                group_id=ROLLOUT,
+                mode=RolloutMode.VALIDATION,
+                sampling=recipe.validation_sampling,
+                timeout_s=give_time(recipe, running.policies.speed).runtime.limit_s,
+            )
             await running.client.create_rollouts([spec])
             while not await running.client.wait([ROLLOUT], POLL_S):
                 pass

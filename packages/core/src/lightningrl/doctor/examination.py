@@ -28,6 +28,7 @@ from lightningrl.errors import LightningError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
 from lightningrl.runtime.launcher import build_launcher
+from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts
 from lightningrl.training.tasks import plan_branches, plan_group, plan_validation
 from lightningrl.types import BranchPoint, RolloutSpec, Sample, Task, Trajectory
@@ -65,6 +66,7 @@ async def observe(
     )
     async with served as running:
         start = clock.lap()
+        recipe = give_time(recipe, running.policies.speed)
         examination = _Examination(recipe=recipe, parts=parts, served=running, starting=starting)
         seen = await examination.run(scratch, runs)
     return replace(seen, costs=replace(seen.costs, start=start))

@@ -94,7 +94,7 @@ def errors(seen: Observation) -> Finding:
 
 def time_limit(seen: Observation) -> Finding:
     """Whether rollouts have time enough."""
-    limit = seen.recipe.runtime.timeout_s
+    limit = seen.recipe.runtime.limit_s
     every = (*seen.rollouts, *seen.validation)
     late = [one for one in every if one.outcome is Outcome.TIMEOUT]
     if late:

@@ -28,6 +28,7 @@ from lightningrl.loading import is_reference
 from lightningrl.plugins import load_plugins
 from lightningrl.runtime.launcher import build_launcher
 from lightningrl.training.checks import build_checked
+from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts, resolve
 from lightningrl.training.session import Served, serve_policy, server_settings
 from lightningrl.training.tasks import plan_evaluation, read_tasks
@@ -204,6 +205,7 @@ async def _open(candidate: Candidate, how: Examination, folder: Path, show: Show
         launchers=[build_launcher(recipe.runtime, plugins)],
         starting=lambda what: show(what, 0, 0),
     ) as served:
+        candidate = replace(candidate, recipe=give_time(recipe, served.policies.speed))
         yield _Candidate(candidate=candidate, how=how, parts=parts, served=served, tasks=tasks, folder=folder, done=[])
 
 

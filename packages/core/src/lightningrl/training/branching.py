@@ -27,6 +27,7 @@ from lightningrl.runtime.launcher import build_launcher
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import CallRecord, ToolCallRecord
 from lightningrl.training.checks import build_checked
+from lightningrl.training.pace import give_time
 from lightningrl.training.run_folder import RunOrigin, checkpoints
 from lightningrl.training.tasks import plan_branches
 from lightningrl.types import BranchPoint, Outcome, RolloutSpec, Trajectory
@@ -119,14 +120,15 @@ async def branch_rollout(
     (own / "run.json").write_text(json.dumps({"models": dict(parts.models)}), encoding="utf-8")
     url = f"sqlite:///{own / 'store.sqlite'}"
     source = await _copy(url, spec, recorded, calls)
-    specs = {
-        point: plan_branches(recipe, source, BranchPoint(rollout_id=rollout_id, attempt=source.attempt, calls=point), samples)
-        for point in points
-    }
     launcher = build_launcher(recipe.runtime, load_plugins())
     server = server_settings(recipe, parts, url)
     weights = saved.folder if saved else None
     async with serve_policy(server, parts, own / "logs", weights, workers=recipe, launchers=[launcher], starting=starting) as served:
+        recipe = give_time(recipe, served.policies.speed)
+        specs = {
+            point: plan_branches(recipe, source, BranchPoint(rollout_id=rollout_id, attempt=source.attempt, calls=point), samples)
+            for point in points
+        }
         await served.client.create_rollouts([spec for group in specs.values() for spec in group])
         await served.start_workers()
         branches = await _collect(served, parts, [spec.id for group in specs.values() for spec in group], progress)

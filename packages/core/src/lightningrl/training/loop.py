@@ -31,6 +31,7 @@ from lightningrl.plugins import PluginManager
 from lightningrl.protocols import StepReport
 from lightningrl.telemetry.steps import NO_SPANS, StepSpans, note
 from lightningrl.training.collector import Collector, RewardedGroup, Rollouts
+from lightningrl.training.pace import forecast_step
 from lightningrl.training.policies import Policies
 from lightningrl.training.reasons import explain_failed_rewards, explain_failures, explain_silence, explain_timeouts
 from lightningrl.training.run_folder import LoopState, RunFolder
@@ -55,6 +56,7 @@ class Progress(Protocol):
     def phase(self, name: str, done: int, total: int) -> None: ...
     def step(self, step: int, steps: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None: ...
     def validated(self, step: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None: ...
+    def forecast(self, parts: Sequence[str]) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +121,7 @@ class Trainer:
         self._next, self._done = self._position, set(self.state.done_beyond)
         await self.control.rollback_steps(self.state.step)
         if not self.folder.checkpoints():
+            self._forecast(())
             await self._validate()
             await self._checkpoint()
         async with aclosing(self._make_collector(in_order=not self.recipe.loop.asynchronous)) as collector:
@@ -249,7 +252,7 @@ class Trainer:
 
     def _explain_timeouts(self, trajectories: Sequence[Trajectory]) -> str | None:
         sampling, runtime = self.recipe.sampling, self.recipe.runtime
-        return explain_timeouts(trajectories, self.policies.call_speed, max_tokens=sampling.max_tokens, timeout_s=runtime.timeout_s)
+        return explain_timeouts(trajectories, self.policies.call_speed, max_tokens=sampling.max_tokens, timeout_s=runtime.limit_s)
 
     async def _validate(self) -> bool:
         """Returns whether the weights are the best so far."""
@@ -280,10 +283,17 @@ class Trainer:
         elif timeouts := self._explain_timeouts(trajectories):
             logger.warning("%s: %s", phase.where, timeouts)
         self._warn_of_failed_rewards(phase.where, trajectories)
+        if self.state.step == 0:
+            self._forecast(trajectories)
         names = {f"validation/{name}": value for name, value in metrics.items()}
         self.log(self.state.step, {**names, "minutes": self._seconds() / 60})
         self.progress.validated(self.state.step, metrics, outcomes)
         return metrics
+
+    def _forecast(self, seen: Sequence[Trajectory]) -> None:
+        """Before the first step, where a policy is slow."""
+        if (speed := self.policies.speed) is not None:
+            self.progress.forecast(forecast_step(self.recipe, speed, seen))
 
     def _note_score(self, score: float | None) -> bool:
         best, since = self.state.best_score, self.state.validations_since_best
@@ -376,7 +386,7 @@ class Trainer:
     async def _run_again(self, collector: Collector, groups: Sequence[RewardedGroup]) -> None:
         failed = [trajectory for group in groups for trajectory in group.trajectories]
         logger.warning("%s; that was before this start, so they are run again", explain_failures(failed))
-        await collector.run_again(groups, self.recipe.runtime.timeout_s)
+        await collector.run_again(groups, self.recipe.runtime.limit_s)
 
     # ------------------------------------------------------------------ what a step leaves
 

@@ -352,7 +352,7 @@ def _check_capabilities(backend: str, can: Capabilities, options: Mapping[str, A
     refused = {
         "loss": isinstance(loss, str) and (not can.own_losses if is_reference(loss) else loss not in can.losses),
         "device": device != "auto" and device not in can.devices,
-        "lora": options.get("lora") is not None and not can.lora,
+        "lora": options.get("lora") not in (None, False) and not can.lora,
         "kl_coef": bool(options.get("kl_coef")) and not can.reference_kl,
         "critic": options.get("critic") is not None and not can.critic,
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lightningrl.errors import RunFolderError
-from lightningrl.protocols import Backend, LearnReport
+from lightningrl.protocols import Backend, LearnReport, Speed
 from lightningrl.telemetry.steps import NO_SPANS, StepSpans, note
 from lightningrl.types import Sample, Trajectory
 
@@ -38,6 +38,8 @@ class RunningPolicy:
     backend: Backend
     link: PolicyLink
     is_trained: bool
+    speed: Speed | None = None
+    """Measured at the start; None = nobody waits for it, or its backend does not say."""
 
 
 class Policies:
@@ -58,6 +60,12 @@ class Policies:
         """Tokens per second that a call of the slowest policy is sampled with; None = none was yet."""
         speeds = [policy.link.call_speed for policy in self._policies]
         return min((speed for speed in speeds if speed is not None), default=None)
+
+    @property
+    def speed(self) -> Speed | None:
+        """Of the policy that samples the most slowly, of those that were measured."""
+        measured = [policy.speed for policy in self._policies if policy.speed is not None]
+        return min(measured, key=lambda speed: speed.sampled, default=None)
 
     def staleness(self, trajectories: Iterable[Trajectory]) -> int:
         """Versions between the weights that these were sampled by and those of now, the most of any trained call."""

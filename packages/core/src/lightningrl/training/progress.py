@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -165,6 +165,10 @@ class LineProgress:
         if sample := self._sample.text(self._console.width - 2):
             self._console.print(f"  {sample}", highlight=False, markup=False, soft_wrap=True)
 
+    def forecast(self, parts: Sequence[str]) -> None:
+        """What a step will take."""
+        self._say(["forecast:", *parts])
+
     def rollout(self, trajectory: Trajectory) -> None:
         """One that has ended and been rewarded."""
         self._sample.take(trajectory)
@@ -203,6 +207,7 @@ class LiveProgress:
         self._rewards: list[float] = []
         self._scores: list[tuple[int, float]] = []
         self._latest: Mapping[str, float] = {}
+        self._forecast = ""
         self._outcomes: Mapping[str, int] = {}
         self._live = Live(get_renderable=self.__rich__, console=console, refresh_per_second=4)
 
@@ -235,6 +240,10 @@ class LiveProgress:
         if "reward" in metrics:
             self._scores.append((step, metrics["reward"]))
 
+    def forecast(self, parts: Sequence[str]) -> None:
+        """Shown until the first step says it better."""
+        self._forecast = ", ".join(parts)
+
     def rollout(self, trajectory: Trajectory) -> None:
         """One that has ended and been rewarded."""
         self._sample.take(trajectory)
@@ -243,6 +252,8 @@ class LiveProgress:
         """The panel as it stands; any console can print it."""
         table = Table.grid(padding=(0, 2))
         latest = self._latest
+        if self._forecast and not latest:
+            table.add_row("forecast", "", self._forecast)
         if self._rewards:
             table.add_row("reward", f"{self._rewards[-1]:.3f}", Text(sparkline(self._rewards), style="green"))
         if self._scores:

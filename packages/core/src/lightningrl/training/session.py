@@ -15,7 +15,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from lightningrl.errors import LightningError, ServerError
 from lightningrl.keys import view_key, worker_key
 from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve, read_metrics
 from lightningrl.plugins import PluginManager
-from lightningrl.protocols import Backend
+from lightningrl.protocols import Backend, Measured, Speed
 from lightningrl.runtime.address import reachable_url
 from lightningrl.runtime.launcher import WorkerLauncher, build_launcher
 from lightningrl.runtime.pool import WorkerPool
@@ -35,6 +35,7 @@ from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.store.protocol import RolloutFilter
 from lightningrl.telemetry.steps import NO_SPANS, StepSpans, open_spans
 from lightningrl.training.loop import Progress, Trainer
+from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts
 from lightningrl.training.policies import Policies, RunningPolicy, load_backend
 from lightningrl.training.run_folder import LoopState, RunFolder
@@ -135,7 +136,7 @@ async def train_run(
                 await _cancel_unfinished(served.client)
             parts.scorer.load(state.credit)
             trainer = Trainer(
-                recipe=recipe,
+                recipe=give_time(recipe, served.policies.speed),
                 tasks=parts.tasks,
                 folder=folder,
                 control=served.client,
@@ -244,6 +245,7 @@ async def serve_policy(
             if pools:
                 starting("starting workers")
             await starter.ready()
+        running = [replace(one, speed=await _measure(one.backend)) for one in running]
         yield Served(
             server=first,
             client=client,
@@ -252,6 +254,11 @@ async def serve_policy(
             links=links,
             start_workers=starter.ready,
         )
+
+
+async def _measure(backend: Backend) -> Speed | None:
+    """Once all that starts has started."""
+    return await asyncio.to_thread(backend.measure) if isinstance(backend, Measured) else None
 
 
 class _Curve:

@@ -88,7 +88,7 @@ def _spec(rollout_id: str, task: Task, group: str, mode: RolloutMode, step: int,
         step=step,
         sampling=recipe.validation_sampling if mode is RolloutMode.VALIDATION else recipe.sampling.settings(),
         max_attempts=recipe.runtime.max_attempts,
-        timeout_s=recipe.runtime.timeout_s,
+        timeout_s=recipe.runtime.limit_s,
     )
 
 

@@ -1,0 +1,54 @@
+"""What a policy's size decides where the recipe does not: what learns, how many threads decode, how many tokens learn at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from lightningrl_torch.learner_settings import LoraSettings
+from lightningrl_torch.settings import Settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["choose_adapters", "engine_threads", "is_large", "tokens_at_once"]
+
+LARGE: Final = 50_000_000
+"""Parameters of a policy that its engine waits for, rather than for agents and server."""
+ADAPTED: Final = 250_000_000
+"""Parameters that a laptop has no room to train: weights, gradient and Adam's two moments are 16 bytes each."""
+KEPT_BYTES: Final = 2**31
+"""For the gradient, at a time."""
+MOST_TOKENS: Final = 4096
+
+
+def is_large(parameters: int) -> bool:
+    """Whether a token of the policy takes long enough to be worth all threads, and a forecast."""
+    return parameters >= LARGE
+
+
+def choose_adapters(settings: Settings, device: torch.device, count: Callable[[], int]) -> Settings:
+    """With adapters, where the recipe leaves them open and the policy is large; `count` counts its parameters."""
+    if settings.lora is not None:
+        return settings
+    is_adapted = device.type == "cpu" and count() >= ADAPTED
+    return settings.model_copy(update={"lora": LoraSettings()}) if is_adapted else settings
+
+
+def engine_threads(settings: Settings, parameters: int) -> int:
+    """Where nobody said: one for a small policy; all for a large one, or half where it is learned from meanwhile."""
+    if settings.engine_threads or not is_large(parameters):
+        return settings.engine_threads or 1
+    most = settings.threads or torch.get_num_threads()
+    return max(1, most // 2) if settings.max_staleness else most
+
+
+def tokens_at_once(model: PreTrainedModel) -> int:
+    """How many tokens' activations fit into `KEPT_BYTES`."""
+    config = model.config.get_text_config(decoder=True)
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    # of a layer, float32: its input twice normed, queries, keys, values, attention and what is added, and four of the inner width
+    token: int = 4 * config.num_hidden_layers * (12 * config.hidden_size + 4 * inner)
+    return max(1, min(MOST_TOKENS, KEPT_BYTES // token))

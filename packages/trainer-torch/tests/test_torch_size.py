@@ -1,0 +1,86 @@
+"""What a policy's size decides where the recipe does not, and what it says of its speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from lightningrl_torch import _size
+from lightningrl_torch.backend import TorchBackend
+from lightningrl_torch.settings import Settings
+from lightningrl_torch.testing import make_sample
+
+MakeBackend = Callable[..., TorchBackend]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy of some thousand parameters stands for one of half a billion."""
+    monkeypatch.setattr(_size, "ADAPTED", 1_000)
+    monkeypatch.setattr(_size, "LARGE", 1_000)
+
+
+@pytest.fixture
+def whole(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read by transformers, as all large ones are."""
+    monkeypatch.setattr("lightningrl_torch._light.MOST_BYTES", 0)
+
+
+@pytest.mark.usefixtures("all_are_large", "whole")
+def test_a_large_policy_on_a_cpu_learns_by_adapters_unless_the_recipe_says(make_backend: MakeBackend) -> None:
+    by_size, all_weights = make_backend(device="cpu", learning_rate=None), make_backend(device="cpu", learning_rate=None, lora=False)
+    assert all("lora_" in name for name in by_size.learner.parameters)
+    assert not any("lora_" in name for name in all_weights.learner.parameters)
+    assert (by_size.settings.rate, all_weights.settings.rate) == (1e-4, 1e-5)
+
+
+@pytest.mark.usefixtures("whole")
+def test_a_small_policy_learns_with_all_weights(make_backend: MakeBackend) -> None:
+    backend = make_backend()
+    assert not any("lora_" in name for name in backend.learner.parameters)
+    assert backend.measure() is None
+
+
+def test_adapters_by_size_are_the_cpu_s_alone() -> None:
+    open_one, said = Settings(policy="p"), Settings(policy="p", lora={"rank": 4})
+    assert _size.choose_adapters(open_one, CPU, lambda: 500_000_000).adapters is not None
+    assert _size.choose_adapters(open_one, CPU, lambda: 100_000_000).adapters is None
+    assert _size.choose_adapters(open_one, torch.device("cuda"), lambda: 500_000_000).adapters is None
+    assert _size.choose_adapters(said, CPU, lambda: 500_000_000) is said
+    assert Settings(policy="p", lora=True).adapters is not None
+
+
+def test_a_large_policy_decodes_on_all_threads_or_half_beside_its_learner() -> None:
+    assert _size.engine_threads(Settings(policy="p", threads=8), 500_000_000) == 8
+    assert _size.engine_threads(Settings(policy="p", threads=8, max_staleness=1), 500_000_000) == 4
+    assert _size.engine_threads(Settings(policy="p", threads=8, engine_threads=3), 500_000_000) == 3
+    assert _size.engine_threads(Settings(policy="p", threads=8), 1_000_000) == 1
+
+
+def test_the_tokens_of_a_microbatch_keep_memory_bounded() -> None:
+    def tokens(**shape: int) -> int:
+        with torch.device("meta"):
+            return _size.tokens_at_once(Qwen2ForCausalLM(Qwen2Config(vocab_size=8, num_attention_heads=14, num_key_value_heads=2, **shape)))
+
+    assert tokens(hidden_size=56, intermediate_size=128, num_hidden_layers=2) == 4096
+    assert 500 < tokens(hidden_size=896, intermediate_size=4864, num_hidden_layers=24) < 1000
+
+
+@pytest.mark.usefixtures("all_are_large", "whole")
+@pytest.mark.parametrize("lora", [True, False])
+def test_measuring_says_how_fast_the_policy_is_and_leaves_no_trace(make_backend: MakeBackend, *, lora: bool) -> None:
+    measured, other = make_backend(lora=lora), make_backend(lora=lora)
+    speed = measured.measure()
+    assert speed is not None
+    assert min(speed.read, speed.sampled, speed.learned) > 0
+    assert (speed.trained < speed.parameters) == lora
+    samples = [make_sample([1, 2, 3], [4, 5], 1.0), make_sample([1, 2, 3], [6], -1.0)]
+    for backend in (measured, other):
+        backend.learn(samples)
+    assert measured.engine.random_state() == other.engine.random_state()
+    for name, parameter in measured.learner.parameters.items():
+        assert torch.equal(parameter, other.learner.parameters[name])
