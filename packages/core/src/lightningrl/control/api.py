@@ -317,6 +317,10 @@ _SPANS: Final = (
     "Export spans: OTLP over HTTP, protobuf or JSON, plain or gzip (attempt, worker or run key). Spans of tools become tool calls. "
     "Repeating an export adds nothing; spans without an id are told of as a partial success."
 )
+_LOGS: Final = (
+    "Export log records: as spans are (attempt, worker or run key). Evaluations (`gen_ai.evaluation.result`) become reported rewards, the "
+    "last of a name stands; other records are not kept."
+)
 
 CREATE = Endpoint[Create, Created]("POST", f"{PREFIX}/rollouts", Create, Created)
 LIST = Endpoint[RolloutFilter, Sequence[RolloutRecord]](
@@ -343,6 +347,7 @@ STOP_WORKERS = Endpoint[WorkerPrefix, Count]("POST", f"{PREFIX}/workers/stop", W
 RESULT = Endpoint[Result, ResultKept]("POST", f"{_ATTEMPT}/result", Result, ResultKept, "ended_attempt")
 REWARDS = Endpoint[Rewards, None]("POST", f"{_ATTEMPT}/rewards", Rewards, None, "attempt")
 TRACES = Endpoint[bytes, bytes]("POST", f"{_ATTEMPT}/v1/traces", bytes, bytes, "attempt", about=_SPANS)
+LOGS = Endpoint[bytes, bytes]("POST", f"{_ATTEMPT}/v1/logs", bytes, bytes, "attempt", about=_LOGS)
 REPORT_REWARDS = Endpoint[ReportedRewards, None]("POST", f"{_AGENT}/rewards", ReportedRewards, None, "attempt")
 REPORT_TOOL_CALLS = Endpoint[ReportedToolCalls, None]("POST", f"{_AGENT}/tool_calls", ReportedToolCalls, None, "attempt")
 
