@@ -120,9 +120,9 @@ class ExportForwarder:
         return b"".join(bodies), total
 
     async def _send(self, client: httpx.AsyncClient, batch: bytes, count: int) -> None:
-        content = await asyncio.to_thread(gzip.compress, batch, 1)
         problem = ""
         try:
+            content = await asyncio.to_thread(gzip.compress, batch, 1)
             for number in range(TRIES):
                 if number:
                     await asyncio.sleep(FIRST_PAUSE_S * 2 ** (number - 1))
