@@ -228,7 +228,8 @@ class Finished(_Body):
 
 class RolloutIds(_Body):
     """Fetch trajectories of finished rollouts, in the order asked. Token arrays are base64 of little-endian int32, logprobs float32; where
-    a transition has a `parent_id`, its `prompt_ids` are what it adds to the prompt and completion of that one."""
+    a transition has a `parent_id`, its `prompt_ids` are what it adds to the prompt and completion of that one;
+    where `offered` is `=`, it is that of the transition before."""
 
     rollout_ids: Sequence[str]
 
