@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from google.protobuf import json_format
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
@@ -112,6 +114,32 @@ SOUND: Final[dict[str, list[dict[str, Any]]]] = {
         }
     ],
     "result": [{"outcome": "succeeded", "output": {"answer": [1, "a", None]}, "error": None, "duration_s": 1.5}],
+    "logs": [
+        {
+            "resourceLogs": [
+                {
+                    "scopeLogs": [
+                        {
+                            "logRecords": [
+                                {
+                                    "timeUnixNano": "1",
+                                    "traceId": "ab" * 16,
+                                    "spanId": "cd" * 8,
+                                    "eventName": "gen_ai.evaluation.result",
+                                    "body": {"stringValue": "x"},
+                                    "attributes": [
+                                        {"key": "gen_ai.evaluation.name", "value": {"stringValue": "f"}},
+                                        {"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 0.5}},
+                                        {"key": "gen_ai.response.id", "value": {"stringValue": "chatcmpl-x"}},
+                                    ],
+                                }
+                            ]
+                        }
+                    ]
+                }
+            ]
+        }
+    ],
     "traces": [
         {
             "resourceSpans": [
@@ -415,6 +443,16 @@ def large_bodies(number: int) -> dict[str, Large]:
     }
 
 
+def _evaluations(count: int) -> ExportLogsServiceRequest:
+    request = ExportLogsServiceRequest()
+    scope = request.resource_logs.add().scope_logs.add()
+    for index in range(count):
+        record = scope.log_records.add(event_name="gen_ai.evaluation.result", span_id=index.to_bytes(8, "big"))
+        record.attributes.add(key="gen_ai.evaluation.name").value.string_value = f"e{index}"
+        record.attributes.add(key="gen_ai.evaluation.score.value").value.double_value = 0.5
+    return request
+
+
 def large_reports(number: int) -> dict[str, Large]:
     """Reports of an attempt by name. `result` ends the attempt."""
     protobuf, plain = {"content_type": "application/x-protobuf"}, {"content_type": "application/json"}
@@ -465,6 +503,8 @@ def large_reports(number: int) -> dict[str, Large]:
         "otlp: an array": Large("traces", lambda: array(), protobuf),
         "otlp: spans in JSON": Large("traces", lambda: spans(), plain),
         "otlp: attributes in JSON": Large("traces", lambda: attributes(), plain),
+        "otlp: log records": Large("logs", lambda: bytes(_evaluations(7_000).SerializeToString()), protobuf),
+        "otlp: log records in JSON": Large("logs", lambda: json.dumps(json_format.MessageToDict(_evaluations(3_000))).encode(), plain),
         "otlp: lists in JSON": Large("traces", lambda: b'{"resourceSpans":' + _LISTS + b"}", plain),
         "tool calls: many": Large("tool_calls", lambda: tool_calls(*many_calls)),
         "tool calls: too many": Large("tool_calls", lambda: tool_calls(*[one_call] * 30_000)),

@@ -73,7 +73,7 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
 def place_of(lease: Lease, path: str) -> str:
     """Reports of a worker stand below the control API."""
     base = f"/api/v1/rollouts/{lease.rollout_id}/attempts/{lease.attempt}"
-    return {"result": f"{base}/result", "traces": f"{base}/v1/traces"}.get(path, path)
+    return {"result": f"{base}/result", "traces": f"{base}/v1/traces", "logs": f"{base}/v1/logs"}.get(path, path)
 
 
 def check_answer(path: str, answer: httpx.Response) -> None:
@@ -147,6 +147,15 @@ def test_spans_are_kept_or_refused_whatever_they_hold(scene: Scene, bodies: list
     lease = scene.attempt()
     for body, headers in bodies:
         check_answer("traces", scene.post(lease, "traces", body, **headers))
+    scene.check_sound(lease, 0)
+
+
+@examples
+@given(bodies=st.lists(hostile("logs"), min_size=1, max_size=3))
+def test_log_records_are_kept_or_refused_whatever_they_hold(scene: Scene, bodies: list[bytes]) -> None:
+    lease = scene.attempt()
+    for body in bodies:
+        check_answer("logs", scene.post(lease, "logs", body))
     scene.check_sound(lease, 0)
 
 
@@ -233,7 +242,9 @@ def test_the_servers_memory_does_not_grow_with_what_it_was_sent(scene: Scene, re
     """Thousands of bodies of every kind: what the second half adds is what nobody forgets."""
     all_large = {**large_bodies(0), **large_reports(0)}
     large = [(one.path, one.make(), one.headers) for name in (*CALLS, *REPORTS) if (one := all_large[name]).path != "result"]
-    small: list[Any] = [(path, write(body), {}) for path, bodies in SOUND.items() if path not in ("result", "traces") for body in bodies]
+    small: list[Any] = [
+        (path, write(body), {}) for path, bodies in SOUND.items() if path not in ("result", "traces", "logs") for body in bodies
+    ]
     broken: list[Any] = [(path, body[:-9] + b"@", {}) for path, body, _ in small]
     rounds, halves = 25, []
     for _ in range(2):

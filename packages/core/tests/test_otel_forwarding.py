@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from sizes import PATIENCE_S
 
@@ -21,7 +22,7 @@ from lightningrl.config import Recipe, TelemetryConfig
 from lightningrl.control.client import ServerClient
 from lightningrl.errors import ConfigError, ServerError
 from lightningrl.server import forwarding
-from lightningrl.server.forwarding import SpanForwarder, create_forwarder
+from lightningrl.server.forwarding import ExportForwarder, Forwarders, create_forwarders
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import ServerSettings
 from lightningrl.testing.store_conformance import make_spec
@@ -38,15 +39,18 @@ class Collector:
         """It answers with these statuses in turn, then with 200."""
         self.statuses = list(statuses)
         self.received: list[tuple[str, dict[str, str], ExportTraceServiceRequest]] = []
+        self.logs: list[tuple[str, dict[str, str], ExportLogsServiceRequest]] = []
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 status = collector.statuses.pop(0) if collector.statuses else 200
-                if status == 200:
-                    request = ExportTraceServiceRequest.FromString(gzip.decompress(body))
-                    collector.received.append((self.path, {key.lower(): value for key, value in self.headers.items()}, request))
+                headers = {key.lower(): value for key, value in self.headers.items()}
+                if status == 200 and self.path == "/v1/logs":
+                    collector.logs.append((self.path, headers, ExportLogsServiceRequest.FromString(gzip.decompress(body))))
+                elif status == 200:
+                    collector.received.append((self.path, headers, ExportTraceServiceRequest.FromString(gzip.decompress(body))))
                 self.send_response(status)
                 self.send_header("content-length", "0")
                 self.end_headers()
@@ -100,7 +104,9 @@ async def until(claim: Any) -> None:
 # ---------------------------------------------------------------------- the whole way
 
 
-async def test_the_servers_spans_reach_the_collector(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_servers_spans_and_log_records_reach_the_collector(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLLECTOR_TOKEN", "Bearer secret")
     telemetry = TelemetryConfig(forward=collector.url, headers_env={"Authorization": "COLLECTOR_TOKEN"})
     settings = ServerSettings(store_url=f"sqlite:///{tmp_path}/store.db", run_key=RUN_KEY, telemetry=telemetry)
@@ -109,6 +115,13 @@ async def test_the_servers_spans_reach_the_collector(tmp_path: Path, collector: 
         await until(lambda: collector.received)
         status = await client.status()
         assert (status.spans_forwarded, status.spans_not_forwarded) == (2, 0)
+        logs = ExportLogsServiceRequest()
+        logs.resource_logs.add().scope_logs.add().log_records.add(event_name="told")
+        await export(server.url, client, "b", logs.SerializeToString(), "logs")
+        await until(lambda: collector.logs)
+    ((path, _, sent),) = collector.logs
+    assert (path, sent.resource_logs[0].scope_logs[0].log_records[0].event_name) == ("/v1/logs", "told")
+    assert sent.resource_logs[0].resource.attributes[0].value.string_value == "b"
     ((path, headers, request),) = collector.received
     assert (path, headers["authorization"], headers["content-type"]) == ("/v1/traces", "Bearer secret", "application/x-protobuf")
     assert [span.name for span in spans_of(request)] == ["one", "two"]
@@ -129,13 +142,13 @@ async def test_rollouts_do_not_notice_that_the_collector_is_down(tmp_path: Path)
     assert "0 spans reached 'http://127.0.0.1:9/v1/traces', 20 did not" in log
 
 
-async def export(url: str, client: ServerClient, rollout_id: str, body: bytes) -> None:
+async def export(url: str, client: ServerClient, rollout_id: str, body: bytes, signal: str = "traces") -> None:
     await client.create_rollouts([make_spec(rollout_id)])
     lease = await client.lease("w", 60.0)
     assert lease is not None
     async with httpx.AsyncClient(trust_env=False) as http:
         headers = {"authorization": f"Bearer {lease.key}", "content-type": "application/x-protobuf"}
-        answer = await http.post(f"{url}/api/v1/rollouts/{rollout_id}/attempts/1/v1/traces", content=body, headers=headers)
+        answer = await http.post(f"{url}/api/v1/rollouts/{rollout_id}/attempts/1/v1/{signal}", content=body, headers=headers)
         assert answer.status_code == 200
     await client.finish_attempt(rollout_id, 1, Outcome.SUCCEEDED)
 
@@ -144,7 +157,7 @@ async def export(url: str, client: ServerClient, rollout_id: str, body: bytes) -
 
 
 async def test_exports_are_sent_together(collector: Collector) -> None:
-    forwarder = SpanForwarder(collector.url)
+    forwarder = ExportForwarder(collector.url)
     for number in range(50):
         forwarder.offer(make_request(f"span {number}"), f"r{number}", 1)
     await until(lambda: forwarder.forwarded == 50)
@@ -154,7 +167,7 @@ async def test_exports_are_sent_together(collector: Collector) -> None:
 
 
 async def test_what_waits_is_sent_when_the_server_stops(collector: Collector) -> None:
-    forwarder = SpanForwarder(collector.url)
+    forwarder = ExportForwarder(collector.url)
     forwarder.offer(make_request("last"), "r", 1)
     await forwarder.close()
     forwarder.offer(make_request("late"), "r", 1)
@@ -163,7 +176,7 @@ async def test_what_waits_is_sent_when_the_server_stops(collector: Collector) ->
 
 async def test_a_busy_collector_is_asked_again(collector: Collector) -> None:
     collector.statuses += [503, 429]
-    forwarder = SpanForwarder(collector.url)
+    forwarder = ExportForwarder(collector.url)
     forwarder.offer(make_request("one"), "r", 1)
     await until(lambda: forwarder.forwarded == 1)
     assert forwarder.failed == 0
@@ -172,7 +185,7 @@ async def test_a_busy_collector_is_asked_again(collector: Collector) -> None:
 
 async def test_an_outage_is_logged_once_and_counted(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
     collector.statuses += [400, 401]
-    forwarder = SpanForwarder(collector.url)
+    forwarder = ExportForwarder(collector.url)
     for number, count in ((0, 1), (1, 3)):
         forwarder.offer(make_request(*["lost"] * (number + 1)), "r", 1)
         await until(lambda count=count: forwarder.failed == count)
@@ -189,7 +202,7 @@ async def test_an_outage_is_logged_once_and_counted(collector: Collector, caplog
 
 
 async def test_what_waits_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    forwarder = SpanForwarder(NOBODY, queue_bytes=2_000)
+    forwarder = ExportForwarder(NOBODY, queue_bytes=2_000)
     for _ in range(1_000):
         forwarder.offer(make_request("one"), "r", 1)
     assert forwarder.failed > 900
@@ -203,7 +216,7 @@ async def test_a_collector_that_never_answers_does_not_hold_the_server(monkeypat
     monkeypatch.setattr(forwarding, "CLOSE_S", 0.2)
     monkeypatch.setattr(forwarding, "TIMEOUT_S", None)  # so that closing alone ends the wait
     silent = socket.create_server(("127.0.0.1", 0))
-    forwarder = SpanForwarder(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces")
+    forwarder = ExportForwarder(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces")
     forwarder.offer(make_request("one"), "r", 1)
     await forwarder.close()
     assert (forwarder.forwarded, forwarder.failed) == (0, 1)
@@ -214,18 +227,24 @@ async def test_a_collector_that_never_answers_does_not_hold_the_server(monkeypat
 
 
 def test_a_collector_without_a_path_is_asked_at_the_usual_one(collector: Collector) -> None:
-    assert create_forwarder(None, {}) is None
-    assert create_forwarder(TelemetryConfig(), {}) is None
-    for given, used in (("http://c:4318", "http://c:4318/v1/traces"), ("http://c/otlp", "http://c/otlp")):
-        forwarder = create_forwarder(TelemetryConfig(forward=given), {})
-        assert forwarder is not None and forwarder._url == used
+    assert create_forwarders(None, {}) == create_forwarders(TelemetryConfig(), {}) == Forwarders()
+    usual = ("http://c:4318/v1/traces", "http://c:4318/v1/logs")
+    given: dict[str, tuple[str, str | None]] = {
+        "http://c:4318": usual,
+        "http://c:4318/v1/traces": usual,
+        "http://c/otlp": ("http://c/otlp", None),
+    }
+    for forward, (spans, logs) in given.items():
+        found = create_forwarders(TelemetryConfig(forward=forward), {})
+        assert found.spans is not None and found.spans._url == spans
+        assert (None if found.logs is None else found.logs._url) == logs
 
 
 async def test_a_header_whose_variable_is_not_set_ends_the_start(tmp_path: Path) -> None:
     telemetry = TelemetryConfig(forward="http://c:4318", headers_env={"x-api-key": "NOT_SET_ANYWHERE"})
     says = "telemetry.headers_env.'x-api-key': the environment variable 'NOT_SET_ANYWHERE' is not set; set it to the header's value"
     with pytest.raises(ConfigError, match=says):
-        create_forwarder(telemetry, {})
+        create_forwarders(telemetry, {})
     settings = ServerSettings(store_url=f"sqlite:///{tmp_path}/store.db", run_key=RUN_KEY, telemetry=telemetry)
     with pytest.raises(ServerError, match=says):
         await ServerProcess(settings, log_path=tmp_path / "server.log").start()

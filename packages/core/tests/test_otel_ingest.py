@@ -294,7 +294,7 @@ async def test_spans_without_an_id_are_a_partial_success(scene: Scene) -> None:
 async def test_other_content_types_are_refused(scene: Scene) -> None:
     answer = await scene.export(b"<spans/>", "text/xml")
     assert (answer.status_code, answer.json()["error"]["code"]) == (415, "wrong_content_type")
-    assert "content-type 'text/xml' is no OTLP; send spans as 'application/x-protobuf' or 'application/json'" in answer.text
+    assert "content-type 'text/xml' is no OTLP; send it as 'application/x-protobuf' or 'application/json'" in answer.text
 
 
 @pytest.mark.parametrize(

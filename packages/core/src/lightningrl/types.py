@@ -266,6 +266,9 @@ class Transition:
     is_break: bool = False
     """The messages extend an earlier call's, but its tokens are not a prefix of this prompt."""
     tool_call_ids: tuple[str, ...] = ()
+    offered: str = ""
+    """The tools that its request offered, as JSON: by name the JSON schema of the arguments, null where it gave none. Empty = none, or
+    more than is kept."""
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     """The run's intermediate rewards by name, which credit per turn reads; None = no opinion."""
     reported: Mapping[str, float | None] = field(default_factory=dict[str, float | None])

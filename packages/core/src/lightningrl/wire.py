@@ -1,6 +1,7 @@
 """The frozen types are their own wire format: JSON, arrays as base64 of little-endian int32 or float32.
 
-A transition travels as the store keeps it: its prompt is what it adds to its parent's tokens, so a long history travels once.
+A transition travels as the store keeps it: its prompt is what it adds to its parent's tokens, so a long history travels once, and
+tools that are offered again are "=".
 
     chain   │ suffix₀ completion₀ suffix₁ completion₁ suffix₂ completion₂ │
     call 1  └──────── prompt ────────────┘└ completion ┘
@@ -16,7 +17,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, Final, TypeVar, cast, get_args
 
 import msgspec
 import numpy as np
@@ -28,6 +29,9 @@ from lightningrl.types import IntArray, Trajectory, Transition
 __all__ = ["assemble", "convert", "decode", "decode_trajectories", "encode", "encode_trajectories"]
 
 T = TypeVar("T")
+
+_AGAIN: Final = "="
+"""In place of what a transition was offered: the same as the one before it."""
 
 
 def encode(value: object) -> bytes:
@@ -61,16 +65,23 @@ def decode_trajectories(data: bytes) -> tuple[Trajectory, ...]:
 
 def _packed(trajectory: Trajectory) -> Trajectory:
     ends = {call.id: len(call.prompt_ids) + len(call.completion_ids) for call in trajectory.transitions}
-    calls = (call if call.parent_id is None else _without(call, ends[call.parent_id]) for call in trajectory.transitions)
+    calls: list[Transition] = []
+    offered = ""
+    for call in trajectory.transitions:
+        is_again = bool(offered) and call.offered == offered
+        shared = 0 if call.parent_id is None else ends[call.parent_id]
+        calls.append(_without(call, shared, _AGAIN if is_again else call.offered) if shared or is_again else call)
+        offered = call.offered
     return replace(trajectory, transitions=tuple(calls))
 
 
-def _without(call: Transition, shared: int) -> Transition:
+def _without(call: Transition, shared: int, offered: str) -> Transition:
     """A copy that lacks the prompt's first tokens; `dataclasses.replace` takes five times as long."""
     copy = object.__new__(Transition)
     for set_field, value in zip(_SET_FIELDS, _FIELDS(call), strict=True):
         set_field(copy, value)
     object.__setattr__(copy, "prompt_ids", call.prompt_ids[shared:])
+    object.__setattr__(copy, "offered", offered)
     return copy
 
 
@@ -84,7 +95,11 @@ def _unpacked(trajectory: Trajectory) -> Trajectory:
     position = {call.id: index for index, call in enumerate(calls)}
     parents = (None if call.parent_id is None else position[call.parent_id] for call in calls)
     tokens = assemble([(parent, call.prompt_ids, call.completion_ids) for parent, call in zip(parents, calls, strict=True)])
+    offered = ""
     for call, (prompt, completion) in zip(calls, tokens, strict=True):
+        if call.offered == _AGAIN:
+            object.__setattr__(call, "offered", offered)
+        offered = call.offered
         object.__setattr__(call, "prompt_ids", prompt)
         object.__setattr__(call, "completion_ids", completion)
     return trajectory

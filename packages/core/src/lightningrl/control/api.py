@@ -228,7 +228,8 @@ class Finished(_Body):
 
 class RolloutIds(_Body):
     """Fetch trajectories of finished rollouts, in the order asked. Token arrays are base64 of little-endian int32, logprobs float32; where
-    a transition has a `parent_id`, its `prompt_ids` are what it adds to the prompt and completion of that one."""
+    a transition has a `parent_id`, its `prompt_ids` are what it adds to the prompt and completion of that one;
+    where `offered` is `=`, it is that of the transition before."""
 
     rollout_ids: Sequence[str]
 
@@ -317,6 +318,10 @@ _SPANS: Final = (
     "Export spans: OTLP over HTTP, protobuf or JSON, plain or gzip (attempt, worker or run key). Spans of tools become tool calls. "
     "Repeating an export adds nothing; spans without an id are told of as a partial success."
 )
+_LOGS: Final = (
+    "Export log records: as spans are (attempt, worker or run key). Evaluations (`gen_ai.evaluation.result`) become reported rewards, the "
+    "last of a name stands; other records are not kept."
+)
 
 CREATE = Endpoint[Create, Created]("POST", f"{PREFIX}/rollouts", Create, Created)
 LIST = Endpoint[RolloutFilter, Sequence[RolloutRecord]](
@@ -343,6 +348,7 @@ STOP_WORKERS = Endpoint[WorkerPrefix, Count]("POST", f"{PREFIX}/workers/stop", W
 RESULT = Endpoint[Result, ResultKept]("POST", f"{_ATTEMPT}/result", Result, ResultKept, "ended_attempt")
 REWARDS = Endpoint[Rewards, None]("POST", f"{_ATTEMPT}/rewards", Rewards, None, "attempt")
 TRACES = Endpoint[bytes, bytes]("POST", f"{_ATTEMPT}/v1/traces", bytes, bytes, "attempt", about=_SPANS)
+LOGS = Endpoint[bytes, bytes]("POST", f"{_ATTEMPT}/v1/logs", bytes, bytes, "attempt", about=_LOGS)
 REPORT_REWARDS = Endpoint[ReportedRewards, None]("POST", f"{_AGENT}/rewards", ReportedRewards, None, "attempt")
 REPORT_TOOL_CALLS = Endpoint[ReportedToolCalls, None]("POST", f"{_AGENT}/tool_calls", ReportedToolCalls, None, "attempt")
 

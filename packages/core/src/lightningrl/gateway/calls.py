@@ -20,7 +20,7 @@ from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable,
 from lightningrl.gateway.choices import ChoiceSampler, SampledChoice
 from lightningrl.gateway.conversations import Conversation, Conversations
 from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
-from lightningrl.gateway.history import History, PastCall, as_ids, as_logprobs, extend_digest, history_key
+from lightningrl.gateway.history import History, PastCall, as_ids, as_logprobs, extend_digest, history_key, offered_tools
 from lightningrl.gateway.prompts import Prompt, PromptBuilder
 from lightningrl.gateway.replay import Replay
 from lightningrl.gateway.request import Answer, Begun, CallContext, CallRequest, Delivery
@@ -76,6 +76,8 @@ class _Call:
     attempt: _Attempt
     key: str
     delivery: Delivery
+    offered: str
+    """Its tools, as they are kept."""
     started: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
 
@@ -147,6 +149,7 @@ class Caller:
                     attempt=attempt,
                     key=key,
                     delivery=delivery or Delivery(),
+                    offered=offered_tools(request.tools),
                 )
                 async with aclosing(self._sample(call)) as items:
                     async for item in items:
@@ -349,6 +352,7 @@ class Caller:
             agent=call.context.agent,
             span_id=call.context.span_id,
             tool_call_ids=tuple(asked.id for asked in choice.completion.tool_calls),
+            offered=call.offered,
             trainable=choice.replayed_from is None and (trainable is None or policy in trainable),
             replayed_from=choice.replayed_from,
             started_at=call.started,

@@ -21,11 +21,25 @@ import numpy as np
 from lightningrl.store.protocol import CallRecord
 from lightningrl.types import Array, IntArray
 
-__all__ = ["History", "Match", "PastCall", "as_ids", "as_logprobs", "chain_digests", "digest_tools", "extend_digest", "history_key", "pack"]
+__all__ = [
+    "History",
+    "Match",
+    "PastCall",
+    "as_ids",
+    "as_logprobs",
+    "chain_digests",
+    "digest_tools",
+    "extend_digest",
+    "history_key",
+    "offered_tools",
+    "pack",
+]
 
 _encode = msgspec.msgpack.Encoder().encode
 _SIZE = 12
 _PART = 65_536
+_MOST_OFFERED = 128 * 1024
+"""Bytes of tools, descriptions included."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +133,14 @@ def extend_digest(digest: bytes, message: Mapping[str, Any]) -> bytes:
 def digest_tools(tools: Sequence[Mapping[str, Any]] | None, policy: str = "") -> bytes:
     """Digest of the tools offered, which stand in the prompt, and of whose tokens it is made."""
     return hashlib.blake2b(pack((policy, tools or ())), digest_size=_SIZE).digest()
+
+
+def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> str:
+    """`Transition.offered`: names and schemas of the arguments, the same text for the same tools. Empty for more than are kept."""
+    if not tools or len(pack(tools)) > _MOST_OFFERED:
+        return ""
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+    return json.dumps(schemas, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def pack(value: Any) -> bytes:

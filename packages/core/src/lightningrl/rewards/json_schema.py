@@ -14,21 +14,26 @@ from lightningrl.errors import ConfigError
 from lightningrl.rewards.fields import Extract, pick, text_of
 from lightningrl.types import Task, Trajectory
 
-__all__ = ["JsonSchema", "build_check"]
+__all__ = ["JsonSchema", "build_check", "load_jsonschema"]
+
+
+def load_jsonschema(what: str) -> Any:
+    """The library. Raises ConfigError where it is missing."""
+    try:
+        return importlib.import_module("jsonschema")
+    except ImportError:
+        raise ConfigError(f"{what} cannot be checked: jsonschema is not installed; pip install 'lightningrl[schema]'") from None
 
 
 def build_check(schema: Mapping[str, Any], *, what: str) -> Callable[[Any], bool]:
     """Whether a value fits. Raises ConfigError where the library is missing, or the schema is none."""
-    try:
-        jsonschema: Any = importlib.import_module("jsonschema")
-    except ImportError:
-        raise ConfigError(f"{what} cannot be checked: jsonschema is not installed; pip install 'lightningrl[schema]'") from None
+    jsonschema = load_jsonschema(what)
     kind = jsonschema.validators.validator_for(schema)
     try:
         kind.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise ConfigError(f"{what} is no JSON schema: {error.message}; mend it") from None
-    validator = kind(schema)
+    validator = kind(schema, registry=importlib.import_module("jsonschema_specifications").REGISTRY)  # a reference fetches nothing
 
     def check(value: Any) -> bool:
         try:

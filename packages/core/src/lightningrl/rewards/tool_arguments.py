@@ -1,40 +1,53 @@
 """Automatic intermediate rewards from what a call's tools are called with.
 
-ValidArguments    ok where the arguments are an object that fits the tool's schema, else error
+ValidArguments    ok where the arguments are an object that fits the schema of the tool as the call was offered it, else error
 RepeatedCalls     -charge for the tool and arguments of an earlier call of the episode
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
-from lightningrl.rewards.json_schema import build_check
-from lightningrl.rewards.tools import canonical, mean_over_tools
+from lightningrl.errors import ConfigError
+from lightningrl.rewards.json_schema import build_check, load_jsonschema
+from lightningrl.rewards.tools import canonical, mean, mean_over_tools, tools_of_calls
 from lightningrl.types import ToolCall, ToolStatus, Trajectory
 
 __all__ = ["RepeatedCalls", "ValidArguments"]
+
+logger = logging.getLogger(__name__)
 
 _REFUSED = frozenset({ToolStatus.INVALID_ARGUMENTS, ToolStatus.UNKNOWN_TOOL})
 
 
 class ValidArguments:
     """Each call gets the mean over its tools. Not valid: what the framework refused (invalid_arguments, unknown_tool), what is no JSON
-    object, what does not fit the tool's schema. None without tools, or where nobody told arguments or status."""
+    object, what does not fit the schema that the call's own request gave for the tool. None without tools, or where nobody told arguments
+    or status."""
 
-    def __init__(self, *, ok: float = 0.0, error: float = -0.1, schemas: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        """`schemas`: JSON schema of the arguments by the tool's name; a tool without one may be called with any object."""
+    def __init__(
+        self, *, ok: float = 0.0, error: float = -0.1, offered: bool = True, schemas: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        """`schemas`: JSON schema of the arguments by the tool's name, in place of the one that was offered; `offered` False = no other
+        ones. A tool without one may be called with any object."""
         self.ok = ok
         self.error = error
+        self.offered = offered
         self._checks: dict[str, Callable[[Any], bool]] = {
             name: build_check(schema, what=f"the schema of tool {name!r}") for name, schema in (schemas or {}).items()
         }
+        if offered:
+            load_jsonschema("what tools are called with ('offered' of 'valid_arguments')")
 
     def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
-        return mean_over_tools(trajectory, self._value)
+        of_calls = zip(trajectory.transitions, tools_of_calls(trajectory), strict=True)
+        return [mean(self._value(tool, call.offered if self.offered else "") for tool in tools) for call, tools in of_calls]
 
-    def _value(self, tool: ToolCall) -> float | None:
+    def _value(self, tool: ToolCall, offered: str) -> float | None:
         if tool.status in _REFUSED:
             return self.error
         if not tool.arguments:  # nobody told; a call without arguments has {}
@@ -43,9 +56,39 @@ class ValidArguments:
             arguments = json.loads(tool.arguments)
         except (ValueError, RecursionError):
             return self.error
-        check = self._checks.get(tool.name)
-        is_valid = isinstance(arguments, dict) and (check is None or check(arguments))
+        fits = self._checks.get(tool.name) or _offered_checks(offered).get(tool.name)
+        is_valid = isinstance(arguments, dict) and (fits is None or fits(arguments))
         return self.ok if is_valid else self.error
+
+
+@lru_cache(maxsize=64)
+def _offered_checks(offered: str) -> Mapping[str, Callable[[Any], bool]]:
+    """By the name of each tool of `Transition.offered` that came with a schema."""
+    schemas = json.loads(offered or "{}")
+    return {name: _check_offered(name, schema) for name, schema in schemas.items() if schema is not None}
+
+
+def _check_offered(name: str, schema: Mapping[str, Any]) -> Callable[[Any], bool]:
+    """An agent's schema may be none, name what it does not hold, or have patterns of another language: then any object fits."""
+    try:
+        check = build_check(schema, what=f"the schema that was offered for tool {name!r}")
+    except ConfigError as error:
+        logger.warning("valid_arguments: %s; any object is taken", error)
+        return lambda _: True
+
+    is_warned = False
+
+    def fits(arguments: Any) -> bool:
+        nonlocal is_warned
+        try:
+            return check(arguments)
+        except Exception as error:  # noqa: BLE001 — whatever the library makes of it
+            if not is_warned:
+                logger.warning("valid_arguments: the schema offered for tool %r cannot be used (%s); any object is taken", name, error)
+            is_warned = True
+            return True
+
+    return fits
 
 
 class RepeatedCalls:

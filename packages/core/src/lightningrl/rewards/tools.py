@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from lightningrl.types import ToolCall, Trajectory
 
-__all__ = ["canonical", "mean_over_tools", "tools_of_calls"]
+__all__ = ["canonical", "mean", "mean_over_tools", "tools_of_calls"]
 
 
 def tools_of_calls(trajectory: Trajectory) -> list[list[ToolCall]]:
@@ -24,7 +24,7 @@ def tools_of_calls(trajectory: Trajectory) -> list[list[ToolCall]]:
 def mean_over_tools(trajectory: Trajectory, value_of: Callable[[ToolCall], float | None]) -> list[float | None]:
     """For each transition the mean of its tools' values, so that several tools in one call pay no more than one. None where it asked for
     none, or none has a value."""
-    return [_mean([value for tool in tools if (value := value_of(tool)) is not None]) for tools in tools_of_calls(trajectory)]
+    return [mean(map(value_of, tools)) for tools in tools_of_calls(trajectory)]
 
 
 def canonical(arguments: str) -> str:
@@ -35,7 +35,9 @@ def canonical(arguments: str) -> str:
         return arguments
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    if not values:
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are not None; exactly the value where all are equal. None of none."""
+    known = [value for value in values if value is not None]
+    if not known:
         return None
-    return values[0] if len(set(values)) == 1 else sum(values) / len(values)
+    return known[0] if len(set(known)) == 1 else sum(known) / len(known)

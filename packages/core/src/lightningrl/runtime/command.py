@@ -5,6 +5,7 @@
 
 stdin        the task's input as JSON, then its end          stdout  its last line is the output
 environment  OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_…    status  not 0 = `agent_error`, with the end of stderr
+             OTEL_EXPORTER_OTLP_{TRACES,LOGS}_…
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Final
 
 from lightningrl.attribution.redirect import installed_redirection
 from lightningrl.errors import ConfigError, LightningError
-from lightningrl.runtime.environment import gateway_environment
+from lightningrl.runtime.environment import gateway_environment, telemetry_environment
 from lightningrl.runtime.lifeline import PR_SET_PDEATHSIG
 
 __all__ = ["CommandFailed", "command_agent"]
@@ -53,7 +54,7 @@ def command_agent(*command: str, environment: Mapping[str, str] | None = None) -
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, **_attempt_environment(), **(environment or {})},
+                env={**os.environ, **_attempt_environment({**os.environ, **(environment or {})}), **(environment or {})},
                 process_group=0,
                 preexec_fn=_die_with_worker if LIBC is not None else None,
             )
@@ -86,13 +87,17 @@ def read_output(command: str, status: int | None, said: str, complaint: str) -> 
         return answer
 
 
-def _attempt_environment() -> dict[str, str]:
-    """The attempt's own address and key, also where several attempts run in this worker. Outside of one, what is set is left."""
+def _attempt_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """The attempt's own address and key, also where several attempts run in this worker. Outside of one, what is `given` is left."""
     redirection = installed_redirection()
     rollout = None if redirection is None else redirection.scope.current()
     if redirection is None or rollout is None:
         return {}
-    return gateway_environment(redirection.server_url, redirection.dialects, rollout.base_path, rollout.key)
+    url = redirection.server_url
+    return {
+        **gateway_environment(url, redirection.dialects, rollout.base_path, rollout.key),
+        **telemetry_environment(url, rollout, given),
+    }
 
 
 def _die_with_worker() -> None:

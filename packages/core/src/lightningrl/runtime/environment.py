@@ -6,14 +6,15 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from lightningrl.attribution.redirect import UNATTRIBUTED_KEY
 from lightningrl.attribution.scope import ActiveRollout
+from lightningrl.control.api import LOGS, TRACES
 from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.keys import KEY_VARIABLE
 
-__all__ = ["gateway_environment", "rollout_environment", "worker_environment"]
+__all__ = ["gateway_environment", "rollout_environment", "telemetry_environment", "worker_environment"]
 
 SINGLE_THREADED: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -27,6 +28,23 @@ def gateway_environment(
     for dialect in dialects:
         variables |= {name: attempt + base for name, base in dialect.base_variables.items()}
         variables |= dict.fromkeys(dialect.key_variables, key)
+    return variables
+
+
+def telemetry_environment(server_url: str, rollout: ActiveRollout, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which a program's OTLP exporters send its spans and log records to its attempt. A signal that `environment` points
+    somewhere stays there."""
+    variables: dict[str, str] = {}
+    for signal, endpoint in (("TRACES", TRACES), ("LOGS", LOGS)):
+        name = f"OTEL_EXPORTER_OTLP_{signal}"
+        if environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environment.get(f"{name}_ENDPOINT"):
+            continue
+        path = endpoint.path.format(rid=quote(rollout.rollout_id, safe=":"), n=rollout.attempt)
+        variables |= {
+            f"{name}_ENDPOINT": server_url.rstrip("/") + path,
+            f"{name}_HEADERS": f"authorization=Bearer%20{quote(rollout.key)}",  # values are URL-encoded, by OpenTelemetry's specification
+            f"{name}_PROTOCOL": "http/protobuf",
+        }
     return variables
 
 

@@ -29,7 +29,7 @@ from lightningrl.server.agent_routes import agent_routes
 from lightningrl.server.asked_calls import ReadAsked
 from lightningrl.server.attempt_routes import AttemptMemory, attempt_routes
 from lightningrl.server.failures import ERROR_HANDLERS, BoundedBodies
-from lightningrl.server.forwarding import SpanForwarder
+from lightningrl.server.forwarding import Forwarders
 from lightningrl.server.metrics import TEXT, ServerMetrics
 from lightningrl.server.openapi import describe
 from lightningrl.server.run_routes import Engines, run_routes
@@ -51,7 +51,7 @@ def create_app(
     run_key: str,
     routes: Sequence[BaseRoute] = (),
     memory: AttemptMemory | None = None,
-    forwarder: SpanForwarder | None = None,
+    forwarders: Forwarders | None = None,
     read_asked: ReadAsked | None = None,
     vitals: Vitals | None = None,
     tokenizers: Mapping[str, Any] | None = None,
@@ -61,12 +61,13 @@ def create_app(
     max_body_bytes: int = 32 * 2**20,
     longest_wait_s: float = 60.0,
 ) -> Starlette:
-    """`routes` are the gateway's and the engine link's; `memory` is the gateway, told of ended attempts; `forwarder` gets all spans;
-    `read_asked` says what an attempt's answers asked its tools for; `vitals`, which somebody else keeps watching, are shown;
+    """`routes` are the gateway's and the engine link's; `memory` is the gateway, told of ended attempts; `forwarders` get all spans and
+    log records; `read_asked` says what an attempt's answers asked its tools for; `vitals`, which somebody else keeps watching, are shown;
     `tokenizers` of the policies make text of what is looked at; `folder` is the run's, which has pages then; `metrics` is what the
     gateway counts with; `dialects` are those of the gateway."""
     access = Access(store, run_key, key_headers(dialects))
     workers = Workers()
+    forwarders = forwarders or Forwarders()
     run = StoredRun(store, (tokenizers or {}).get)
 
     async def live() -> Live:
@@ -92,7 +93,7 @@ def create_app(
                 access,
                 workers,
                 memory,
-                forwarder,
+                forwarders,
                 read_asked,
                 dialects,
                 max_body_bytes=max_body_bytes,
@@ -100,7 +101,7 @@ def create_app(
             ),
             *worker_routes(store, access, workers, longest_wait_s=longest_wait_s),
             *run_routes(
-                store, store, store, access, engines, forwarder, vitals, tokenizers=tokenizers or {}, longest_wait_s=longest_wait_s
+                store, store, store, access, engines, forwarders.spans, vitals, tokenizers=tokenizers or {}, longest_wait_s=longest_wait_s
             ),
             Route("/metrics", show_metrics),
             Route("/health", _health),

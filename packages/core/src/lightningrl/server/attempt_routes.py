@@ -1,10 +1,10 @@
-"""The worker's side of the control API: lease, result, rewards, spans of one attempt."""
+"""The worker's side of the control API: lease, result, rewards, telemetry of one attempt."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -16,12 +16,12 @@ from lightningrl.dialects import Dialect
 from lightningrl.server.access import Access
 from lightningrl.server.asked_calls import ReadAsked, join_to_answers
 from lightningrl.server.evaluations import keep_evaluations
-from lightningrl.server.forwarding import SpanForwarder
+from lightningrl.server.forwarding import ExportForwarder, Forwarders
 from lightningrl.server.routes import LONG_BYTES, route
 from lightningrl.server.workers import Workers
 from lightningrl.store.errors import AttemptOver
 from lightningrl.store.protocol import CallLog, Lease, Queue
-from lightningrl.telemetry.otlp import encode_answer, parse_export, read_media_type
+from lightningrl.telemetry.otlp import encode_answer, encode_logs_answer, parse_export, parse_logs, read_media_type
 from lightningrl.types import OtherCall, OtherCallKind, Outcome
 
 __all__ = ["AttemptMemory", "attempt_of", "attempt_routes", "while_connected"]
@@ -42,7 +42,7 @@ def attempt_routes(
     access: Access,
     workers: Workers,
     memory: AttemptMemory | None,
-    forwarder: SpanForwarder | None = None,
+    forwarders: Forwarders,
     read_asked: ReadAsked | None = None,
     dialects: Sequence[Dialect] = (),
     *,
@@ -74,13 +74,17 @@ def attempt_routes(
         await log.add_rewards(*attempt_of(request), body.rewards, body.transition_id)
 
     async def traces(request: Request, _: bytes) -> Response:
-        return await take_spans(log, forwarder, read_asked, dialects, *attempt_of(request), request, max_body_bytes)
+        return await take_spans(log, forwarders.spans, read_asked, dialects, *attempt_of(request), request, max_body_bytes)
+
+    async def logs(request: Request, _: bytes) -> Response:
+        return await take_logs(log, forwarders.logs, dialects, *attempt_of(request), request, max_body_bytes)
 
     return [
         route(api.LEASE, access, lease),
         route(api.RESULT, access, result),
         route(api.REWARDS, access, rewards),
         route(api.TRACES, access, traces),
+        route(api.LOGS, access, logs),
     ]
 
 
@@ -97,7 +101,7 @@ async def _keep_unseen(log: CallLog, place: tuple[str, int], hosts: Sequence[str
 
 async def take_spans(
     log: CallLog,
-    forwarder: SpanForwarder | None,
+    forwarder: ExportForwarder | None,
     read_asked: ReadAsked | None,
     dialects: Sequence[Dialect],
     rollout_id: str,
@@ -106,13 +110,7 @@ async def take_spans(
     limit: int,
 ) -> Response:
     """Keep what an export holds for us, and hand all of it on."""
-    media_type = read_media_type(request.headers.get("content-type", ""))
-    encoding = request.headers.get("content-encoding", "").lower()
-    body = await request.body()
-    if encoding or len(body) > LONG_BYTES:
-        export = await asyncio.to_thread(parse_export, body, media_type, encoding, limit)
-    else:  # a thread costs more than it spares the event loop
-        export = parse_export(body, media_type, encoding, limit)
+    media_type, export = await _read_export(request, parse_export, limit)
     tool_calls = export.tool_calls
     if export.loose and read_asked is not None:
         asked = await read_asked(rollout_id, attempt)
@@ -128,6 +126,34 @@ async def take_spans(
     if forwarder is not None:
         forwarder.offer(export.request, rollout_id, attempt)
     return Response(encode_answer(media_type, export.rejected), media_type=media_type)
+
+
+async def take_logs(
+    log: CallLog,
+    forwarder: ExportForwarder | None,
+    dialects: Sequence[Dialect],
+    rollout_id: str,
+    attempt: int,
+    request: Request,
+    limit: int,
+) -> Response:
+    """Keep the evaluations among log records, and hand all of them on."""
+    media_type, export = await _read_export(request, parse_logs, limit)
+    if export.evaluations:
+        await keep_evaluations(log, dialects, rollout_id, attempt, export.evaluations)
+    if forwarder is not None:
+        forwarder.offer(export.request, rollout_id, attempt)
+    return Response(encode_logs_answer(media_type), media_type=media_type)
+
+
+async def _read_export(request: Request, parse: Callable[[bytes, str, str, int], T], limit: int) -> tuple[str, T]:
+    """The media type that it came in, and what it holds."""
+    media_type = read_media_type(request.headers.get("content-type", ""))
+    encoding = request.headers.get("content-encoding", "").lower()
+    body = await request.body()
+    if encoding or len(body) > LONG_BYTES:
+        return media_type, await asyncio.to_thread(parse, body, media_type, encoding, limit)
+    return media_type, parse(body, media_type, encoding, limit)  # a thread costs more than it spares the event loop
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

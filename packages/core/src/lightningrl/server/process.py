@@ -113,13 +113,13 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
     from lightningrl.server.app import create_app
     from lightningrl.server.asked_calls import read_kept_answers
     from lightningrl.server.bounded_http import BoundedHttp
-    from lightningrl.server.forwarding import create_forwarder
+    from lightningrl.server.forwarding import create_forwarders
     from lightningrl.server.metrics import ServerMetrics
     from lightningrl.server.vitals import Vitals
     from lightningrl.store import SqlStore
 
     upstream, upstream_models = read_upstream(settings.upstream, os.environ)
-    forwarder = create_forwarder(settings.telemetry, os.environ)
+    forwarders = create_forwarders(settings.telemetry, os.environ)
     store = await SqlStore.open(settings.store_url)
     gateway: Gateway | None = None
     vitals = Vitals()
@@ -151,7 +151,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             routes=[engine_route(engines, settings.run_key), *gateway.routes],
             memory=gateway,
             dialects=settings.dialects,
-            forwarder=forwarder,
+            forwarders=forwarders,
             read_asked=read_kept_answers(store, renderers),
             vitals=vitals,
             tokenizers={name: renderer.tokenizer for name, renderer in renderers.items()},
@@ -196,8 +196,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
         watching.cancel()
         if gateway is not None:
             await gateway.close()
-        if forwarder is not None:
-            await forwarder.close()
+        await forwarders.close()
         await store.close()
 
 

@@ -17,7 +17,7 @@ from lightningrl.control import api
 from lightningrl.look.reader import StoredRun
 from lightningrl.server.access import Access
 from lightningrl.server.attempt_routes import while_connected
-from lightningrl.server.forwarding import SpanForwarder
+from lightningrl.server.forwarding import ExportForwarder
 from lightningrl.server.routes import BodyError, route
 from lightningrl.server.vitals import Vitals, memory_bytes
 from lightningrl.store.protocol import Ledger, Look, Queue, RolloutFilter, RolloutRecord, StepRecord
@@ -40,7 +40,7 @@ def run_routes(  # noqa: C901  (one short function per endpoint)
     look: Look,
     access: Access,
     engines: Engines,
-    forwarder: SpanForwarder | None = None,
+    forwarder: ExportForwarder | None = None,
     vitals: Vitals | None = None,
     *,
     tokenizers: Mapping[str, Any],

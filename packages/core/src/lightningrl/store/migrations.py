@@ -118,6 +118,14 @@ def _participants(db: Connection) -> None:
         db.execute(text(change), rows)
 
 
+def _toolsets(db: Connection) -> None:
+    """Which tools a call was offered; of those that are kept, nobody knows."""
+    body = Column("body", LargeBinary, nullable=False)
+    digest = Column("digest", LargeBinary, nullable=False, unique=True)
+    Table("toolsets", MetaData(), Column("pk", Integer, primary_key=True), digest, body).create(db)
+    db.execute(text("ALTER TABLE calls ADD COLUMN toolset INTEGER"))
+
+
 def _of_attempts(name: str, *columns: Column[Any], **options: Any) -> Table:
     """A new table whose rows are attempts'."""
     then = MetaData()
@@ -131,5 +139,6 @@ MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {
     3: _computed_values,
     4: _branches,
     5: _participants,
+    6: _toolsets,
 }
 """By version."""

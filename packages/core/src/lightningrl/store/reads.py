@@ -39,6 +39,7 @@ from lightningrl.store.schema import (
     steps,
     tasks,
     tool_calls,
+    toolsets,
     trained,
     words,
 )
@@ -49,6 +50,8 @@ __all__ = ["OTHER_CALLS", "Reader", "chunks", "decode_task"]
 
 _K = TypeVar("_K")
 _IN_MOST = 500
+_MOST_TOOLSETS = 256
+"""In memory."""
 _DIGESTS = select(digests).where(digests.c.attempt_pk.in_(bindparam("pks", expanding=True)))
 OTHER_CALLS = (
     select(other_calls)
@@ -56,6 +59,7 @@ OTHER_CALLS = (
     .order_by(other_calls.c.started_at, other_calls.c.pk)
 )
 """Of attempts."""
+_TOOLSET = select(toolsets.c.body).where(toolsets.c.pk == bindparam("pk"))
 _WORD = select(words.c.text).where(words.c.pk == bindparam("pk"))
 _PLACE = (
     select(rollouts.c.id, attempts.c.number).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.pk == bindparam("pk"))
@@ -75,6 +79,7 @@ class Reader:
     def __init__(self) -> None:
         self._words: dict[int, str] = {}
         self._sampling: dict[int, SamplingSettings] = {}
+        self._offered: dict[int, str] = {}
 
     def word(self, db: Connection, pk: int | None) -> str | None:
         if pk is None:
@@ -94,6 +99,17 @@ class Reader:
             known = self._sampling[row.sampling] = decode_sampling(self.text(db, row.sampling))
         return known if row.seed is None else replace(known, seed=int(row.seed))
 
+    def offered(self, db: Connection, pk: int | None) -> str:
+        """Of a call's toolset."""
+        if pk is None:
+            return ""
+        known = self._offered.get(pk)
+        if known is None:
+            if len(self._offered) >= _MOST_TOOLSETS:
+                self._offered.clear()
+            known = self._offered[pk] = str(db.execute(_TOOLSET, {"pk": pk}).scalar_one())
+        return known
+
     def calls(self, db: Connection, attempt_pk: int) -> tuple[CallRecord, ...]:
         """An attempt's calls as they were recorded, without rewards."""
         place = db.execute(_PLACE, {"pk": attempt_pk}).one()
@@ -111,6 +127,7 @@ class Reader:
                     policy=self.text(db, row.policy),
                     sampling=self.sampling(db, row),
                     agent=self.word(db, row.agent),
+                    offered=self.offered(db, row.toolset),
                     parent_id=None if row.parent is None else rows[row.parent].id,
                     rewards={},
                     reported={},

@@ -1,6 +1,6 @@
 """The tables.
 
-tasks ◄─ rollouts ◄─ attempts ◄─ calls            words: interned policy, agent and tool names and sampling settings
+tasks ◄─ rollouts ◄─ attempts ◄─ calls ─► toolsets  words: interned policy, agent and tool names and sampling settings
             │            ├◄──── tool_calls, other_calls, spans
             ▼            ├◄──── rewards            what the agent reported    ┐ idx = the call's position,
             │            ├◄──── computed           what the run computed of it ┘ -1 = the attempt itself
@@ -57,11 +57,12 @@ __all__ = [
     "steps",
     "tasks",
     "tool_calls",
+    "toolsets",
     "trained",
     "words",
 ]
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """`lightningrl.store.migrations` brings older ones up to date."""
 
 metadata = MetaData()
@@ -77,6 +78,14 @@ tasks = Table(
     Column("digest", LargeBinary, nullable=False, unique=True),
     Column("task_id", Text, nullable=False),
     Column("body", LongText, nullable=False),
+)
+
+toolsets = Table(
+    "toolsets",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("digest", LargeBinary, nullable=False, unique=True),
+    Column("body", LongText, nullable=False),  # `Transition.offered`
 )
 
 rollouts = Table(
@@ -151,6 +160,7 @@ calls = Table(
     Column("duration_s", Float, nullable=False),
     Column("history_key", Text),
     Column("replayed_from", Text),
+    Column("toolset", Integer),
     UniqueConstraint("attempt_pk", "idx"),
     UniqueConstraint("attempt_pk", "call_key"),
     CheckConstraint("parent IS NULL OR parent < idx"),

@@ -5,6 +5,7 @@ The memory is only ever a copy of what is committed or about to be: a rollback e
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from lightningrl.store.participants import Participants
 from lightningrl.store.prepared import Prepared
 from lightningrl.store.protocol import AttemptInfo
 from lightningrl.store.reads import Reader
-from lightningrl.store.schema import attempts, calls, rollouts, words
+from lightningrl.store.schema import attempts, calls, rollouts, toolsets, words
 from lightningrl.types import Outcome, RolloutState
 
 __all__ = ["ATTEMPT_COLUMNS", "LiveAttempt", "Transaction", "over"]
@@ -60,6 +61,7 @@ class Transaction:
         self._fresh: set[tuple[str, int]] = set()
         """Attempts that were leased here, of which nothing is kept yet; not where other servers may write."""
         self._words: dict[str, int] = {}
+        self._toolsets: dict[bytes, int] = {}
         self._upserts: dict[tuple[str, ...], Prepared] = {}
         self.now = 0.0
         """Unix seconds at the beginning of the transaction."""
@@ -86,6 +88,7 @@ class Transaction:
             self._live.clear()
             self._fresh.clear()
             self._words.clear()
+            self._toolsets.clear()
             self.reader = Reader()
             self.close()
             raise
@@ -162,6 +165,20 @@ class Transaction:
 
     def word_or_none(self, text: str | None) -> int | None:
         return None if text is None else self.word(text)
+
+    def toolset_or_none(self, offered: str) -> int | None:
+        """The number that the tools a call was offered are kept under, once; None where there are none."""
+        if not offered:
+            return None
+        digest = hashlib.blake2b(clean_text(offered).encode(), digest_size=16).digest()
+        known = self._toolsets.get(digest)
+        if known is None:
+            known = self.db.execute(_TOOLSET, {"digest": digest}).scalar()
+            if known is None:
+                made = insert(toolsets).values(digest=digest, body=offered).returning(toolsets.c.pk)
+                known = self.db.execute(made).scalar_one()
+            self._toolsets[digest] = known
+        return known
 
     def attempt(self, rollout_id: str, attempt: int) -> Any:
         """The attempt's row and its rollout's. Raises UnknownRecord."""
@@ -247,6 +264,7 @@ _STANDING = Prepared(
 )
 """How many calls a running attempt has."""
 _WORD = select(words.c.pk).where(words.c.text == bindparam("text"))
+_TOOLSET = select(toolsets.c.pk).where(toolsets.c.digest == bindparam("digest"))
 ATTEMPT_COLUMNS = (
     attempts.c.pk,
     attempts.c.rollout_pk,

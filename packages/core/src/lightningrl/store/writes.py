@@ -330,6 +330,7 @@ def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[st
         "suffix": encode_tokens(call.prompt_ids[shared:]),
         "completion": encode_tokens(call.completion_ids),
         "sampling": tx.word(encode_json(replace(call.sampling, seed=None), f"sampling of call {call.id!r}")),
+        "toolset": tx.toolset_or_none(call.offered),
         "seed": None if call.sampling.seed is None else str(call.sampling.seed),
     }
     live.ids[call.id] = live.keys[record.call_key] = index

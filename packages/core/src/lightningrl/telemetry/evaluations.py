@@ -1,4 +1,4 @@
-"""Evaluations in an agent's own telemetry: `gen_ai.evaluation.result`, as an event of a span, or as a span of its own.
+"""Evaluations in an agent's own telemetry: `gen_ai.evaluation.result`, as an event of a span, a span of its own, or a log record.
 
 attributes of the event ─► name, score ─┐
 gen_ai.response.id, spans around it ────┴► Evaluation ─► `server.evaluations` finds the call
@@ -14,7 +14,7 @@ from lightningrl.clean import clean_text
 from lightningrl.telemetry import semconv
 from lightningrl.telemetry.tool_spans import SeenSpan
 
-__all__ = ["Evaluation", "read_evaluations"]
+__all__ = ["Evaluation", "ToldRecord", "read_evaluations", "read_told_records"]
 
 LONGEST_NAME: Final = 200
 MOST: Final = 1000
@@ -41,28 +41,42 @@ class Evaluation:
     """Of those that are a tool's."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToldRecord:
+    """A log record that is an evaluation."""
+
+    span_id: str | None
+    """That was current; None = none was."""
+    attributes: Mapping[str, Any]
+
+
 def read_evaluations(spans: Sequence[SeenSpan]) -> list[Evaluation]:
     """In the order of the spans; without what has no name, or no score that may be a reward."""
     by_id = {span.span_id: span for span in spans}
-    found: list[Evaluation] = []
+    found: list[Evaluation | None] = []
     for span in spans:
         told = [attributes for name, attributes in span.events if name == semconv.EVALUATION_RESULT]
         if semconv.EVALUATION_NAME in span.attributes:
             told.append(span.attributes)
-        for attributes in told:
-            name, score = clean_text(str(attributes.get(semconv.EVALUATION_NAME) or "")), _score(attributes)
-            if name and len(name) <= LONGEST_NAME and score is not None:
-                around = _around(span, by_id)
-                found.append(
-                    Evaluation(
-                        name=name,
-                        score=score,
-                        answer_id=str(attributes.get(semconv.RESPONSE_ID) or "") or None,
-                        span_ids=tuple(around),
-                        tool_call_ids=tuple(by_id[one].reading.tool_call_id for one in around if one in by_id),
-                    )
-                )
-    return found[:MOST]
+        if told:
+            around = _around(span, by_id)
+            tool_call_ids = [by_id[one].reading.tool_call_id for one in around if one in by_id]
+            found.extend(_read(attributes, around, tool_call_ids) for attributes in told)
+    return [one for one in found if one is not None][:MOST]
+
+
+def read_told_records(records: Sequence[ToldRecord]) -> list[Evaluation]:
+    """As `read_evaluations`; of the spans around, a record knows the one that was current."""
+    found = [_read(record.attributes, [record.span_id] if record.span_id else [], []) for record in records]
+    return [one for one in found if one is not None][:MOST]
+
+
+def _read(attributes: Mapping[str, Any], span_ids: Sequence[str], tool_call_ids: Sequence[str]) -> Evaluation | None:
+    name, score = clean_text(str(attributes.get(semconv.EVALUATION_NAME) or "")), _score(attributes)
+    if not name or len(name) > LONGEST_NAME or score is None:
+        return None
+    answer_id = str(attributes.get(semconv.RESPONSE_ID) or "") or None
+    return Evaluation(name=name, score=score, answer_id=answer_id, span_ids=tuple(span_ids), tool_call_ids=tuple(tool_call_ids))
 
 
 def _around(span: SeenSpan, by_id: Mapping[str, SeenSpan]) -> list[str]:

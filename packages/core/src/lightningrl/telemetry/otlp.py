@@ -1,7 +1,8 @@
-"""OTLP/HTTP spans to records, from protobuf or JSON: tools become tool calls, evaluations rewards, and spans that name or nest agents are
-kept as names.
+"""OTLP/HTTP to records, from protobuf or JSON, of our adapters or of somebody else's instrumentation in any language.
 
-Spans may be of our adapters, or of somebody else's instrumentation in any language (`lightningrl.telemetry.conventions`).
+spans         tools become tool calls, evaluations rewards, and spans that name or nest agents are kept as names
+              (`lightningrl.telemetry.conventions`)
+log records   evaluations become rewards; the rest is not ours
 """
 
 from __future__ import annotations
@@ -10,31 +11,48 @@ import base64
 import binascii
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from starlette.exceptions import HTTPException
 
 from lightningrl.clean import parse_json
 from lightningrl.errors import ServerError
 from lightningrl.store.protocol import SpanRecord, ToolCallRecord
+from lightningrl.telemetry import semconv
 from lightningrl.telemetry.conventions import SpanState, read_span, with_events
-from lightningrl.telemetry.evaluations import Evaluation, read_evaluations
+from lightningrl.telemetry.evaluations import Evaluation, ToldRecord, read_evaluations, read_told_records
 from lightningrl.telemetry.tool_spans import SeenSpan, read_tools
 
-__all__ = ["JSON", "PROTOBUF", "ParsedExport", "encode_answer", "parse_export", "read_media_type"]
+__all__ = [
+    "JSON",
+    "PROTOBUF",
+    "Export",
+    "ParsedExport",
+    "ParsedLogs",
+    "encode_answer",
+    "encode_logs_answer",
+    "parse_export",
+    "parse_logs",
+    "read_media_type",
+]
+
+Export = ExportTraceServiceRequest | ExportLogsServiceRequest
+E = TypeVar("E", ExportTraceServiceRequest, ExportLogsServiceRequest)
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 
 MOST_SPANS: Final = 20_000
-"""In one export; a worker sends at most half as many of an attempt."""
+"""In one export, and as many log records; a worker sends at most half as many of an attempt."""
 _IDS: Final = {"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"}
 """Hexadecimal in OTLP's JSON, where protobuf's own JSON has base64."""
 _STATES: Final = {Status.STATUS_CODE_ERROR: SpanState.ERROR, Status.STATUS_CODE_OK: SpanState.OK}
@@ -54,23 +72,26 @@ class ParsedExport:
     """Spans without a usable id."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedLogs:
+    """What an export of log records holds for us."""
+
+    request: ExportLogsServiceRequest
+    evaluations: list[Evaluation]
+
+
 def read_media_type(content_type: str) -> str:
     """`PROTOBUF` (also where nothing is said) or `JSON`. Raises HTTPException 415 with a sentence."""
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type in ("", PROTOBUF, JSON):
         return media_type or PROTOBUF
-    raise HTTPException(415, f"content-type {media_type!r} is no OTLP; send spans as {PROTOBUF!r} or {JSON!r}")
+    raise HTTPException(415, f"content-type {media_type!r} is no OTLP; send it as {PROTOBUF!r} or {JSON!r}")
 
 
 def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> ParsedExport:
     """Tool calls and agents of an export. Raises ServerError with a sentence for bytes that are none, or too many."""
-    if encoding not in ("", "identity", "gzip"):
-        raise ServerError(f"content-encoding {encoding!r} is not understood; send spans plain or with gzip")
-    plain = _unzip(body, limit) if encoding == "gzip" else body
-    request = _decode_json(plain) if media_type == JSON else _decode_protobuf(plain)
-    count = sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
-    if count > MOST_SPANS:
-        raise ServerError(f"the export has {count} spans, more than {MOST_SPANS}; export fewer at a time")
+    request = _decode(body, media_type, encoding, limit, ExportTraceServiceRequest())
+    _check_count(sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans), "spans")
     seen: list[SeenSpan] = []
     rejected = 0
     for resource in request.resource_spans:
@@ -93,6 +114,20 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
     )
 
 
+def parse_logs(body: bytes, media_type: str, encoding: str, limit: int) -> ParsedLogs:
+    """Evaluations of an export of log records. Raises ServerError as `parse_export` does."""
+    request = _decode(body, media_type, encoding, limit, ExportLogsServiceRequest())
+    scopes = [scope for resource in request.resource_logs for scope in resource.scope_logs]
+    _check_count(sum(len(scope.log_records) for scope in scopes), "log records")
+    told = [_tell(record) for scope in scopes for record in scope.log_records if _is_evaluation(record)]
+    return ParsedLogs(request=request, evaluations=read_told_records(told))
+
+
+def encode_logs_answer(media_type: str) -> bytes:
+    """What an exporter of log records is told: everything was taken."""
+    return b"{}" if media_type == JSON else bytes(ExportLogsServiceResponse().SerializeToString())
+
+
 def encode_answer(media_type: str, rejected: int) -> bytes:
     """What an exporter is told; empty = everything was taken."""
     sentence = f"left out for want of a span id of eight bytes: {rejected} of the spans"
@@ -106,9 +141,25 @@ def encode_answer(media_type: str, rejected: int) -> bytes:
     return bytes(answer.SerializeToString())
 
 
+def _check_count(count: int, what: str) -> None:
+    if count > MOST_SPANS:
+        raise ServerError(f"the export has {count} {what}, more than {MOST_SPANS}; export fewer at a time")
+
+
+def _is_evaluation(record: LogRecord) -> bool:
+    """By its event's name, which older SDKs write as an attribute."""
+    if record.event_name:
+        return record.event_name == semconv.EVALUATION_RESULT
+    return any(one.key == "event.name" and one.value.string_value == semconv.EVALUATION_RESULT for one in record.attributes)
+
+
+def _tell(record: LogRecord) -> ToldRecord:
+    return ToldRecord(span_id=record.span_id.hex() if len(record.span_id) == 8 else None, attributes=_plain_attributes(record.attributes))
+
+
 def _see(span: Span, scope: str) -> SeenSpan:
-    attributes = {one.key: _plain(one.value) for one in span.attributes}
-    events = [(event.name, {one.key: _plain(one.value) for one in event.attributes}) for event in span.events]
+    attributes = _plain_attributes(span.attributes)
+    events = [(event.name, _plain_attributes(event.attributes)) for event in span.events]
     exceptions = [str(said.get("exception.type", "")) for name, said in events if name == "exception"]
     reading = read_span(span.name, with_events(attributes, events), _STATES.get(span.status.code, SpanState.UNSET), exceptions)
     return SeenSpan(
@@ -124,6 +175,10 @@ def _see(span: Span, scope: str) -> SeenSpan:
     )
 
 
+def _plain_attributes(attributes: Iterable[KeyValue]) -> dict[str, Any]:
+    return {one.key: _plain(one.value) for one in attributes}
+
+
 def _plain(value: AnyValue | None) -> Any:
     kind = value.WhichOneof("value") if value is not None else None
     if value is None or kind is None:
@@ -136,26 +191,30 @@ def _plain(value: AnyValue | None) -> Any:
     return plain.hex() if isinstance(plain, bytes) else plain
 
 
-def _decode_protobuf(body: bytes) -> ExportTraceServiceRequest:
-    request = ExportTraceServiceRequest()
+def _decode(body: bytes, media_type: str, encoding: str, limit: int, request: E) -> E:
+    """`request`, filled from the body."""
+    if encoding not in ("", "identity", "gzip"):
+        raise ServerError(f"content-encoding {encoding!r} is not understood; send telemetry plain or with gzip")
+    plain = _unzip(body, limit) if encoding == "gzip" else body
+    if media_type == JSON:
+        _fill_from_json(plain, request)
+        return request
     try:
-        request.ParseFromString(body)
+        request.ParseFromString(plain)
     except DecodeError:
-        raise ServerError("the body is no OTLP ExportTraceServiceRequest; export spans with OTLP over HTTP, protobuf or JSON") from None
+        raise ServerError(f"the body is no OTLP {type(request).__name__}; export with OTLP over HTTP, protobuf or JSON") from None
     return request
 
 
-def _decode_json(body: bytes) -> ExportTraceServiceRequest:
+def _fill_from_json(body: bytes, request: Export) -> None:
     try:
         document = parse_json(body)
         if not isinstance(document, dict):
             raise ValueError(f"it is a {type(document).__name__}, not an object")
-        request = json_format.ParseDict(_with_base64_ids(document), ExportTraceServiceRequest(), ignore_unknown_fields=True)
+        json_format.ParseDict(_with_base64_ids(document), request, ignore_unknown_fields=True)
     except (ValueError, RecursionError, json_format.ParseError) as error:
         problem = str(error).partition("\n")[0][:200]
-        raise ServerError(f"the body is no OTLP in JSON ({problem}); export spans with OTLP over HTTP, protobuf or JSON") from None
-    assert isinstance(request, ExportTraceServiceRequest)
-    return request
+        raise ServerError(f"the body is no OTLP in JSON ({problem}); export with OTLP over HTTP, protobuf or JSON") from None
 
 
 def _with_base64_ids(value: Any) -> Any:
@@ -181,5 +240,5 @@ def _unzip(body: bytes, limit: int) -> bytes:
     except zlib.error as error:
         raise ServerError(f"the body is no gzip stream ({error}); leave out content-encoding or compress it") from None
     if len(plain) > limit:
-        raise ServerError(f"the spans are larger than {limit} bytes when unpacked; export fewer at a time")
+        raise ServerError(f"the export is larger than {limit} bytes when unpacked; export fewer at a time")
     return plain

@@ -358,6 +358,18 @@ class StoreConformance:
         assert all(one.prompt_ids.dtype == np.int32 and one.completion_ids.dtype == np.int32 for one in transitions)
         assert (await store.counts()).breaks == 1
 
+    async def test_what_a_call_was_offered_comes_back_with_it(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a"), make_spec("b")])
+        offered = ['{"search":{"type":"object"}}', "", '{"now":null}', '{"search":{"type":"object"}}', '{"long":"' + "ü" * 50_000 + '"}']
+        for name in ("a", "b"):
+            lease = await leased(store)
+            for index, tools in enumerate(offered):
+                await store.append_call(make_call(lease, f"c{index}", [1], [2], offered=tools))
+            assert [call.transition.offered for call in await store.calls(name, 1)] == offered
+            await store.finish_attempt(name, 1, Outcome.SUCCEEDED)
+        for trajectory in await store.trajectories(["a", "b"]):
+            assert [call.offered for call in trajectory.transitions] == offered
+
     async def test_it_says_how_far_it_has_come_and_how_it_stands(self, store: Store) -> None:
         assert (await store.position()).later_steps == () and (await store.condition()).workers == ()
         await store.create_rollouts([make_spec(name) for name in "abcd"])
