@@ -16,6 +16,7 @@ import pytest
 import lightningrl
 from lightningrl.credit import samples
 from lightningrl.errors import RunFolderError
+from lightningrl.evaluation import recomputation
 from lightningrl.evaluation.certificate import Certificate
 from lightningrl_torch import backend as torch_backend
 from lightningrl_torch.engine import TorchEngine
@@ -184,6 +185,26 @@ def test_a_run_without_a_call_is_no_certified_run(clean: lightningrl.Run, tmp_pa
         db.execute("DELETE FROM calls")
     with pytest.raises(RunFolderError, match="no sampled token"):
         lightningrl.Run(tmp_path / "run").certify()
+
+
+def test_a_backend_that_scores_nothing_is_judged_by_its_steps_and_its_engine_is_not_started(
+    clean: lightningrl.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As verl, whose engine would be started on Ray, with all weights, to be asked nothing."""
+
+    class NoScorer:
+        @property
+        def engine(self) -> object:
+            raise AssertionError("it is not started")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(recomputation, "build_backends", lambda *_, **__: {"policy": NoScorer})
+    found = clean.certify()
+    passed = {check.name: check.is_passed for check in found.checks}
+    assert found.is_passed and found.recomputed == 0
+    assert (passed["probabilities of 'policy'"], passed["steps of 2 versions whose weights are gone"]) == (None, True)
 
 
 def copy_of(run: lightningrl.Run, folder: Path) -> Path:

@@ -62,9 +62,10 @@ async def recompute(run: StoredRun, folder: Path, origin: RunOrigin, places: Pla
     for name, build in build_backends(origin.recipe, load_plugins(), origin.models, will_run=False).items():
         backend, measured = build(), TokenGaps()
         try:
-            for version in _weights(backend, folder, name, is_trained=origin.recipe.all_policies[name].trainable):
-                if isinstance(backend, TokenScorer) and (found := places.pop((name, version), None)):
-                    await _measure(run, backend, (name, version), found, measured)
+            if isinstance(backend, TokenScorer):  # else its engine, which may be a cluster of processes, is not started
+                for version in _weights(backend, folder, name, is_trained=origin.recipe.all_policies[name].trainable):
+                    if found := places.pop((name, version), None):
+                        await _measure(run, backend, (name, version), found, measured)
         finally:
             backend.close()
         gaps[name] = measured.gaps()
