@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from certified import certified
 from openai import OpenAI
 from sizes import PATIENCE_S
 from warm import WarmCommand
@@ -60,6 +61,7 @@ def test_workers_join_a_run_from_elsewhere(tmp_path: Path, warm: WarmCommand) ->
             said = log.read_text()
             assert status == has_learned_nothing(said), said + (tmp_path / "work.log").read_text()
     assert "validation after step 1" in log.read_text()
+    certified(tmp_path / "run", warm)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from certified import certified
 from warm import WarmCommand
 
 from lightningrl.loading import load_callable
@@ -39,6 +40,7 @@ def test_the_recipe_trains_for_two_steps(tmp_path: Path, warm: WarmCommand) -> N
     trained = [line for line in lines if "rows" in line]
     assert [line["outcome/succeeded"] for line in trained] == [32, 32]
     assert sum(line["rows"] for line in trained) > 0
+    assert certified(tmp_path / "run", warm)["trained"] > 0
 
 
 def test_the_agent_knows_nothing_of_us_and_is_short() -> None:

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from certified import certified
 from sizes import sized
 from warm import WarmCommand
 
@@ -49,6 +50,7 @@ def test_the_recipe_trains_for_two_steps(examples: Path, tmp_path: Path, warm: W
     trained = [line for line in lines if "rows" in line]
     assert [line["outcome/succeeded"] for line in trained] == [tasks * group] * 2
     assert sum(line["rows"] for line in trained) > 0
+    assert certified(tmp_path / "run", warm)["trained"] > 0
 
 
 def test_the_agent_knows_nothing_of_us() -> None:

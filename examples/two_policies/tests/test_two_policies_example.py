@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from certified import certified
 from verdicts import verdicts_right
 from warm import WarmCommand
 
@@ -38,6 +39,7 @@ def test_both_policies_are_trained_and_exported_in_one_run(tmp_path: Path, warm:
     assert metrics[-1]["step"] == 2
     learned = {key.split("/")[1] for line in metrics for key in line if key.startswith("learn/")}
     assert learned == {"writer", "critic"}
+    assert {policy: bool(parts) for policy, parts in certified(run, warm)["gaps"].items()} == {"writer": True, "critic": True}
     for policy in ("writer", "critic"):
         exported = warm.run("lightningrl", "export", policy, "--run", str(run), "--policy", policy, "--step", "newest", cwd=tmp_path)
         assert exported.returncode == 0, exported.stdout + exported.stderr

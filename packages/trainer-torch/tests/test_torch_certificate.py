@@ -15,6 +15,8 @@ import pytest
 
 import lightningrl
 from lightningrl.credit import samples
+from lightningrl.errors import RunFolderError
+from lightningrl.evaluation import recomputation
 from lightningrl.evaluation.certificate import Certificate
 from lightningrl_torch import backend as torch_backend
 from lightningrl_torch.engine import TorchEngine
@@ -166,12 +168,44 @@ def test_a_token_that_was_trained_and_not_sampled_is_found(clean: lightningrl.Ru
     assert "trained tokens were sampled" in said and "the record is what was trained" in said
 
 
-def test_a_call_changed_in_the_store_is_found(clean: lightningrl.Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [-0.5, float("nan")])
+def test_a_call_changed_in_the_store_is_found(value: float, clean: lightningrl.Run, tmp_path: Path) -> None:
     """The record's own logprobs, one of them another."""
-    shutil.copytree(clean.folder, tmp_path / "run")
-    with sqlite3.connect(tmp_path / "run" / "store.sqlite") as db:
+    with sqlite3.connect(copy_of(clean, tmp_path) / "store.sqlite") as db:
         (pk, values), *_ = db.execute("SELECT pk, logprobs FROM calls ORDER BY pk LIMIT 1").fetchall()
         changed = np.frombuffer(values, np.float32).copy()
-        changed[0] -= 0.5
+        changed[0] += value
         db.execute("UPDATE calls SET logprobs = ? WHERE pk = ?", (changed.tobytes(), pk))
     assert "probabilities of 'policy'" in failures(lightningrl.Run(tmp_path / "run").certify())
+
+
+def test_a_run_without_a_call_is_no_certified_run(clean: lightningrl.Run, tmp_path: Path) -> None:
+    """As one whose agent ends each time before it asks."""
+    with sqlite3.connect(copy_of(clean, tmp_path) / "store.sqlite") as db:
+        db.execute("DELETE FROM calls")
+    with pytest.raises(RunFolderError, match="no sampled token"):
+        lightningrl.Run(tmp_path / "run").certify()
+
+
+def test_a_backend_that_scores_nothing_is_judged_by_its_steps_and_its_engine_is_not_started(
+    clean: lightningrl.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As verl, whose engine would be started on Ray, with all weights, to be asked nothing."""
+
+    class NoScorer:
+        @property
+        def engine(self) -> object:
+            raise AssertionError("it is not started")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(recomputation, "build_backends", lambda *_, **__: {"policy": NoScorer})
+    found = clean.certify()
+    passed = {check.name: check.is_passed for check in found.checks}
+    assert found.is_passed and found.recomputed == 0
+    assert (passed["probabilities of 'policy'"], passed["steps of 2 versions whose weights are gone"]) == (None, True)
+
+
+def copy_of(run: lightningrl.Run, folder: Path) -> Path:
+    return Path(shutil.copytree(run.folder, folder / "run"))

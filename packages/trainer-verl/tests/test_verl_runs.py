@@ -81,6 +81,14 @@ class Run:
         exported: dict[str, torch.Tensor] = AutoModelForCausalLM.from_pretrained(weights).state_dict()
         return exported
 
+    def certificate(self) -> dict[str, Any]:
+        """What `lightningrl certify` says of it; fails where a check does."""
+        command = [sys.executable, "-m", "lightningrl.cli", "certify", str(self.folder), "--json"]
+        ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        found: dict[str, Any] = json.loads(ran.stdout)
+        return found
+
     def tail(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")[-5000:]
 
@@ -132,6 +140,9 @@ def test_the_sql_agent_is_trained_by_verl_with_vllm_and_goes_on_after_kill_9(sta
     )
     assert [record["policy_version"] for record in steps] == [1, 2, 3, 4]
     assert has_learned(run, f"{example}/starter")
+    certificate = run.certificate()
+    assert certificate["trained"] > 0
+    assert [check["is_passed"] for check in certificate["checks"]] == [None, True, True, True, True], "verl scores no tokens"
 
 
 def has_learned(run: Run, policy: str) -> bool:
