@@ -33,6 +33,7 @@ from lightningrl.server.forwarding import SpanForwarder
 from lightningrl.server.metrics import TEXT, ServerMetrics
 from lightningrl.server.openapi import describe
 from lightningrl.server.run_routes import Engines, run_routes
+from lightningrl.server.span_reader import SpanReader
 from lightningrl.server.vitals import Vitals, memory_bytes
 from lightningrl.server.worker_routes import worker_routes
 from lightningrl.server.workers import Workers
@@ -92,10 +93,7 @@ def create_app(
                 access,
                 workers,
                 memory,
-                forwarder,
-                read_asked,
-                dialects,
-                max_body_bytes=max_body_bytes,
+                SpanReader(log=store, limit=max_body_bytes, forwarder=forwarder, read_asked=read_asked, dialects=dialects),
                 longest_wait_s=longest_wait_s,
             ),
             *worker_routes(store, access, workers, longest_wait_s=longest_wait_s),

@@ -20,7 +20,7 @@ from lightningrl.store.errors import Conflict, UnknownRecord
 from lightningrl.store.events import Ended, Leased, Queued
 from lightningrl.store.participants import SpanNode
 from lightningrl.store.prepared import Prepared
-from lightningrl.store.protocol import DIVERGED_CODE, RETRYABLE, CallRecord, Score, SpanRecord, ToolCallRecord
+from lightningrl.store.protocol import DIVERGED_CODE, RETRYABLE, AttemptEnd, CallRecord, Score, SpanRecord, ToolCallRecord
 from lightningrl.store.reads import chunks
 from lightningrl.store.schema import (
     attempts,
@@ -47,6 +47,7 @@ __all__ = [
     "cancel",
     "create_rollouts",
     "expire",
+    "finish",
     "finish_attempt",
     "heartbeat",
     "interrupt",
@@ -213,28 +214,43 @@ def finish_attempt(
     error: str | None = None,
     duration_s: float = 0.0,
 ) -> RolloutState:
+    return finish(tx, rollout_id, attempt, AttemptEnd(outcome=outcome, output=output, error=error, duration_s=duration_s))[0]
+
+
+def finish(tx: Transaction, rollout_id: str, attempt: int, end: AttemptEnd) -> tuple[RolloutState, bool]:
+    """The rollout's state, and whether the attempt ended with this; False = it is told again."""
+    outcome, error = end.outcome, end.error
     row = tx.attempt(rollout_id, attempt)
     if row.outcome is not None:
         # The server keeps an agent_error as context_overflow where a call overflowed, and what a branch that diverged ended with as
         # diverged: a worker that repeats its result, because the answer was lost, has said the same thing.
         is_overflow = outcome is Outcome.AGENT_ERROR and row.outcome == Outcome.CONTEXT_OVERFLOW
         if row.outcome in (outcome, Outcome.DIVERGED) or is_overflow:
-            return RolloutState(row.state)
+            return RolloutState(row.state), False
         raise over(rollout_id, attempt, row.outcome, f"the result {outcome.value!r}")
-    body = encode_json(output, f"the output of rollout {rollout_id!r}")
+    body = encode_json(end.output, f"the output of rollout {rollout_id!r}")
     if len(body) > OUTPUT_LIMIT:
         raise StoreError(f"the output of rollout {rollout_id!r} has {len(body)} bytes of JSON, more than {OUTPUT_LIMIT}; return less")
+    if end.tool_calls:
+        append_tool_calls(tx, rollout_id, attempt, end.tool_calls)
+    if end.spans:
+        append_spans(tx, rollout_id, attempt, end.spans)
+    if end.other_calls:
+        _add_other_calls(tx, row.pk, end.other_calls)
+    if end.rewards:
+        tx.replace(schema.rewards, _reward_rows(tx, row.pk, rollout_id, _indices(tx, row.pk), end.rewards))
     if row.branch is not None and outcome in (Outcome.SUCCEEDED, Outcome.AGENT_ERROR) and (why := _divergence(tx, row)):
         outcome, error = Outcome.DIVERGED, why
     again = outcome in RETRYABLE and attempt < row.max_attempts + row.forgiven
-    return tx.end(
+    state = tx.end(
         row,
         outcome,
         again=again,
-        output=None if output is None else body,
+        output=None if end.output is None else body,
         error=None if error is None else error[:ERROR_LIMIT],
-        duration_s=duration_s,
+        duration_s=end.duration_s,
     )
+    return state, True
 
 
 def _divergence(tx: Transaction, row: Any) -> str | None:
