@@ -238,7 +238,7 @@ def finish(tx: Transaction, rollout_id: str, attempt: int, end: AttemptEnd) -> t
     if end.other_calls:
         _add_other_calls(tx, row.pk, end.other_calls)
     if end.rewards:
-        tx.replace(schema.rewards, _reward_rows(tx, row.pk, rollout_id, _indices(tx, row.pk), end.rewards))
+        tx.replace(schema.rewards, _reward_rows(tx, row.pk, rollout_id, _indices(tx, [row.pk])[row.pk], end.rewards))
     if row.branch is not None and outcome in (Outcome.SUCCEEDED, Outcome.AGENT_ERROR) and (why := _divergence(tx, row)):
         outcome, error = Outcome.DIVERGED, why
     again = outcome in RETRYABLE and attempt < row.max_attempts + row.forgiven
@@ -409,18 +409,21 @@ def add_rewards(
     tx: Transaction, rollout_id: str, attempt: int, rewards: Mapping[str, float | None], transition_id: str | None = None
 ) -> None:
     row = tx.attempt(rollout_id, attempt)
-    indices = {} if transition_id is None else _indices(tx, row.pk)
+    indices = {} if transition_id is None else _indices(tx, [row.pk])[row.pk]
     tx.replace(schema.rewards, _reward_rows(tx, row.pk, rollout_id, indices, {transition_id: rewards}))
 
 
 def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
     """One statement for each table, whatever the number of scores."""
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    found = tx.attempts([score.rollout_id for score in scores])
+    places = [(score.rollout_id, score.attempt) for score in scores if score.transition_rewards or score.advantages]
+    calls_of = _indices(tx, [found[place].pk for place in places if place in found])
     for score in scores:
-        row = tx.attempt(score.rollout_id, score.attempt)
+        row = found.get((score.rollout_id, score.attempt)) or tx.attempt(score.rollout_id, score.attempt)  # which says what is wrong
         if row.outcome is None:
             raise Conflict(f"attempt {score.attempt} of rollout {score.rollout_id!r} still runs; score it when it has ended")
-        indices = _indices(tx, row.pk) if score.transition_rewards or score.advantages else {}
+        indices = calls_of[row.pk]
         values: dict[str | None, Mapping[str, float | None]] = {None: score.rewards}
         values.update(score.transition_rewards)
         rows["computed"] += _reward_rows(tx, row.pk, score.rollout_id, indices, values)
@@ -447,8 +450,13 @@ def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
         tx.replace(getattr(schema, table), of_table)
 
 
-def _indices(tx: Transaction, attempt_pk: int) -> dict[str, int]:
-    return {row.id: row.idx for row in tx.rows(_CALL_IDS, of_pk=attempt_pk)}
+def _indices(tx: Transaction, attempt_pks: Sequence[int]) -> Mapping[int, dict[str, int]]:
+    """Of the calls of attempts, by attempt and id."""
+    found: dict[int, dict[str, int]] = defaultdict(dict)
+    for pks in chunks(attempt_pks):
+        for row in tx.db.execute(_CALL_IDS, {"pks": pks}):
+            found[row.attempt_pk][row.id] = row.idx
+    return found
 
 
 def _index(indices: Mapping[str, int], transition_id: str, rollout_id: str) -> int:
@@ -551,7 +559,7 @@ _CREATE = Prepared(
         "created_at",
     ),
 )
-_CALL_IDS = Prepared(select(calls.c.id, calls.c.idx).where(calls.c.attempt_pk == bindparam("of_pk")))
+_CALL_IDS = select(calls.c.attempt_pk, calls.c.id, calls.c.idx).where(calls.c.attempt_pk.in_(bindparam("pks", expanding=True)))
 _TOOL_SPANS = Prepared(select(tool_calls.c.span).where(tool_calls.c.attempt_pk == bindparam("of_pk")))
 _ADD_TOOL_CALLS = Prepared(insert(tool_calls), columns=[column.name for column in tool_calls.c if column.name != "pk"])
 _ADD_OTHER_CALLS = Prepared(insert(other_calls), columns=[column.name for column in other_calls.c if column.name != "pk"])
