@@ -56,13 +56,18 @@ class Count(_Body):
     count: int
 
 
-class LeaseRequest(_Body):
+class ThenLease(_Body):
+    """The next attempt, of the oldest queued rollout."""
+
+    worker_id: Annotated[str, Meta(max_length=200)]
+    lease_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
+
+
+class LeaseRequest(ThenLease):
     """Lease the next attempt (worker key or run key; long poll). The oldest queued rollout's, with its scoped key; 204 where none comes
     within `wait_s`."""
 
-    worker_id: Annotated[str, Meta(max_length=200)]
     wait_s: Seconds = 0.0
-    lease_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
     exclusive: bool = False
     """The worker runs one attempt at a time: an earlier one of the same `worker_id` is queued again, uncharged."""
 
@@ -150,7 +155,7 @@ class Workers(_Body, omit_defaults=False):
 
 class Result(_Body):
     """End the attempt (attempt, worker or run key). The first result counts; the same outcome again is acknowledged, another is refused
-    (409)."""
+    (409). What comes with it is kept with it or not at all."""
 
     outcome: Outcome
     output: Any = None
@@ -158,10 +163,16 @@ class Result(_Body):
     duration_s: Seconds = 0.0
     unseen_hosts: Annotated[Sequence[Annotated[str, Meta(max_length=300)]], Meta(max_length=100)] = ()
     """Where the agent called models past the gateway."""
+    spans: bytes | None = None
+    """OTLP in protobuf, as it could be exported before. Where it cannot be read, the result is not taken either."""
+    then: ThenLease | None = None
+    """Also lease the next attempt (worker key or run key). With the first result only: who repeats one asks for a lease."""
 
 
 class ResultKept(_Body):
     state: RolloutState
+    lease: Lease | None = None
+    """What `then` asked for; null = nothing is queued, or the result is repeated."""
 
 
 class Rewards(_Body):

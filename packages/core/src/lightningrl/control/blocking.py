@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import msgspec
+from msgspec import structs
 
 from lightningrl import wire
 from lightningrl.attribution.report import Report
@@ -22,6 +23,7 @@ from lightningrl.types import Outcome
 __all__ = ["ControlClient", "RefusedError"]
 
 JSON: Final = "application/json"
+OTLP: Final = "application/x-protobuf"
 TROUBLE: Final = (OSError, http.client.HTTPException)
 NOT_TAKEN: Final = frozenset({400, 413, 422})
 """Statuses that speak of the body, not of the key or of the attempt."""
@@ -66,19 +68,26 @@ class ControlClient:
         path = BEAT.path.format(wid=quote(worker_id, safe=":"))
         return wire.decode(self._send(path, wire.encode(beat), JSON, key=self._worker_key, wait_s=beat.wait_s), Orders)
 
-    def report(self, lease: Lease, report: Result) -> None:
-        """Hand in the attempt's result. The first report of an attempt counts.
+    def report(self, lease: Lease, report: Result) -> Lease | None:
+        """Hand in the attempt's result; the next lease, where the report asks for one and there is one. The first report of an attempt
+        counts.
 
         A result that the server cannot take, whatever is wrong with it, is a failure of the agent's: it is told the server's sentence.
+        Spans that it cannot take are not: they are a view on the rollout.
         """
         try:
-            self._ask(RESULT, report, lease)
+            return self._ask(RESULT, report, lease).lease
         except RefusedError as error:
-            if error.status not in NOT_TAKEN:
+            if report.spans is None and error.status not in NOT_TAKEN:
                 raise
-            logger.warning("rollout %s: its result was refused, so it failed: %s", lease.rollout_id, error)
-            sentence = f"the server did not take the agent's result: {error}"
-            self._ask(RESULT, Result(outcome=Outcome.AGENT_ERROR, error=sentence, duration_s=report.duration_s), lease)
+            refusal = error
+        if report.spans is not None:
+            self._export_spans(lease, report.spans)
+            return self.report(lease, structs.replace(report, spans=None))
+        logger.warning("rollout %s: its result was refused, so it failed: %s", lease.rollout_id, refusal)
+        sentence = f"the server did not take the agent's result: {refusal}"
+        failure = Result(outcome=Outcome.AGENT_ERROR, error=sentence, duration_s=report.duration_s, then=report.then)
+        return self._ask(RESULT, failure, lease).lease
 
     def hand_in(self, lease: Lease, report: Report) -> None:
         """What the agent itself reported. Raises ServerError with the server's sentence where it is refused."""
@@ -88,9 +97,12 @@ class ControlClient:
         """The same from a process that was given the attempt's URL and key alone."""
         self._send(path, json.dumps(report.body).encode(), JSON, key=key)
 
-    def export_spans(self, lease: Lease, payload: bytes, content_type: str) -> None:
-        """Hand in the attempt's spans (OTLP)."""
-        self._send(_path(TRACES, lease), payload, content_type, key=lease.key)
+    def _export_spans(self, lease: Lease, spans: bytes) -> None:
+        """By themselves, where they were refused with the result: they may be too large for one request with it."""
+        try:
+            self._send(_path(TRACES, lease), spans, OTLP, key=lease.key)
+        except ServerError as error:
+            logger.warning("rollout %s: its spans are lost: %s", lease.rollout_id, error)
 
     def interrupt(self) -> None:
         """Make a waiting request fail now, and every later one."""

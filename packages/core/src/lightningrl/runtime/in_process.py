@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
 
-from lightningrl.control.api import Result
+from lightningrl.control.api import Result, ThenLease
 from lightningrl.control.blocking import ControlClient
 from lightningrl.control.client import ServerClient
 from lightningrl.errors import ServerError
@@ -30,6 +30,7 @@ from lightningrl.runtime.launcher import WorkerPlan
 from lightningrl.runtime.settings import WorkerSettings
 from lightningrl.runtime.supervisor import STOP_PATIENCE_S, end_attempts
 from lightningrl.runtime.worker import Worker, Workplace
+from lightningrl.store.protocol import Lease
 from lightningrl.types import Outcome
 
 __all__ = ["ThreadLauncher"]
@@ -138,7 +139,7 @@ class ThreadWorker(Worker):
         finally:
             self.ended.set()
 
-    def _run_attempt(self, attempt: Attempt, client: ControlClient) -> None:
+    def _run_attempt(self, attempt: Attempt, client: ControlClient, then: ThenLease) -> Lease | None:
         limit_s = attempt.lease.timeout_s + self._heart.grace_s
         sentence = f"the agent ran longer than its time limit of {limit_s:g} s; its thread was left to itself"
         result = Result(outcome=Outcome.TIMEOUT, error=sentence, duration_s=limit_s)
@@ -147,7 +148,7 @@ class ThreadWorker(Worker):
         self.attempts[attempt] = client
         timer.start()
         try:
-            super()._run_attempt(attempt, client)
+            return super()._run_attempt(attempt, client, then)
         finally:
             timer.cancel()
             self.attempts.pop(attempt, None)

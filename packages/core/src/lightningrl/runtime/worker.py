@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from lightningrl.attribution.redirect import Redirection
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope, ThreadWatch
-from lightningrl.control.api import Result, WorkerBeat, WorkerState
+from lightningrl.control.api import Result, ThenLease, WorkerBeat, WorkerState
 from lightningrl.control.blocking import ControlClient
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.runtime.agent_loader import LoadedAgent, load_agent
@@ -35,6 +35,7 @@ from lightningrl.runtime.heartbeat import Heart
 from lightningrl.runtime.lifeline import die_with_parent, die_with_pipe, kill_own_group, take_stdin
 from lightningrl.runtime.report import clean_text
 from lightningrl.runtime.settings import WorkerSettings, decode_settings
+from lightningrl.store.protocol import Lease
 from lightningrl.types import Outcome
 
 __all__ = ["Worker", "Workplace", "main"]
@@ -170,30 +171,37 @@ class Worker:
             self._shared_loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
 
     def _serve(self, slot: int) -> None:
-        """One slot: lease, run, report, until told to stop."""
+        """One slot: lease, run, report, until told to stop. A report brings the next lease where one waits."""
         client = self._client()
         worker_id = f"{self._settings.worker_id}/{slot}" if self._settings.concurrency > 1 else self._settings.worker_id
-        while not self._stopping.is_set():
-            self._waiting.add(client)
-            try:
-                lease = client.lease(worker_id=worker_id, wait_s=self._settings.lease_wait_s, lease_s=self._settings.lease_s)
-            except ServerError as error:
-                if not self._stopping.is_set():
-                    self._lost = f"worker {worker_id} has lost the server: {error}"
-                    logger.error("%s", self._lost)
-                return
-            finally:
-                self._waiting.discard(client)
+        then = ThenLease(worker_id=worker_id, lease_s=self._settings.lease_s)
+        lease: Lease | None = None
+        while lease is not None or not self._stopping.is_set():
             if lease is None:
-                continue
-            rollout = ActiveRollout(rollout_id=lease.rollout_id, attempt=lease.attempt, base_path=lease.base_path, key=lease.key)
-            try:
-                self._run_attempt(Attempt(lease, rollout), client)
-            except ServerError as error:
-                logger.error("rollout %s: its result was not taken: %s", lease.rollout_id, error)
+                self._waiting.add(client)
+                try:
+                    lease = client.lease(worker_id=worker_id, wait_s=self._settings.lease_wait_s, lease_s=self._settings.lease_s)
+                except ServerError as error:
+                    if not self._stopping.is_set():
+                        self._lost = f"worker {worker_id} has lost the server: {error}"
+                        logger.error("%s", self._lost)
+                    return
+                finally:
+                    self._waiting.discard(client)
+            if lease is not None:
+                lease = self._run_lease(lease, client, then)
         client.close()
 
-    def _run_attempt(self, attempt: Attempt, client: ControlClient) -> None:
+    def _run_lease(self, lease: Lease, client: ControlClient, then: ThenLease) -> Lease | None:
+        rollout = ActiveRollout(rollout_id=lease.rollout_id, attempt=lease.attempt, base_path=lease.base_path, key=lease.key)
+        try:
+            return self._run_attempt(Attempt(lease, rollout), client, then)
+        except ServerError as error:
+            logger.error("rollout %s: its result was not taken: %s", lease.rollout_id, error)
+            return None
+
+    def _run_attempt(self, attempt: Attempt, client: ControlClient, then: ThenLease) -> Lease | None:
+        """The next one's lease, where one came with the answer to the report."""
         lease, rollout = attempt.lease, attempt.rollout
         self._heart.add(attempt)
         threads = ThreadWatch()
@@ -207,8 +215,9 @@ class Worker:
             if rollout.unseen_hosts:
                 report.unseen_hosts = sorted(rollout.unseen_hosts)[:MOST_HOSTS]
             if self._telemetry is not None:
-                self._export(attempt, client)
-            client.report(lease, report)
+                report.spans = self._collect(rollout)
+            report.then = None if self._stopping.is_set() else then
+            return client.report(lease, report)
         finally:
             self._heart.remove(attempt)
 
@@ -233,16 +242,14 @@ class Worker:
             return Result(outcome=Outcome.AGENT_ERROR, error=f"what the agent reported was not taken: {error}")
         return None
 
-    def _export(self, attempt: Attempt, client: ControlClient) -> None:
+    def _collect(self, rollout: ActiveRollout) -> bytes | None:
         """Spans are a view on the rollout, not the rollout: without them it still counts."""
-        from lightningrl.telemetry.spans import OTLP_CONTENT_TYPE
-
         try:
-            payload = self._telemetry.collect(attempt.rollout)
-            if payload is not None:
-                client.export_spans(attempt.lease, payload, OTLP_CONTENT_TYPE)
-        except (ServerError, ValueError) as error:  # the latter: a name of the agent's that is no text
-            logger.warning("rollout %s: its spans are lost: %s", attempt.lease.rollout_id, error)
+            spans: bytes | None = self._telemetry.collect(rollout)
+        except ValueError as error:  # a name of the agent's that is no text
+            logger.warning("rollout %s: its spans are lost: %s", rollout.rollout_id, error)
+            return None
+        return spans
 
     @contextlib.contextmanager
     def _surroundings(self, rollout: ActiveRollout) -> Iterator[None]:

@@ -28,11 +28,13 @@ from lightningrl.server.access import Access
 from lightningrl.server.agent_routes import agent_routes
 from lightningrl.server.asked_calls import ReadAsked
 from lightningrl.server.attempt_routes import AttemptMemory, attempt_routes
+from lightningrl.server.export_readers import LogReader, SpanReader
 from lightningrl.server.failures import ERROR_HANDLERS, BoundedBodies
 from lightningrl.server.forwarding import Forwarders
 from lightningrl.server.metrics import TEXT, ServerMetrics
 from lightningrl.server.openapi import describe
 from lightningrl.server.run_routes import Engines, run_routes
+from lightningrl.server.telemetry_routes import telemetry_routes
 from lightningrl.server.vitals import Vitals, memory_bytes
 from lightningrl.server.worker_routes import worker_routes
 from lightningrl.server.workers import Workers
@@ -69,6 +71,8 @@ def create_app(
     workers = Workers()
     forwarders = forwarders or Forwarders()
     run = StoredRun(store, (tokenizers or {}).get)
+    spans = SpanReader(log=store, limit=max_body_bytes, forwarder=forwarders.spans, read_asked=read_asked, dialects=dialects)
+    log_records = LogReader(log=store, limit=max_body_bytes, forwarder=forwarders.logs, dialects=dialects)
 
     async def live() -> Live:
         known = await workers.look(WorkerFilter(), store.running)
@@ -87,18 +91,8 @@ def create_app(
             *([Mount("/view", create_viewer(viewed, key=view_key(run_key)))] if viewed else []),
             *agent_routes(store, access, dialects),  # before the gateway, which refuses the paths it does not know
             *routes,
-            *attempt_routes(
-                store,
-                store,
-                access,
-                workers,
-                memory,
-                forwarders,
-                read_asked,
-                dialects,
-                max_body_bytes=max_body_bytes,
-                longest_wait_s=longest_wait_s,
-            ),
+            *attempt_routes(store, store, access, workers, memory, spans, longest_wait_s=longest_wait_s),
+            *telemetry_routes(access, spans, log_records),
             *worker_routes(store, access, workers, longest_wait_s=longest_wait_s),
             *run_routes(
                 store, store, store, access, engines, forwarders.spans, vitals, tokenizers=tokenizers or {}, longest_wait_s=longest_wait_s

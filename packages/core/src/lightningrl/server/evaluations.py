@@ -9,11 +9,13 @@ from lightningrl.dialects import Dialect
 from lightningrl.store.protocol import CallLog
 from lightningrl.telemetry.evaluations import Evaluation
 
-__all__ = ["keep_evaluations"]
+__all__ = ["find_rewards"]
 
 
-async def keep_evaluations(log: CallLog, dialects: Sequence[Dialect], rollout_id: str, attempt: int, told: Sequence[Evaluation]) -> None:
-    """Of several of one name and call, the last stands."""
+async def find_rewards(
+    log: CallLog, dialects: Sequence[Dialect], rollout_id: str, attempt: int, told: Sequence[Evaluation]
+) -> dict[str | None, dict[str, float | None]]:
+    """By transition id, None = of the rollout. Of several of one name and call, the last stands."""
     calls = [record.transition for record in await log.calls(rollout_id, attempt)]
     ids = {call.id for call in calls}
     by_span = {call.span_id: call.id for call in calls if call.span_id is not None}
@@ -27,5 +29,4 @@ async def keep_evaluations(log: CallLog, dialects: Sequence[Dialect], rollout_id
             near = [by_span.get(span_id) for span_id in one.span_ids] + [by_tool.get(call_id) for call_id in one.tool_call_ids]
             transition_id = next((found for found in near if found is not None), None)
         rewards[transition_id][one.name] = one.score
-    for transition_id, values in rewards.items():
-        await log.add_rewards(rollout_id, attempt, values, transition_id)
+    return dict(rewards)

@@ -42,8 +42,8 @@ class Workers:
                 is_ours = False
             if not is_ours:
                 over.append((rollout_id, attempt))
-        await _wait(beat.wait_s if not over else 0.0, lambda: self._stopped if not self._is_stopping(worker_id) else None)
-        return Orders(stop=self._is_stopping(worker_id), over=over)
+        await _wait(beat.wait_s if not over else 0.0, lambda: self._stopped if not self.is_stopping(worker_id) else None)
+        return Orders(stop=self.is_stopping(worker_id), over=over)
 
     async def look(self, where: WorkerFilter, running: Callable[[str], Awaitable[Sequence[RunningAttempt]]]) -> WorkerList:
         """Those of the prefix, with what they run. Who is not heard of for as long as its leases last is forgotten,
@@ -66,6 +66,11 @@ class Workers:
             self._records[record.id] = replace(record, is_stopping=True)
         self._stopped = _turn(self._stopped)
         return len(found)
+
+    def is_stopping(self, worker_id: str) -> bool:
+        """It is to take no more. `worker_id` may name a slot of it: `id/slot`."""
+        known = self._records.get(worker_id.partition("/")[0])
+        return known is not None and known.is_stopping
 
     def note_lease(self, worker_id: str) -> None:
         """It was given an attempt. `worker_id` may name a slot of it: `id/slot`."""
@@ -93,10 +98,6 @@ class Workers:
     def _change(self) -> None:
         self._version += 1
         self._changed = _turn(self._changed)
-
-    def _is_stopping(self, worker_id: str) -> bool:
-        known = self._records.get(worker_id)
-        return known is not None and known.is_stopping
 
 
 def _turn(event: asyncio.Event) -> asyncio.Event:

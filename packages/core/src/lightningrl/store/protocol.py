@@ -40,6 +40,7 @@ __all__ = [
     "DIVERGED_CODE",
     "RETRYABLE",
     "AttemptCalls",
+    "AttemptEnd",
     "AttemptInfo",
     "AttemptRecord",
     "CallLog",
@@ -150,6 +151,21 @@ class SpanRecord:
     span_id: str
     parent_span_id: str | None = None
     agent: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AttemptEnd:
+    """How an attempt ended, and what is told of it with that."""
+
+    outcome: Outcome
+    output: Any = None
+    error: str | None = None
+    duration_s: float = 0.0
+    tool_calls: Sequence[ToolCallRecord] = ()
+    spans: Sequence[SpanRecord] = ()
+    other_calls: Sequence[OtherCall] = ()
+    rewards: Mapping[str | None, Mapping[str, float | None]] = field(default_factory=dict[str | None, Mapping[str, float | None]])
+    """By transition id; None = of the attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -282,6 +298,13 @@ class Queue(Protocol):
         The first result wins: repeating its outcome is acknowledged again (also `agent_error`, where it was kept as
         `context_overflow`), another outcome raises `AttemptOver`. A branch that succeeds or errs before it has repeated all calls
         up to its branch point is kept as `diverged`, and any result of it is acknowledged."""
+        ...
+
+    async def finish_and_lease(
+        self, rollout_id: str, attempt: int, end: AttemptEnd, worker_id: str | None, lease_s: float = 60.0
+    ) -> tuple[RolloutState, Lease | None]:
+        """As `finish_attempt`, with what is told of the attempt, and, where a `worker_id` is given, as its exclusive `lease` that does not
+        wait: all of it in one commit. A repeated result adds nothing and leases nothing."""
         ...
 
     async def interrupt(self, reason: str) -> int:

@@ -27,6 +27,7 @@ from lightningrl.store.dialects import Database, Peers, explain, patiently
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.events import Begun, Ended, Event, Leased, Queued
 from lightningrl.store.protocol import (
+    AttemptEnd,
     AttemptInfo,
     CallRecord,
     Lease,
@@ -289,9 +290,23 @@ class SqlStore:
         return None
 
     async def _lease_now(self, worker_id: str, lease_s: float, *, exclusive: bool) -> Lease | None:
+        return await self._write(self._leasing(worker_id, lease_s, await self._now(), exclusive=exclusive), self._take_back)
+
+    async def finish_and_lease(
+        self, rollout_id: str, attempt: int, end: AttemptEnd, worker_id: str | None, lease_s: float = 60.0
+    ) -> tuple[RolloutState, Lease | None]:
+        lease = None if worker_id is None else self._leasing(worker_id, lease_s, await self._now(), exclusive=True)
+
+        def op(tx: Transaction) -> tuple[RolloutState, Lease | None]:
+            state, is_first = writes.finish(tx, rollout_id, attempt, end)
+            return state, lease(tx) if is_first and lease is not None else None
+
+        return await self._write(op, lambda kept: self._take_back(kept[1]))
+
+    def _leasing(self, worker_id: str, lease_s: float, now: float, *, exclusive: bool) -> Callable[[Transaction], Lease | None]:
+        """What leases, when it is run."""
         key = secrets.token_urlsafe(24)
         digest = _digest(key)
-        now = await self._now()
 
         def op(tx: Transaction) -> Lease | None:
             row = writes.lease(tx, worker_id, digest, lease_s, now, exclusive=exclusive)
@@ -317,11 +332,12 @@ class SqlStore:
                 expires_at=now + lease_s,
             )
 
-        def orphaned(lease: Lease | None) -> None:
-            if lease is not None and not self._closing:
-                self._spawn(self.release(lease.rollout_id, lease.attempt))
+        return op
 
-        return await self._write(op, orphaned)
+    def _take_back(self, lease: Lease | None) -> None:
+        """Nobody waits for it any more."""
+        if lease is not None and not self._closing:
+            self._spawn(self.release(lease.rollout_id, lease.attempt))
 
     async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
         now = await self._now()

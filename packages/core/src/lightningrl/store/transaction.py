@@ -22,7 +22,7 @@ from lightningrl.store.events import Begun, Ended, Event, Queued
 from lightningrl.store.participants import Participants
 from lightningrl.store.prepared import Prepared
 from lightningrl.store.protocol import AttemptInfo
-from lightningrl.store.reads import Reader
+from lightningrl.store.reads import Reader, chunks
 from lightningrl.store.schema import attempts, calls, rollouts, toolsets, words
 from lightningrl.types import Outcome, RolloutState
 
@@ -187,6 +187,11 @@ class Transaction:
             raise UnknownRecord(f"rollout {rollout_id!r} has no attempt {attempt}; attempts start with a lease")
         return found[0]
 
+    def attempts(self, rollout_ids: Sequence[str]) -> dict[tuple[str, int], Any]:
+        """The rows of all attempts of rollouts, by rollout and number; those that there are."""
+        found = (row for ids in chunks(tuple(dict.fromkeys(rollout_ids))) for row in self.db.execute(_ATTEMPTS, {"ids": ids}))
+        return {(row.rollout_id, row.number): row for row in found}
+
     def live(self, rollout_id: str, attempt: int, what: str) -> LiveAttempt:
         """The running attempt. Raises UnknownRecord, or AttemptOver naming `what` comes too late."""
         known = self._live.get((rollout_id, attempt))
@@ -280,11 +285,9 @@ ATTEMPT_COLUMNS = (
     rollouts.c.branch,
 )
 
-_ATTEMPT = Prepared(
-    select(*ATTEMPT_COLUMNS)
-    .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
-    .where(rollouts.c.id == bindparam("of_id"), attempts.c.number == bindparam("of_number"))
-)
+_WITH_ROLLOUT = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
+_ATTEMPT = Prepared(_WITH_ROLLOUT.where(rollouts.c.id == bindparam("of_id"), attempts.c.number == bindparam("of_number")))
+_ATTEMPTS = _WITH_ROLLOUT.where(rollouts.c.id.in_(bindparam("ids", expanding=True)))
 _END_ATTEMPT = Prepared(
     update(attempts).where(attempts.c.pk == bindparam("of_pk")), columns=("outcome", "ended_at", "output", "error", "duration_s")
 )

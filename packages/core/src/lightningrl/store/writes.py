@@ -20,7 +20,7 @@ from lightningrl.store.errors import Conflict, UnknownRecord
 from lightningrl.store.events import Ended, Leased, Queued
 from lightningrl.store.participants import SpanNode
 from lightningrl.store.prepared import Prepared
-from lightningrl.store.protocol import DIVERGED_CODE, RETRYABLE, CallRecord, Score, SpanRecord, ToolCallRecord
+from lightningrl.store.protocol import DIVERGED_CODE, RETRYABLE, AttemptEnd, CallRecord, Score, SpanRecord, ToolCallRecord
 from lightningrl.store.reads import chunks
 from lightningrl.store.schema import (
     attempts,
@@ -47,6 +47,7 @@ __all__ = [
     "cancel",
     "create_rollouts",
     "expire",
+    "finish",
     "finish_attempt",
     "heartbeat",
     "interrupt",
@@ -213,28 +214,43 @@ def finish_attempt(
     error: str | None = None,
     duration_s: float = 0.0,
 ) -> RolloutState:
+    return finish(tx, rollout_id, attempt, AttemptEnd(outcome=outcome, output=output, error=error, duration_s=duration_s))[0]
+
+
+def finish(tx: Transaction, rollout_id: str, attempt: int, end: AttemptEnd) -> tuple[RolloutState, bool]:
+    """The rollout's state, and whether the attempt ended with this; False = it is told again."""
+    outcome, error = end.outcome, end.error
     row = tx.attempt(rollout_id, attempt)
     if row.outcome is not None:
         # The server keeps an agent_error as context_overflow where a call overflowed, and what a branch that diverged ended with as
         # diverged: a worker that repeats its result, because the answer was lost, has said the same thing.
         is_overflow = outcome is Outcome.AGENT_ERROR and row.outcome == Outcome.CONTEXT_OVERFLOW
         if row.outcome in (outcome, Outcome.DIVERGED) or is_overflow:
-            return RolloutState(row.state)
+            return RolloutState(row.state), False
         raise over(rollout_id, attempt, row.outcome, f"the result {outcome.value!r}")
-    body = encode_json(output, f"the output of rollout {rollout_id!r}")
+    body = encode_json(end.output, f"the output of rollout {rollout_id!r}")
     if len(body) > OUTPUT_LIMIT:
         raise StoreError(f"the output of rollout {rollout_id!r} has {len(body)} bytes of JSON, more than {OUTPUT_LIMIT}; return less")
+    if end.tool_calls:
+        append_tool_calls(tx, rollout_id, attempt, end.tool_calls)
+    if end.spans:
+        append_spans(tx, rollout_id, attempt, end.spans)
+    if end.other_calls:
+        _add_other_calls(tx, row.pk, end.other_calls)
+    if end.rewards:
+        tx.replace(schema.rewards, _reward_rows(tx, row.pk, rollout_id, _indices(tx, [row.pk])[row.pk], end.rewards))
     if row.branch is not None and outcome in (Outcome.SUCCEEDED, Outcome.AGENT_ERROR) and (why := _divergence(tx, row)):
         outcome, error = Outcome.DIVERGED, why
     again = outcome in RETRYABLE and attempt < row.max_attempts + row.forgiven
-    return tx.end(
+    state = tx.end(
         row,
         outcome,
         again=again,
-        output=None if output is None else body,
+        output=None if end.output is None else body,
         error=None if error is None else error[:ERROR_LIMIT],
-        duration_s=duration_s,
+        duration_s=end.duration_s,
     )
+    return state, True
 
 
 def _divergence(tx: Transaction, row: Any) -> str | None:
@@ -394,18 +410,21 @@ def add_rewards(
     tx: Transaction, rollout_id: str, attempt: int, rewards: Mapping[str, float | None], transition_id: str | None = None
 ) -> None:
     row = tx.attempt(rollout_id, attempt)
-    indices = {} if transition_id is None else _indices(tx, row.pk)
+    indices = {} if transition_id is None else _indices(tx, [row.pk])[row.pk]
     tx.replace(schema.rewards, _reward_rows(tx, row.pk, rollout_id, indices, {transition_id: rewards}))
 
 
 def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
     """One statement for each table, whatever the number of scores."""
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    found = tx.attempts([score.rollout_id for score in scores])
+    places = [(score.rollout_id, score.attempt) for score in scores if score.transition_rewards or score.advantages]
+    calls_of = _indices(tx, [found[place].pk for place in places if place in found])
     for score in scores:
-        row = tx.attempt(score.rollout_id, score.attempt)
+        row = found.get((score.rollout_id, score.attempt)) or tx.attempt(score.rollout_id, score.attempt)  # which says what is wrong
         if row.outcome is None:
             raise Conflict(f"attempt {score.attempt} of rollout {score.rollout_id!r} still runs; score it when it has ended")
-        indices = _indices(tx, row.pk) if score.transition_rewards or score.advantages else {}
+        indices = calls_of[row.pk]
         values: dict[str | None, Mapping[str, float | None]] = {None: score.rewards}
         values.update(score.transition_rewards)
         rows["computed"] += _reward_rows(tx, row.pk, score.rollout_id, indices, values)
@@ -432,8 +451,13 @@ def set_scores(tx: Transaction, scores: Sequence[Score]) -> None:
         tx.replace(getattr(schema, table), of_table)
 
 
-def _indices(tx: Transaction, attempt_pk: int) -> dict[str, int]:
-    return {row.id: row.idx for row in tx.rows(_CALL_IDS, of_pk=attempt_pk)}
+def _indices(tx: Transaction, attempt_pks: Sequence[int]) -> Mapping[int, dict[str, int]]:
+    """Of the calls of attempts, by attempt and id."""
+    found: dict[int, dict[str, int]] = defaultdict(dict)
+    for pks in chunks(attempt_pks):
+        for row in tx.db.execute(_CALL_IDS, {"pks": pks}):
+            found[row.attempt_pk][row.id] = row.idx
+    return found
 
 
 def _index(indices: Mapping[str, int], transition_id: str, rollout_id: str) -> int:
@@ -536,7 +560,7 @@ _CREATE = Prepared(
         "created_at",
     ),
 )
-_CALL_IDS = Prepared(select(calls.c.id, calls.c.idx).where(calls.c.attempt_pk == bindparam("of_pk")))
+_CALL_IDS = select(calls.c.attempt_pk, calls.c.id, calls.c.idx).where(calls.c.attempt_pk.in_(bindparam("pks", expanding=True)))
 _TOOL_SPANS = Prepared(select(tool_calls.c.span).where(tool_calls.c.attempt_pk == bindparam("of_pk")))
 _ADD_TOOL_CALLS = Prepared(insert(tool_calls), columns=[column.name for column in tool_calls.c if column.name != "pk"])
 _ADD_OTHER_CALLS = Prepared(insert(other_calls), columns=[column.name for column in other_calls.c if column.name != "pk"])

@@ -17,9 +17,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope
 
-__all__ = ["OTLP_CONTENT_TYPE", "OpenSpan", "RolloutSpanProcessor", "WorkerTracerProvider", "build_tracer_provider", "encode_otlp"]
+__all__ = ["OpenSpan", "RolloutSpanProcessor", "WorkerTracerProvider", "build_tracer_provider", "encode_otlp"]
 
-OTLP_CONTENT_TYPE: Final = "application/x-protobuf"
 MAX_SPANS: Final = 10_000
 """Per attempt; what comes after is dropped with a warning."""
 

@@ -27,6 +27,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lightningrl import wire
+from lightningrl.control.api import Result
 from lightningrl.gateway.dialects.responses import parse_responses_request
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.store.protocol import AttemptRecord
@@ -199,15 +201,21 @@ class ScriptedServer:
                 body = await _read(receive)
                 self._heartbeats.update(running for running, _ in json.loads(body).get("running", ()))
                 await app(scope, _again(body, receive), send)
+            elif what in ("leases", "result"):
+                body = await _read(receive)
+                if rollout_id is not None:
+                    self._spans[rollout_id] += _spans_of(wire.decode(body, Result).spans or b"")
+                await app(scope, _again(body, receive), lambda message: self._count(message, send))
             else:
-                await app(scope, receive, lambda message: self._count(what, message, send))
+                await app(scope, receive, send)
 
         return serve
 
-    async def _count(self, what: str, message: Message, send: Send) -> None:
-        if message["type"] == "http.response.start" and message["status"] == 200 and what in ("leases", "result"):
-            self.open += 1 if what == "leases" else -1
-            self.most_open = max(self.most_open, self.open)
+    async def _count(self, message: Message, send: Send) -> None:
+        """Answers to results and leases, which are of one part."""
+        said = json.loads(message.get("body") or b"{}")
+        self.open += ("task" in said or "lease" in said) - ("state" in said)
+        self.most_open = max(self.most_open, self.open)
         await send(message)
 
     async def _call(self, app: ASGIApp, rollout_id: str | None, attempt: int, scope: Scope, receive: Receive, send: Send) -> None:

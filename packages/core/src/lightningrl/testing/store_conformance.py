@@ -18,6 +18,7 @@ from lightningrl.errors import StoreError
 from lightningrl.store.errors import AttemptOver, Conflict, UnknownRecord
 from lightningrl.store.protocol import (
     DIVERGED_CODE,
+    AttemptEnd,
     CallRecord,
     Lease,
     RolloutFilter,
@@ -222,6 +223,43 @@ class StoreConformance:
         trajectory = (await store.trajectories(["a"]))[0]
         assert (trajectory.output, trajectory.duration_s, trajectory.task.answer) == ({"sql": "x"}, 1.5, 42)
         assert (await store.counts()).late == 1
+
+    async def test_a_result_with_all_that_is_told_of_it_takes_the_next_lease_and_repeated_takes_none(self, store: Store) -> None:
+        await store.create_rollouts([make_spec(name) for name in "abc"])
+        lease = await store.lease("w", 60.0, exclusive=True)
+        assert lease is not None
+        await store.append_call(make_call(lease, "c0", [1], [2], span_id="s0"))
+        tool = ToolCallRecord(tool_call=ToolCall(id="t0", name="sql", status=ToolStatus.OK), span_id="s1", parent_span_id="s0")
+        end = AttemptEnd(
+            outcome=Outcome.SUCCEEDED,
+            output="done",
+            tool_calls=[tool],
+            spans=[SpanRecord(span_id="s0", agent="writer")],
+            other_calls=[OtherCall(kind=OtherCallKind.ELSEWHERE, path="api.example.com")],
+            rewards={None: {"whole": 1.0}, "c0": {"style": 0.5}},
+        )
+        state, after = await store.finish_and_lease("a", 1, end, "w", 60.0)
+        assert state is RolloutState.SUCCEEDED and after is not None and (after.rollout_id, after.attempt) == ("b", 1)
+        assert await store.finish_and_lease("a", 1, end, "w", 60.0) == (RolloutState.SUCCEEDED, None)
+        assert [(one.rollout_id, one.worker_id) for one in await store.running("w")] == [("b", "w")]
+        (told,) = await store.trajectories(["a"])
+        assert (told.output, [one.id for one in told.tool_calls], dict(told.reported)) == ("done", ["t0"], {"whole": 1.0})
+        assert [(call.agent, dict(call.reported)) for call in told.transitions] == [("writer", {"style": 0.5})]
+        assert [call.path for call in await store.other_calls("a", 1)] == ["api.example.com"]
+
+    async def test_a_result_that_comes_too_late_leaves_no_trace_and_takes_no_lease(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a"), make_spec("b")])
+        await leased(store)
+        await store.cancel(["a"])
+        tool = ToolCallRecord(tool_call=ToolCall(id="t0", name="sql", status=ToolStatus.OK), span_id="s1")
+        end = AttemptEnd(outcome=Outcome.SUCCEEDED, tool_calls=[tool], rewards={None: {"whole": 1.0}})
+        with pytest.raises(AttemptOver):
+            await store.finish_and_lease("a", 1, end, "w", 60.0)
+        with pytest.raises(UnknownRecord):
+            await store.finish_and_lease("a", 2, end, "w", 60.0)
+        (told,) = await store.trajectories(["a"])
+        assert (told.outcome, told.tool_calls, dict(told.reported)) == (Outcome.CANCELLED, (), {})
+        assert (await store.rollout("b")).state is RolloutState.QUEUED
 
     @pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.AGENT_ERROR])
     async def test_a_branch_that_ends_before_it_has_repeated_its_calls_has_diverged(self, store: Store, outcome: Outcome) -> None:
