@@ -268,7 +268,7 @@ async def test_spans_that_cannot_be_read_are_refused_with_their_result_and_nothi
     assert answer.status_code == 400
     sentence = answer.json()["error"]["message"]
     assert sentence == (
-        "the spans of the result: the body is no OTLP ExportTraceServiceRequest; export spans with OTLP over HTTP, protobuf or JSON; "
+        "the spans of the result: the body is no OTLP ExportTraceServiceRequest; export with OTLP over HTTP, protobuf or JSON; "
         "the attempt has not ended: send its result without them"
     )
     assert [(await control.store.rollout(name)).state for name in "ab"] == [RolloutState.RUNNING, RolloutState.QUEUED]

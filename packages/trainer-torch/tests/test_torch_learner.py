@@ -189,7 +189,7 @@ def test_a_large_vocabulary_is_never_there_for_all_tokens_at_once(
     learner = make_learner(model, entropy_coef=entropy_coef)
     whole, logprobs = learner.gradients(samples), learner.recompute(samples, model)
     rows: list[int] = []
-    model.get_output_embeddings().register_forward_hook(lambda _, __, logits: rows.append(logits.numel() // logits.shape[-1]))
+    model.lm_head.register_forward_hook(lambda _, __, logits: rows.append(logits.numel() // logits.shape[-1]))
     monkeypatch.setattr(_scoring, "MOST_LOGITS", 5 * model.config.vocab_size)
     assert distance(whole, learner.gradients(samples)) < 2e-6
     for key, values in learner.recompute(samples, model).items():

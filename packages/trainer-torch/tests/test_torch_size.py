@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from lightningrl_torch import _size
 from lightningrl_torch.backend import TorchBackend
+from lightningrl_torch.learner_settings import LoraSettings
 from lightningrl_torch.settings import Settings
 from lightningrl_torch.testing import make_sample
 
@@ -46,12 +48,13 @@ def test_a_small_policy_learns_with_all_weights(make_backend: MakeBackend) -> No
 
 
 def test_adapters_by_size_are_the_cpu_s_alone() -> None:
-    open_one, said = Settings(policy="p"), Settings(policy="p", lora={"rank": 4})
+    open_one, said = Settings(policy="p"), Settings(policy="p", lora=LoraSettings(rank=4))
     assert _size.choose_adapters(open_one, CPU, lambda: 500_000_000).adapters is not None
     assert _size.choose_adapters(open_one, CPU, lambda: 100_000_000).adapters is None
     assert _size.choose_adapters(open_one, torch.device("cuda"), lambda: 500_000_000).adapters is None
     assert _size.choose_adapters(said, CPU, lambda: 500_000_000) is said
-    assert Settings(policy="p", lora=True).adapters is not None
+    spelled: dict[str, Any] = {"lora": True}
+    assert Settings(policy="p", **spelled).adapters is not None
 
 
 def test_a_large_policy_decodes_on_all_threads_or_half_beside_its_learner() -> None:
@@ -62,12 +65,13 @@ def test_a_large_policy_decodes_on_all_threads_or_half_beside_its_learner() -> N
 
 
 def test_the_tokens_of_a_microbatch_keep_memory_bounded() -> None:
-    def tokens(**shape: int) -> int:
+    def tokens(hidden: int, inner: int, layers: int) -> int:
+        shape = Qwen2Config(vocab_size=8, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=14)
         with torch.device("meta"):
-            return _size.tokens_at_once(Qwen2ForCausalLM(Qwen2Config(vocab_size=8, num_attention_heads=14, num_key_value_heads=2, **shape)))
+            return _size.tokens_at_once(Qwen2ForCausalLM(shape))
 
-    assert tokens(hidden_size=56, intermediate_size=128, num_hidden_layers=2) == 4096
-    assert 500 < tokens(hidden_size=896, intermediate_size=4864, num_hidden_layers=24) < 1000
+    assert tokens(56, 128, 2) == 4096
+    assert 500 < tokens(896, 4864, 24) < 1000
 
 
 @pytest.mark.usefixtures("all_are_large", "whole")
