@@ -229,6 +229,65 @@ def check_same(run: TrainRun, other: TrainRun) -> None:
         torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-3)
 
 
+def check_identical(run: TrainRun, other: TrainRun) -> None:
+    """Both runs came bit for bit to the same: tokens, evidence, advantages, weights, and what their learners remember."""
+    ours, theirs = (asyncio.run(read_credit(one.folder)) for one in (run, other))
+    assert ours.keys() == theirs.keys()
+    assert {name for name in ours if ours[name] != theirs[name]} == set()
+    for name in ("trained.safetensors", "state.pt"):
+        mine, expected = (read_tensors(next(newest_checkpoint(one.folder).rglob(name))) for one in (run, other))
+        assert mine.keys() == expected.keys()
+        assert {key for key, value in mine.items() if not _is_equal(value, expected[key])} == set()
+    for mine, expected in zip(*([_learned(line) for line in read_metrics(one.folder)] for one in (run, other)), strict=True):
+        assert mine == expected
+
+
+def _learned(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if key == "step" or key.startswith(("learn/", "credit/"))}
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
+
+
+def read_tensors(file: Path) -> dict[str, Any]:
+    """What a checkpoint's file holds, by its place. The process's own generators are not the run's."""
+    found: dict[str, Any] = {}
+
+    def walk(value: Any, place: str) -> None:
+        if isinstance(value, dict):
+            for key, one in value.items():
+                walk(one, f"{place}/{key}")
+        elif isinstance(value, list | tuple):
+            for index, one in enumerate(value):
+                walk(one, f"{place}/{index}")
+        else:
+            found[place] = value
+
+    if file.suffix == ".safetensors":
+        return dict(load_file(file))
+    walk({key: value for key, value in torch.load(file, weights_only=True).items() if key != "generators"}, "")
+    return found
+
+
+async def read_credit(folder: Path) -> dict[str, list[Any]]:
+    """By rollout, of each call: its tokens, its evidence, its advantages."""
+    store = await SqlStore.open(find_store(folder), read_only=True)
+    try:
+        names = [record.spec.id for record in await store.list_rollouts(RolloutFilter(limit=100_000))]
+        found: dict[str, list[Any]] = {}
+        for one, score in zip(await store.trajectories(names), await store.scores(names), strict=True):
+            evidence = [] if one.evidence is None else [values for _, values in sorted(one.evidence.calls.items())]
+            of_tokens = [] if one.evidence is None else [values for _, values in sorted(one.evidence.tokens.items())]
+            advantages = [None if score.advantages is None else score.advantages[call.id] for call in one.transitions]
+            told = [[call.completion_ids.tolist() for call in one.transitions], [values.tolist() for values in evidence]]
+            told += [[[values.tolist() for values in calls] for calls in of_tokens]]
+            found[one.rollout_id] = [*told, [None if values is None else values.tolist() for values in advantages]]
+        return found
+    finally:
+        await store.close()
+
+
 async def read_completions(folder: Path) -> dict[str, list[list[int]]]:
     """Token ids by rollout and call, of the attempts that count."""
     store = await SqlStore.open(find_store(folder), read_only=True)
