@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from sizes import sized
 
 from lightningrl.errors import StoreError
-from lightningrl.store import SqlStore
+from lightningrl.store import SqlStore, census
+from lightningrl.store.errors import UnknownRecord
 from lightningrl.store.overview import FacetCount, Mark, Part, RolloutQuery, Sort, ToolCount
 from lightningrl.store.protocol import Score, SpanRecord, ToolCallRecord
 from lightningrl.testing.store_conformance import make_call
@@ -19,9 +22,14 @@ REWARDS = {"a0": 0.0, "a1": 1.0, "b0": 1.0, "b1": 1.0, "c0": None, "v0": 0.5}
 
 
 @pytest.fixture(params=["SQLite", "PostgreSQL"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqlStore]:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     is_file = request.param == "SQLite"
-    store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db" if is_file else request.getfixturevalue("postgresql").new_url())
+    return f"sqlite:///{tmp_path}/store.db" if is_file else str(request.getfixturevalue("postgresql").new_url())
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[SqlStore]:
+    store = await SqlStore.open(url)
     for name in REWARDS:
         mode = RolloutMode.VALIDATION if name == "v0" else RolloutMode.TRAIN
         spec = RolloutSpec(id=name, task=Task(id=f"task-{name[0]}", input="?"), group_id=name[0], mode=mode, step=0)
@@ -135,3 +143,94 @@ async def test_roles_and_tools_are_those_of_the_attempt_that_decides_also_where_
     assert await ids(store, RolloutQuery(tool="first try")) == await ids(store, RolloutQuery(role="nobody at all")) == []
     assert FacetCount(value="judge", count=1) in await store.part_counts(Part.ROLE)
     assert await store.part_counts(Part.TOOL) == (FacetCount(value="look", count=6),)
+
+
+async def all_that_is_counted(store: SqlStore) -> list[object]:
+    return [
+        *[await store.list_rows(RolloutQuery(), sort, None, 1000) for sort in Sort],
+        await store.cells(RolloutQuery(), [0.5]),
+        await store.task_counts(RolloutQuery(), 1000),
+        set(await store.part_counts(Part.TOOL)),
+        await store.reward_values(),
+        await store.step_rewards(),
+    ]
+
+
+class Player:
+    """Does what a run does, in any order: rollouts asked for, played, scored, scored again, trained, taken back, tried again."""
+
+    def __init__(self, store: SqlStore, seed: int) -> None:
+        self.store, self.random = store, random.Random(seed)
+        self.asked, self.step, self.trained = 0, 1, 4
+        self.ended: list[str] = []
+        """And neither trained nor a validation's."""
+
+    async def ask(self) -> None:
+        mode = self.random.choice([RolloutMode.TRAIN, RolloutMode.TRAIN, RolloutMode.VALIDATION])
+        self.asked += 1
+        task = Task(id=f"task-{self.random.randrange(3)}", input="?")
+        spec = RolloutSpec(id=f"n{self.asked}", task=task, group_id=f"n{self.asked // 2}", mode=mode, step=self.step)
+        await self.store.create_rollouts([spec])
+
+    async def play(self) -> None:
+        lease = await self.store.lease("w", 60.0)
+        if lease is None:
+            return
+        tool = ToolCallRecord(tool_call=ToolCall(id="t", name=self.random.choice("xyz"), status=ToolStatus.OK))
+        await self.store.append_tool_calls(lease.rollout_id, lease.attempt, [tool])
+        outcome = self.random.choice([Outcome.SUCCEEDED, Outcome.SUCCEEDED, Outcome.AGENT_ERROR])
+        await self.store.finish_attempt(lease.rollout_id, lease.attempt, outcome)
+        await self._score(lease.rollout_id, lease.attempt)
+        if lease.mode is RolloutMode.TRAIN and outcome is Outcome.SUCCEEDED:
+            self.ended.append(lease.rollout_id)
+
+    async def score_again(self) -> None:
+        if self.ended:
+            name = self.random.choice(self.ended)
+            await self._score(name, (await self.store.rollout(name)).attempts[-1].attempt)
+
+    async def train(self) -> None:
+        self.step += 1
+        chosen = [name for name in self.ended if self.random.random() < 0.7]
+        self.ended = [name for name in self.ended if name not in chosen]
+        await self.store.mark_trained(self.step, chosen, {})
+
+    async def take_back(self) -> None:
+        self.step = max(1, self.step - self.random.randrange(3))
+        await self.store.rollback_steps(self.step)
+        self.ended = [
+            row.id
+            for row in await self.store.list_rows(RolloutQuery(mode=RolloutMode.TRAIN, outcome=Outcome.SUCCEEDED), Sort.NEWEST, None, 1000)
+            if (await self.store.rollout(row.id)).trained_step is None
+        ]
+
+    async def try_again(self) -> None:
+        failed = await self.store.list_rows(RolloutQuery(outcome=Outcome.AGENT_ERROR, mode=RolloutMode.TRAIN), Sort.NEWEST, None, 1000)
+        if failed:
+            await self.store.retry([self.random.choice(failed).id], 60.0)
+
+    async def _score(self, name: str, attempt: int) -> None:
+        await self.store.set_scores([Score(rollout_id=name, attempt=attempt, reward=self.random.choice([0.0, 0.5, 1.0, None]))])
+
+
+@pytest.mark.parametrize("seed", range(sized(2, 10)))
+async def test_what_is_counted_as_the_store_grows_is_what_is_counted_of_it_anew(store: SqlStore, url: str, seed: int) -> None:
+    player = Player(store, seed)
+    dos = [player.ask] * 4 + [player.play] * 4 + [player.score_again, player.train, player.take_back, player.try_again]
+    for turn in range(sized(60, 200)):
+        await player.random.choice(dos)()
+        if turn % 3 == 0:
+            anew = await SqlStore.open(url, read_only=True)
+            assert await all_that_is_counted(store) == await all_that_is_counted(anew), turn
+            await anew.close()
+
+
+async def test_memory_has_an_end_and_the_newest_are_counted(store: SqlStore, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(census, "MOST", 3)
+    few = await SqlStore.open(url, read_only=True)
+    assert await ids(few) == ["q0", "v0", "c0"]
+    await store.create_rollouts([RolloutSpec(id="q1", task=Task(id="task-q", input="?"), group_id="q", step=1)])
+    assert await ids(few) == ["q1", "q0", "v0"]
+    with pytest.raises(UnknownRecord, match="go on from"):
+        await ids(few, after="a0")
+    await few.close()

@@ -1,242 +1,174 @@
-"""The queries of `lightningrl.store.overview`. None reads a row of tokens: what they need of calls is in an index or beside a rollout."""
+"""The queries of `lightningrl.store.overview`. What is counted over rollouts is in the census, and what is asked of their calls is in an
+index: none reads a row of tokens.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Connection,
-    Integer,
-    Table,
-    Text,
-    TextClause,
-    and_,
-    case,
-    cast,
-    exists,
-    func,
-    literal,
-    null,
-    or_,
-    select,
-    text,
-)
-from sqlalchemy.sql import Select
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, Table, TextClause, case, func, select, text
+from sqlalchemy.sql import ColumnElement
 
+from lightningrl.store.census import MODES, OUTCOMES, STATES, Census
 from lightningrl.store.errors import UnknownRecord
 from lightningrl.store.overview import Cell, FacetCount, Mark, Part, RolloutQuery, RolloutRow, Sort, StepReward, ToolCount
 from lightningrl.store.participants import NOBODY, words_in
 from lightningrl.store.reads import Reader, decode_task
-from lightningrl.store.schema import attempts, calls, other_calls, rollouts, scores, tasks, tool_calls, trained, words
+from lightningrl.store.schema import attempts, calls, other_calls, rollouts, tasks, tool_calls, trained, words
 from lightningrl.types import OtherCallKind, RolloutMode
 
 __all__ = ["cells", "cut_calls", "list_rows", "part_counts", "reward_values", "step_rewards", "task_counts", "tool_counts"]
 
-_MOST_VALUES = 8
+Mask: TypeAlias = NDArray[np.bool_]
+"""Whether a rollout is meant, by its place in the census."""
+
+_MOST_VALUES: Final = 8
 _STEP = case((rollouts.c.mode == RolloutMode.VALIDATION, rollouts.c.step), else_=func.coalesce(trained.c.step, rollouts.c.step + 1))
-_BASE = (
-    rollouts.outerjoin(trained, trained.c.rollout_pk == rollouts.c.pk)
-    .outerjoin(attempts, (attempts.c.rollout_pk == rollouts.c.pk) & (attempts.c.number == rollouts.c.deciding))
-    .outerjoin(scores, scores.c.attempt_pk == attempts.c.pk)
-)
-"""A rollout with its step, deciding attempt and score."""
-_SCORED = scores.join(attempts, attempts.c.pk == scores.c.attempt_pk).join(
-    rollouts, (rollouts.c.pk == attempts.c.rollout_pk) & (rollouts.c.deciding == attempts.c.number)
-)
+_DECIDING = (attempts.c.rollout_pk == rollouts.c.pk) & (attempts.c.number == rollouts.c.deciding)
 _IS_CUT = text("finish_reason = 'length'")
 """As its index says it: a bound value would not find it."""
 _IS_BREAK = text("CAST(is_break AS INTEGER) = 1")
-_EQUAL = 1e-12
+_EQUAL: Final = 1e-12
 """Variance of rewards that differ by rounding."""
 
 
 def list_rows(
-    _: Reader, db: Connection, query: RolloutQuery, sort: Sort = Sort.DISAGREE, after: str | None = None, limit: int = 100
+    census: Census,
+    _: Reader,
+    db: Connection,
+    query: RolloutQuery,
+    sort: Sort = Sort.DISAGREE,
+    after: str | None = None,
+    limit: int = 100,
 ) -> tuple[RolloutRow, ...]:
-    pks = _sorted_pks(db, query, sort, after, limit)
+    variances = _variances(census)
+    places = _order(census, sort, variances)
+    if after is not None:
+        places = places[_place(census, db, after, places) + 1 :]
+    places = places[_chosen(census, db, query, variances)[places]][:limit]
+    counted = census.rows[places]
     found = {
         row.pk: row
         for row in db.execute(
-            select(
-                rollouts.c.pk,
-                rollouts.c.id,
-                rollouts.c.group_id,
-                rollouts.c.mode,
-                rollouts.c.state,
-                rollouts.c.outcome,
-                rollouts.c.started,
-                _STEP.label("shown_step"),
-                scores.c.reward,
-                attempts.c.pk.label("attempt_pk"),
-                attempts.c.duration_s,
-                tasks.c.body,
-            )
-            .select_from(_BASE.join(tasks, tasks.c.pk == rollouts.c.task_pk))
-            .where(rollouts.c.pk.in_(pks))
+            select(rollouts.c.pk, rollouts.c.id, rollouts.c.group_id, rollouts.c.started, attempts.c.pk.label("attempt_pk"), tasks.c.body)
+            .select_from(rollouts.join(tasks, tasks.c.pk == rollouts.c.task_pk).outerjoin(attempts, _DECIDING))
+            .where(rollouts.c.pk.in_(counted["pk"].tolist()))
         )
     }
-    rows = [found[pk] for pk in pks]
-    spreads = {row.group_id: row.variance for row in db.execute(_spreads().where(rollouts.c.group_id.in_({row.group_id for row in rows})))}
-    of = [row.attempt_pk for row in rows if row.attempt_pk is not None]
-    counted = select(calls.c.attempt_pk, func.count().label("number")).where(calls.c.attempt_pk.in_(of)).group_by(calls.c.attempt_pk)
-    counts = {row.attempt_pk: row.number for row in db.execute(counted)}
+    of = [row.attempt_pk for row in found.values() if row.attempt_pk is not None]
+    made = select(calls.c.attempt_pk, func.count().label("number")).where(calls.c.attempt_pk.in_(of)).group_by(calls.c.attempt_pk)
+    counts = {row.attempt_pk: row.number for row in db.execute(made)}
     lines = []
-    for row in rows:
-        task, variance = decode_task(row.body), spreads.get(row.group_id)
+    for own in counted:
+        row, variance = found[int(own["pk"])], float(variances[own["group"]])
+        task = decode_task(row.body)
         lines.append(
             RolloutRow(
                 id=row.id,
                 group_id=row.group_id,
                 task_id=task.id,
                 input=task.input,
-                mode=row.mode,
-                step=row.shown_step,
-                state=row.state,
-                outcome=row.outcome,
-                reward=row.reward,
-                spread=None if variance is None else math.sqrt(max(0.0, variance)),
+                mode=MODES[own["mode"]],
+                step=int(own["step"]),
+                state=STATES[own["state"]],
+                outcome=None if own["outcome"] < 0 else OUTCOMES[own["outcome"]],
+                reward=_number(own["reward"]),
+                spread=None if math.isnan(variance) else math.sqrt(max(0.0, variance)),
                 calls=counts.get(row.attempt_pk, 0),
                 attempts=row.started,
-                duration_s=row.duration_s,
+                duration_s=None if own["duration"] < 0 else float(own["duration"]),
             )
         )
     return tuple(lines)
 
 
-def _sorted_pks(db: Connection, query: RolloutQuery, sort: Sort, after: str | None, limit: int) -> Sequence[int]:
-    spread = _spreads().subquery("spreads")
-    keys, where, anchor = _keys(sort, spread), _where(query), None
-    whole = _BASE.outerjoin(spread, spread.c.group_id == rollouts.c.group_id) if sort is Sort.DISAGREE else _BASE
-    if after is not None:
-        anchor = db.execute(select(*(key for key, _ in keys)).select_from(whole).where(rollouts.c.id == after)).one_or_none()
-        if anchor is None:
-            raise UnknownRecord(f"no rollout {after[:100]!r} to go on from; begin with the first page")
-    if sort is Sort.DISAGREE and len(found := _of_first_groups(db, where, anchor, limit)) == limit:
-        return found
-    beyond = [] if anchor is None else [_beyond(keys, anchor)]
-    order = (key.desc() if falls else key.asc() for key, falls in keys)
-    return db.execute(select(rollouts.c.pk).select_from(whole).where(*where, *beyond).order_by(*order).limit(limit)).scalars().all()
-
-
-def _of_first_groups(db: Connection, where: Sequence[ColumnElement[bool]], anchor: Sequence[Any] | None, limit: int) -> Sequence[int]:
-    """Of as many groups as there are to be rollouts, those that disagree most: where each has one they are enough, and nobody sorts all
-    other rollouts (a third of the first page's cost)."""
-    spread = _spreads().subquery("spreads")
-    variance, group = spread.c.variance, spread.c.group_id
-    groups = select(group).order_by(variance.desc(), group.desc()).limit(limit)
-    if anchor is not None:
-        groups = groups.where((variance < anchor[0]) | ((variance == anchor[0]) & (group <= anchor[1])))
-    rank = {name: number for number, name in enumerate(db.execute(groups).scalars())}
-    chosen = select(rollouts.c.pk, rollouts.c.group_id).select_from(_BASE).where(*where, rollouts.c.group_id.in_(rank))
-    places = sorted((rank[row.group_id], row.pk) for row in db.execute(chosen))
-    if anchor is not None:
-        places = [place for place in places if place > (rank.get(anchor[1], -1), anchor[2])]
-    return [pk for _, pk in places[:limit]]
-
-
-def cells(_: Reader, db: Connection, query: RolloutQuery, edges: Sequence[float] = ()) -> tuple[Cell, ...]:
-    bins = _bin(edges)
-    grouped = (_STEP.label("shown_step"), rollouts.c.mode, rollouts.c.state, rollouts.c.outcome, bins.label("bin"))
-    rows = db.execute(
-        select(*grouped, func.count().label("number"), func.sum(scores.c.reward).label("total"))
-        .select_from(_BASE)
-        .where(*_where(query))
-        .group_by(*grouped)
-    )
+def cells(census: Census, _: Reader, db: Connection, query: RolloutQuery, edges: Sequence[float] = ()) -> tuple[Cell, ...]:
+    rows = census.rows[_chosen(census, db, query)]
+    rewards = rows["reward"]
+    bins = np.where(np.isnan(rewards), -1, np.searchsorted(np.array(edges, np.float64), rewards, side="right"))
+    kinds, which = _kinds(rows["step"], rows["mode"], rows["state"], rows["outcome"], bins)
+    counts, totals = np.bincount(which), np.bincount(which, np.nan_to_num(rewards))
     return tuple(
         Cell(
-            step=row.shown_step, mode=row.mode, state=row.state, outcome=row.outcome, bin=row.bin, count=row.number, total=row.total or 0.0
+            step=step,
+            mode=MODES[mode],
+            state=STATES[state],
+            outcome=None if outcome < 0 else OUTCOMES[outcome],
+            bin=None if place < 0 else place,
+            count=count,
+            total=total,
         )
-        for row in rows
+        for (step, mode, state, outcome, place), count, total in zip(kinds.tolist(), counts.tolist(), totals.tolist(), strict=True)
     )
 
 
-def task_counts(_: Reader, db: Connection, query: RolloutQuery, limit: int = 20) -> tuple[FacetCount, ...]:
-    number, reward = func.count().label("number"), func.avg(scores.c.reward).label("reward")
-    rows = db.execute(
-        select(tasks.c.task_id.label("value"), number, reward)
-        .select_from(_BASE.join(tasks, tasks.c.pk == rollouts.c.task_pk))
-        .where(*_where(query))
-        .group_by(tasks.c.task_id)
-        .order_by(reward.is_(None), reward, number.desc(), tasks.c.task_id)
-        .limit(limit)
-    )
-    return tuple(FacetCount(value=row.value, count=row.number, reward=row.reward) for row in rows)
+def task_counts(census: Census, _: Reader, db: Connection, query: RolloutQuery, limit: int = 20) -> tuple[FacetCount, ...]:
+    rows = census.rows[_chosen(census, db, query)]
+    has_reward = ~np.isnan(rows["reward"])
+    number = np.bincount(rows["task"], minlength=len(census.tasks))
+    rewarded = np.bincount(rows["task"][has_reward], minlength=len(census.tasks))
+    total = np.bincount(rows["task"][has_reward], rows["reward"][has_reward], minlength=len(census.tasks))
+    names = list(census.tasks)
+    found = [
+        FacetCount(value=names[task], count=int(number[task]), reward=float(total[task] / rewarded[task]) if rewarded[task] else None)
+        for task in np.flatnonzero(number).tolist()
+    ]
+    found.sort(key=lambda one: (one.reward is None, one.reward or 0.0, -one.count, one.value))
+    return tuple(found[:limit])
 
 
-def part_counts(reader: Reader, db: Connection, part: Part, limit: int = 20) -> tuple[FacetCount, ...]:
-    listed = rollouts.c.roles if part is Part.ROLE else rollouts.c.tools
+def part_counts(census: Census, reader: Reader, db: Connection, part: Part, limit: int = 20) -> tuple[FacetCount, ...]:
+    number = np.bincount(census.rows["roles" if part is Part.ROLE else "tools"], minlength=len(census.lists)).tolist()
     counts: Counter[int] = Counter()
-    for row in db.execute(select(listed.label("words"), func.count().label("number")).where(listed.is_not(None)).group_by(listed)):
-        for word in words_in(row.words):
-            counts[word] += row.number
+    for listed, place in census.lists.items():
+        for word in words_in(listed or ""):
+            counts[word] += number[place]
     return tuple(
-        FacetCount(value=None if word == NOBODY else reader.word(db, word), count=count) for word, count in counts.most_common(limit)
+        FacetCount(value=None if word == NOBODY else reader.word(db, word), count=count) for word, count in (+counts).most_common(limit)
     )
 
 
-def reward_values(_: Reader, db: Connection) -> tuple[float, ...]:
-    known = select(scores.c.reward).where(scores.c.reward.is_not(None))
-    found = sorted(db.execute(known.distinct().limit(_MOST_VALUES + 1)).scalars())
-    if len(found) <= _MOST_VALUES:
-        return tuple(found)
-    return tuple(db.execute(select(func.min(scores.c.reward), func.max(scores.c.reward))).one())
+def reward_values(census: Census, _: Reader, db: Connection) -> tuple[float, ...]:
+    known = census.rows["reward"]
+    found = np.unique(known[~np.isnan(known)])
+    return tuple((found if len(found) <= _MOST_VALUES else found[[0, -1]]).tolist())
 
 
-def step_rewards(_: Reader, db: Connection) -> tuple[StepReward, ...]:
-    of_groups = (
-        select(
-            _STEP.label("shown_step"),
-            rollouts.c.mode,
-            func.count().label("number"),
-            func.sum(scores.c.reward).label("total"),
-            func.avg(scores.c.reward).label("mean"),
-        )
-        .select_from(_BASE)
-        .where(scores.c.reward.is_not(None), rollouts.c.mode != RolloutMode.BRANCH)
-        .group_by(_STEP, rollouts.c.mode, rollouts.c.group_id)
-        .subquery()
-    )
-    mean = of_groups.c.mean
-    rows = db.execute(
-        select(
-            of_groups.c.shown_step,
-            of_groups.c.mode,
-            func.sum(of_groups.c.number).label("number"),
-            func.sum(of_groups.c.total).label("total"),
-            func.count().label("groups"),
-            (func.avg(mean * mean) - func.avg(mean) * func.avg(mean)).label("variance"),
-        )
-        .group_by(of_groups.c.shown_step, of_groups.c.mode)
-        .order_by(of_groups.c.shown_step)
-    )
+def step_rewards(census: Census, _: Reader, db: Connection) -> tuple[StepReward, ...]:
+    rows = census.rows[_counts_in_groups(census)]
+    groups, of_group = _kinds(rows["step"], rows["mode"], rows["group"])
+    size, total = np.bincount(of_group), np.bincount(of_group, rows["reward"])
+    mean = total / np.maximum(1, size)
+    steps, of_step = _kinds(groups[:, 0], groups[:, 1])
+    count, sums, number = np.bincount(of_step, size), np.bincount(of_step, total), np.bincount(of_step)
+    variance = np.bincount(of_step, mean * mean) / number - (np.bincount(of_step, mean) / number) ** 2
     return tuple(
         StepReward(
-            step=row.shown_step,
-            mode=row.mode,
-            count=int(row.number),
-            mean=float(row.total) / int(row.number),
-            groups=row.groups,
-            variance=max(0.0, float(row.variance)),
+            step=step,
+            mode=MODES[mode],
+            count=int(count[place]),
+            mean=float(sums[place] / count[place]),
+            groups=int(number[place]),
+            variance=max(0.0, float(variance[place])),
         )
-        for row in rows
+        for place, (step, mode) in enumerate(steps.tolist())
     )
 
 
-def tool_counts(reader: Reader, db: Connection) -> tuple[ToolCount, ...]:
+def tool_counts(_: Census, reader: Reader, db: Connection) -> tuple[ToolCount, ...]:
     rows = db.execute(
         select(tool_calls.c.name, tool_calls.c.status, func.count().label("number")).group_by(tool_calls.c.name, tool_calls.c.status)
     )
     return tuple(ToolCount(name=reader.text(db, row.name), status=row.status, count=row.number) for row in rows.all())
 
 
-def cut_calls(_: Reader, db: Connection) -> dict[int, int]:
+def cut_calls(_: Census, __: Reader, db: Connection) -> dict[int, int]:
     cut = select(calls.c.attempt_pk, func.count().label("number")).where(_IS_CUT).group_by(calls.c.attempt_pk).cte("cut")
     rows = db.execute(
         select(_STEP.label("shown_step"), func.sum(cut.c.number).label("number"))
@@ -251,103 +183,128 @@ def cut_calls(_: Reader, db: Connection) -> dict[int, int]:
     return {row.shown_step: int(row.number) for row in rows}
 
 
-def _spreads() -> Select[Any]:
-    """Each group's number of rewards and their variance."""
-    reward = scores.c.reward
-    return (
-        select(rollouts.c.group_id, (func.avg(reward * reward) - func.avg(reward) * func.avg(reward)).label("variance"))
-        .select_from(_SCORED)
-        .where(reward.is_not(None), rollouts.c.mode != RolloutMode.BRANCH)
-        .group_by(rollouts.c.group_id)
-        .having(func.count() > 1)
-    )
+def _kinds(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Different rows of whole numbers, in order; and for each row given, the place of its kind among them."""
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        above = column.astype(np.int64) - column.min(initial=0)
+        key = key * (above.max(initial=0) + 1) + above
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    return np.stack([column[first] for column in columns], axis=1).astype(np.int64), which
 
 
-def _keys(sort: Sort, spread: Any) -> list[tuple[ColumnElement[Any], bool]]:
-    """What rows are ordered by, and whether it falls; the last one tells any two apart."""
-    pk, reward = rollouts.c.pk, scores.c.reward
+def _number(value: Any) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _counts_in_groups(census: Census) -> Mask:
+    """A branch is compared with its own siblings alone."""
+    rows = census.rows
+    return np.asarray(~np.isnan(rows["reward"]) & (rows["mode"] != MODES.index(RolloutMode.BRANCH)))
+
+
+def _variances(census: Census) -> NDArray[np.float64]:
+    """Of each group's rewards; nan where fewer than two have one."""
+    rows = census.rows[_counts_in_groups(census)]
+    reward, group, count = rows["reward"], rows["group"], len(census.groups)
+    number = np.bincount(group, minlength=count)
+    mean, square = (np.bincount(group, values, minlength=count) / np.maximum(1, number) for values in (reward, reward * reward))
+    return np.where(number > 1, square - mean * mean, np.nan)
+
+
+def _order(census: Census, sort: Sort, variances: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The places of all rollouts. The least is first of what `lexsort` gets, and its last key counts most."""
+    rows = census.rows
+    newest, reward = -rows["pk"], rows["reward"]
     match sort:
         case Sort.DISAGREE:
-            return [(func.coalesce(spread.c.variance, -1.0), True), (rollouts.c.group_id, True), (pk, False)]
+            spread = np.nan_to_num(variances, nan=-1.0)[rows["group"]]
+            return np.lexsort((rows["pk"], -census.group_ranks[rows["group"]], -spread))
         case Sort.NEWEST:
-            return [(pk, True)]
+            return np.argsort(newest)
         case Sort.WORST:
-            return [(case((reward.is_(None), 1), else_=0), False), (func.coalesce(reward, 0.0), False), (pk, True)]
+            return np.lexsort((newest, reward))  # nan is last
         case Sort.BEST:
-            return [(case((reward.is_(None), 1), else_=0), False), (func.coalesce(reward, 0.0), True), (pk, True)]
+            return np.lexsort((newest, -reward))
         case Sort.SLOWEST:
-            return [(func.coalesce(attempts.c.duration_s, -1.0), True), (pk, True)]
+            return np.lexsort((newest, -rows["duration"]))
 
 
-def _beyond(keys: Sequence[tuple[ColumnElement[Any], bool]], anchor: Sequence[Any]) -> ColumnElement[bool]:
-    """After the row with these keys. Of (a falls, b rises): a < A or (a = A and b > B)."""
-    (key, falls), value = keys[0], anchor[0]
-    further: ColumnElement[bool] = key < value if falls else key > value
-    if len(keys) == 1:
-        return further
-    return or_(further, and_(key == value, _beyond(keys[1:], anchor[1:])))
+def _place(census: Census, db: Connection, rollout_id: str, places: NDArray[np.int64]) -> int:
+    """Of a rollout among these."""
+    pk = db.execute(select(rollouts.c.pk).where(rollouts.c.id == rollout_id)).scalar()
+    found = () if pk is None else np.flatnonzero(census.rows["pk"][places] == pk).tolist()
+    if not found:
+        raise UnknownRecord(f"no rollout {rollout_id[:100]!r} to go on from; begin with the first page")
+    return int(found[0])
 
 
-def _bin(edges: Sequence[float]) -> ColumnElement[Any]:
-    """The number of the range that a reward is in."""
-    reward = scores.c.reward
-    below = [(reward < edge, number) for number, edge in enumerate(edges)]
-    return case((reward.is_(None), null()), *below, else_=literal(len(edges), Integer))
-
-
-def _where(query: RolloutQuery) -> list[ColumnElement[bool]]:
-    reward = scores.c.reward
-    where: list[ColumnElement[bool]] = []
-    plain = (
-        (query.first_step, _STEP.__ge__),
-        (query.last_step, _STEP.__le__),
-        (query.mode, rollouts.c.mode.__eq__),
-        (query.outcome, rollouts.c.outcome.__eq__),
-        (query.state, rollouts.c.state.__eq__),
+def _chosen(census: Census, db: Connection, query: RolloutQuery, variances: NDArray[np.float64] | None = None) -> Mask:
+    """Of all rollouts, those that are asked for. `variances`: of the groups, where they are known."""
+    rows = census.rows
+    reward = rows["reward"]
+    conditions: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+        (query.first_step, rows["step"].__ge__),
+        (query.last_step, rows["step"].__le__),
+        (query.mode, lambda mode: rows["mode"] == MODES.index(mode)),
+        (query.outcome, lambda outcome: rows["outcome"] == OUTCOMES.index(outcome)),
+        (query.state, lambda state: rows["state"] == STATES.index(state)),
         (query.low, reward.__ge__),
         (query.high, reward.__le__),
+        (query.is_unrewarded or None, lambda _: np.isnan(reward)),
+        (query.task, lambda task: rows["task"] == census.tasks.get(task, -1)),
+        (query.role, lambda role: _lists(census, db, "roles", role)),
+        (query.tool, lambda tool: _lists(census, db, "tools", tool)),
+        (query.text or None, lambda part: _named_like(census, db, part)),
+        (query.mark, lambda mark: _marked(census, db, mark, query.tool, _variances(census) if variances is None else variances)),
     )
-    where += [holds(value) for value, holds in plain if value is not None]
-    if query.is_unrewarded:
-        where.append(reward.is_(None))
-    if query.task is not None:
-        where.append(rollouts.c.task_pk.in_(select(tasks.c.pk).where(tasks.c.task_id == query.task)))
-    if query.role is not None:
-        where.append(_lists(rollouts.c.roles, query.role))
-    if query.tool is not None:
-        where.append(_lists(rollouts.c.tools, query.tool))
-    if query.text:
-        like = "%" + re.sub(r"([%_\\])", r"\\\1", query.text) + "%"
-        known = select(tasks.c.pk).where(tasks.c.task_id.like(like, escape="\\"))
-        where.append(rollouts.c.id.like(like, escape="\\") | rollouts.c.task_pk.in_(known))
-    if query.mark is not None:
-        where.append(_marked(query))
-    return where
+    chosen = np.ones(len(rows), np.bool_)
+    for value, holds in conditions:
+        if value is not None:
+            chosen &= holds(value)
+    return chosen
 
 
-def _lists(listed: Column[Any], word: str) -> ColumnElement[bool]:
+def _lists(census: Census, db: Connection, column: str, word: str) -> Mask:
     """Whether a list of words has this one."""
-    number = select(cast(words.c.pk, Text)).where(words.c.text == word).scalar_subquery()
-    return listed.like(literal("%,") + number + literal(",%"))
+    number = db.execute(select(words.c.pk).where(words.c.text == word)).scalar()
+    has = np.array([number in words_in(listed or "") for listed in census.lists])
+    return np.asarray(has[census.rows[column]])
 
 
-def _has(table: Table, *which: ColumnElement[bool] | TextClause) -> ColumnElement[bool]:
-    """Whether the deciding attempt has such rows: a look into an index for each rollout."""
-    return exists(select(1).select_from(table).where(table.c.attempt_pk == attempts.c.pk, *which).correlate(attempts))
+def _named_like(census: Census, db: Connection, part: str) -> Mask:
+    like = "%" + re.sub(r"([%_\\])", r"\\\1", part) + "%"
+    known = select(tasks.c.pk).where(tasks.c.task_id.like(like, escape="\\"))
+    return _among(census, db, select(rollouts.c.pk).where(rollouts.c.id.like(like, escape="\\") | rollouts.c.task_pk.in_(known)))
 
 
-def _marked(query: RolloutQuery) -> ColumnElement[bool]:
-    match query.mark:
+def _among(census: Census, db: Connection, pks: Any) -> Mask:
+    """Whether a rollout is one of those that a statement finds."""
+    return np.isin(census.rows["pk"], np.array(db.execute(pks).scalars().all(), np.int64))
+
+
+def _having(table: Table, which: ColumnElement[bool] | TextClause) -> Any:
+    """Rollouts whose deciding attempt has such rows."""
+    whole = table.join(attempts, attempts.c.pk == table.c.attempt_pk).join(rollouts, _DECIDING)
+    return select(rollouts.c.pk).select_from(whole).where(which)
+
+
+def _marked(census: Census, db: Connection, mark: Mark, tool: str | None, variances: NDArray[np.float64]) -> Mask:
+    """`tool`: whose errors are meant; None = any."""
+    rows = census.rows
+    match mark:
         case Mark.CUT:
-            return _has(calls, _IS_CUT)
+            return _among(census, db, _having(calls, _IS_CUT))
         case Mark.BREAK:
-            return _has(calls, _IS_BREAK)
-        case Mark.TOOL_ERROR:
-            return rollouts.c.failed_tools != "" if query.tool is None else _lists(rollouts.c.failed_tools, query.tool)
+            return _among(census, db, _having(calls, _IS_BREAK))
         case Mark.REFUSED:
-            return _has(other_calls, other_calls.c.kind == OtherCallKind.REFUSED)
+            return _among(census, db, _having(other_calls, other_calls.c.kind == OtherCallKind.REFUSED))
+        case Mark.TOOL_ERROR if tool is not None:
+            return _lists(census, db, "failed_tools", tool)
+        case Mark.TOOL_ERROR:
+            has_any = np.array([bool(listed) for listed in census.lists])
+            return np.asarray(has_any[rows["failed_tools"]])
         case Mark.FAILED_REWARD:
-            return scores.c.unrewarded.is_not(None)
-        case _:
-            equal = _spreads().subquery()
-            return rollouts.c.group_id.in_(select(equal.c.group_id).where(equal.c.variance < _EQUAL))
+            return np.asarray(rows["unrewarded"])
+        case Mark.SILENT:
+            return np.asarray((variances < _EQUAL)[rows["group"]])

@@ -21,6 +21,7 @@ from sqlalchemy import Connection
 
 from lightningrl.errors import StoreError
 from lightningrl.store import overview_reads, writes
+from lightningrl.store.census import Census
 from lightningrl.store.condition_reads import read_condition, read_neighbours, read_position
 from lightningrl.store.database import open_database
 from lightningrl.store.dialects import Database, Peers, explain, patiently
@@ -115,12 +116,27 @@ def _reading(query: Callable[Concatenate[Reader, Connection, P], T]) -> Callable
     return method
 
 
+def _counting(query: Callable[Concatenate[Census, Reader, Connection, P], T]) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
+    """The method that asks `query` of the census as the store is now."""
+
+    async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def ask(db: Connection) -> T:
+            with self._census.lock:
+                self._census.update(db)
+                return query(self._census, self._reader, db, *args, **kwargs)
+
+        return await self._read(ask)
+
+    return method
+
+
 class SqlStore:
     """A `lightningrl.store.protocol.Store`. Made by `open`; used on the event loop it was opened on."""
 
     def __init__(self, database: Database, *, read_only: bool = False) -> None:
         self._database = database
         self._reader = Reader()
+        self._census = Census()
         self._readers = ThreadPoolExecutor(2, "lightningrl-store-reader")
         self._loop = asyncio.get_running_loop()
         self._writer = None if read_only else Writer(database, self._loop, self._on_events)
@@ -407,14 +423,14 @@ class SqlStore:
 
     rollout = _reading(Reader.rollout)
     list_rollouts = _reading(Reader.list_rollouts)
-    list_rows = _reading(overview_reads.list_rows)
-    cells = _reading(overview_reads.cells)
-    task_counts = _reading(overview_reads.task_counts)
-    part_counts = _reading(overview_reads.part_counts)
-    reward_values = _reading(overview_reads.reward_values)
-    step_rewards = _reading(overview_reads.step_rewards)
-    tool_counts = _reading(overview_reads.tool_counts)
-    cut_calls = _reading(overview_reads.cut_calls)
+    list_rows = _counting(overview_reads.list_rows)
+    cells = _counting(overview_reads.cells)
+    task_counts = _counting(overview_reads.task_counts)
+    part_counts = _counting(overview_reads.part_counts)
+    reward_values = _counting(overview_reads.reward_values)
+    step_rewards = _counting(overview_reads.step_rewards)
+    tool_counts = _counting(overview_reads.tool_counts)
+    cut_calls = _counting(overview_reads.cut_calls)
 
     async def counts(self) -> StoreCounts:
         return await self._read(lambda db: self._reader.counts(db, self._late))

@@ -1,0 +1,204 @@
+"""All rollouts of a store, a few numbers each, kept in memory: what is counted over all of them is counted here.
+
+first look ─► every rollout is read ─┐
+later ─► those that are new ─────────┼─► rows[rollout], in the order in which they were asked for
+       └► those that may change ─────┘
+
+A rollout is settled, and not read again, once a finished step has trained it, or once it has a reward of a validation before the newest
+step. A resumed run takes steps back: where the newest step that was seen is gone, or was done again, all is read again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, Float, Row, Text, func, select, type_coerce
+
+from lightningrl.store.reads import chunks
+from lightningrl.store.schema import attempts, rollouts, scores, steps, tasks, trained
+from lightningrl.types import Outcome, RolloutMode, RolloutState
+
+__all__ = ["MODES", "OUTCOMES", "STATES", "Census"]
+
+MOST: Final = 1_000_000
+"""Rollouts, the newest; 50 MB."""
+MODES, STATES, OUTCOMES = tuple(RolloutMode), tuple(RolloutState), tuple(Outcome)
+"""By the numbers that rows have."""
+_MODE, _STATE, _OUTCOME = ({member.value: number for number, member in enumerate(kind)} for kind in (MODES, STATES, OUTCOMES))
+_ROW: Final = np.dtype(
+    [
+        ("pk", np.int64),
+        ("group", np.int32),
+        ("task", np.int32),
+        ("mode", np.int8),
+        ("state", np.int8),
+        ("outcome", np.int8),  # -1 = none yet
+        ("step", np.int32),  # as on screen
+        ("reward", np.float64),  # nan = none
+        ("duration", np.float64),  # -1 = none
+        ("unrewarded", np.bool_),  # a reward of it failed
+        ("roles", np.int32),
+        ("tools", np.int32),
+        ("failed_tools", np.int32),
+    ]
+)
+
+
+class _Found(NamedTuple):
+    """What the store has of a rollout: a plain tuple, since a first look reads all of them."""
+
+    pk: int
+    group_id: str
+    task_id: str
+    mode: str
+    state: str
+    outcome: str | None
+    planned_step: int
+    roles: str | None
+    tools: str | None
+    failed_tools: str | None
+    trained_step: int | None
+    reward: float | None
+    unrewarded: str | None
+    duration_s: float | None
+
+    @property
+    def step(self) -> int:
+        """As on screen."""
+        if self.mode == RolloutMode.VALIDATION:
+            return self.planned_step
+        return self.planned_step + 1 if self.trained_step is None else self.trained_step
+
+
+class Census:
+    """Asked by one thread at a time: `with census.lock: census.update(db); …`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._rows = np.empty(1024, _ROW)
+        self._count = 0
+        self._open: dict[int, int] = {}
+        """The places of rollouts that may change, by pk."""
+        self._newest: tuple[int, float] | None = None
+        """The last finished step, and when it finished."""
+        self.groups: dict[str, int] = {}
+        """Their numbers in rows; so for tasks and for lists of words (`lightningrl.store.participants`), where 0 is None."""
+        self.tasks: dict[str, int] = {}
+        self.lists: dict[str | None, int] = {None: 0}
+        self._ranks = np.empty(0, np.int64)
+
+    @property
+    def rows(self) -> NDArray[Any]:
+        """A row for each rollout; read it while the lock is held."""
+        return self._rows[: self._count]
+
+    @property
+    def group_ranks(self) -> NDArray[np.int64]:
+        """By a group's number its place among the names."""
+        if len(self._ranks) != len(self.groups):
+            self._ranks = np.argsort(np.argsort(np.array(list(self.groups), dtype=object)))
+        return self._ranks
+
+    def update(self, db: Connection) -> None:
+        """Read what is new in the store."""
+        newest = db.execute(_NEWEST_STEP).one_or_none()
+        if self._newest is not None and db.execute(select(steps.c.at).where(steps.c.step == self._newest[0])).scalar() != self._newest[1]:
+            self._clear()
+        self._newest = None if newest is None else (newest.step, newest.at)
+        for pks in chunks(tuple(self._open)):
+            self._put(db.execute(_ROWS.where(rollouts.c.pk.in_(pks))).all())
+        last = int(self.rows["pk"][-1]) if self._count else 0
+        oldest = (db.execute(select(func.max(rollouts.c.pk))).scalar() or 0) - MOST
+        for some in db.execute(_ROWS.where(rollouts.c.pk > max(last, oldest)).order_by(rollouts.c.pk)).partitions(10_000):
+            self._put(some)
+        self._forget(oldest)
+
+    def _put(self, found: Sequence[Row[Any]]) -> None:
+        """Each at its place, or at the end."""
+        new: list[tuple[Any, ...]] = []
+        for row in map(_Found._make, found):
+            values = self._values(row)
+            place = self._open.get(row.pk)
+            if place is None:
+                place = self._count + len(new)
+                new.append(values)
+            else:
+                self._rows[place] = values
+            if self._is_settled(row):
+                self._open.pop(row.pk, None)
+            else:
+                self._open[row.pk] = place
+        self._append(new)
+
+    def _values(self, row: _Found) -> tuple[Any, ...]:
+        """As `_ROW` has them."""
+        return (
+            row.pk,
+            self.groups.setdefault(row.group_id, len(self.groups)),
+            self.tasks.setdefault(row.task_id, len(self.tasks)),
+            _MODE[row.mode],
+            _STATE[row.state],
+            -1 if row.outcome is None else _OUTCOME[row.outcome],
+            row.step,
+            math.nan if row.reward is None else row.reward,
+            -1.0 if row.duration_s is None else row.duration_s,
+            row.unrewarded is not None,
+            self.lists.setdefault(row.roles, len(self.lists)),
+            self.lists.setdefault(row.tools, len(self.lists)),
+            self.lists.setdefault(row.failed_tools, len(self.lists)),
+        )
+
+    def _is_settled(self, row: _Found) -> bool:
+        if self._newest is None:
+            return False
+        if row.trained_step is not None:
+            return row.trained_step <= self._newest[0]
+        is_done = row.state == RolloutState.SUCCEEDED and row.reward is not None
+        return row.mode == RolloutMode.VALIDATION and is_done and row.step < self._newest[0]
+
+    def _append(self, new: Sequence[tuple[Any, ...]]) -> None:
+        end = self._count + len(new)
+        if end > len(self._rows):
+            wider = np.empty(2 * end, _ROW)
+            wider[: self._count] = self.rows
+            self._rows = wider
+        self._rows[self._count : end] = new
+        self._count = end
+
+    def _forget(self, oldest: int) -> None:
+        """Rollouts up to this one, once they are a tenth of all: what goes moves all others."""
+        gone = int(np.searchsorted(self.rows["pk"], oldest, side="right"))
+        if gone <= MOST // 10:
+            return
+        self._rows, self._count = self.rows[gone:].copy(), self._count - gone
+        self._open = {pk: place - gone for pk, place in self._open.items() if place >= gone}
+
+
+_NEWEST_STEP = select(steps.c.step, steps.c.at).order_by(steps.c.step.desc()).limit(1)
+_ROWS = select(  # as `_Found` has them
+    rollouts.c.pk,
+    rollouts.c.group_id,
+    tasks.c.task_id,
+    *(type_coerce(column, Text) for column in (rollouts.c.mode, rollouts.c.state, rollouts.c.outcome)),
+    rollouts.c.step,
+    rollouts.c.roles,
+    rollouts.c.tools,
+    rollouts.c.failed_tools,
+    trained.c.step,
+    scores.c.reward,
+    scores.c.unrewarded,
+    type_coerce(attempts.c.duration_s, Float),
+).select_from(
+    rollouts.join(tasks, tasks.c.pk == rollouts.c.task_pk)
+    .outerjoin(trained, trained.c.rollout_pk == rollouts.c.pk)
+    .outerjoin(attempts, (attempts.c.rollout_pk == rollouts.c.pk) & (attempts.c.number == rollouts.c.deciding))
+    .outerjoin(scores, scores.c.attempt_pk == attempts.c.pk)
+)
