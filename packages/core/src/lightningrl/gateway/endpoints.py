@@ -95,13 +95,16 @@ class _Endpoint(Generic[R]):
             await _refuse(send, refusal, self._format, place)
             return
         path = self._path.format_map(place)
-        call = ReceivedCall(info=info, path=path, headers=headers, send=send, context=call_context(headers, b""))
         try:
             body = await read_body(headers, receive, self._services.settings.max_body_bytes)
-            model = place.get("model") or (model_of(body) if self._forwarder.is_configured else "")
-            call = ReceivedCall(
-                info=info, path=path, model=model, headers=headers, body=body, context=call_context(headers, body), send=send
-            )
+        except ClientGone:
+            return
+        except Refusal as refusal:
+            await self._refuse(ReceivedCall(info=info, path=path, headers=headers, send=send, context=call_context(headers, b"")), refusal)
+            return
+        model = place.get("model") or (model_of(body) if self._forwarder.is_configured else "")
+        call = ReceivedCall(info=info, path=path, model=model, headers=headers, body=body, context=call_context(headers, body), send=send)
+        try:
             if self._forwarder.is_configured and self._goes_upstream(call):
                 work = self._forwarder.forward(call, self._dialect)
             else:

@@ -165,6 +165,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             loop="none",
             http=BoundedHttp,
             ws="websockets-sansio",
+            proxy_headers=False,  # nobody asks where a request comes from
             lifespan="off",
             access_log=False,
             log_config=None,
