@@ -48,7 +48,7 @@ def test_a_step_is_forecast_from_the_longest_answer_and_then_from_rollouts_that_
     # 8 rollouts · (100 / 20 + 100 / 100) s
     assert before[4:] == [
         "a step of 8 rollouts 48 seconds",
-        "10 steps 8 minutes",
+        "10 steps 8.0 minutes",
         "if each samples one answer of sampling.max_tokens = 100",
     ]
     seen = make_group([1.0, 0.0], [0.0]).trajectories
@@ -75,4 +75,4 @@ def test_a_person_reads_it_on_80_columns_until_the_first_step_says_it_better(tmp
     live = LiveProgress(screen)
     live.forecast(parts)
     screen.print(live)
-    assert "10 steps 8 minutes" in screen.export_text()
+    assert "10 steps 8.0 minutes" in screen.export_text()

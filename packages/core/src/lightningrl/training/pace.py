@@ -16,7 +16,7 @@ __all__ = ["forecast_step", "give_time"]
 
 ANSWERS: Final = 8
 """Whole answers that fit into a rollout's time, where nobody gave it one."""
-MINUTE, HOUR, DAY = 60, 3600, 86_400
+UNITS: Final = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
 
 
 def give_time(recipe: Recipe, speed: Speed | None) -> Recipe:
@@ -39,7 +39,7 @@ def forecast_step(recipe: Recipe, speed: Speed, seen: Sequence[Trajectory]) -> l
         f"{speed.sampled:.3g} tokens/s sampled, {speed.calls} calls at once",
         f"{speed.learned:.3g} learned",
         f"a step of {rollouts} rollouts {_time(seconds)}",
-        f"{steps} steps {_time(steps * seconds)}",
+        *([f"{steps} steps {_time(steps * seconds)}"] if steps > 1 else []),
         f"if each {like}",
     ]
 
@@ -69,7 +69,5 @@ def _count(number: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    for unit, name in ((DAY, "days"), (HOUR, "hours"), (MINUTE, "minutes")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:.2g} {name}"
-    return f"{seconds:.2g} seconds"
+    unit, name = next(((unit, name) for unit, name in UNITS if seconds >= 2 * unit), (1, "seconds"))
+    return f"{seconds / unit:.{0 if seconds >= 10 * unit else 1}f} {name}"
