@@ -106,26 +106,40 @@ class Gate:
         return [np.full(len(one.tokens), -float(one.context[0]), np.float32) for one in continuations]
 
 
-async def test_requests_that_wait_together_are_one_batch_and_a_bad_one_fails_alone() -> None:
+async def test_what_a_rollout_asks_at_once_is_one_batch_beside_no_other_rollouts_and_a_bad_one_fails_alone() -> None:
     gate = Gate()
     policies = connected(gate)  # type: ignore[arg-type]
     first = asyncio.create_task(services(policies).logprobs([1], [7]))
     await asyncio.to_thread(gate.begun.wait)
-    others = [asyncio.create_task(services(policies).logprobs([number % 5, 2], [number + 1])) for number in range(1, 21)]
-    given_up = asyncio.create_task(services(policies).logprobs([1], [1]))
+    one, other = services(policies), services(policies)
+    others = [asyncio.create_task(ask.logprobs([number % 5, 2], [number + 1])) for number in range(1, 21) for ask in (one, other)]
+    given_up = asyncio.create_task(one.logprobs([1], [1]))
     await asyncio.sleep(0)
     given_up.cancel()
     gate.go.set()
     found = await asyncio.gather(*others, return_exceptions=True)
     assert (await first).tolist() == [-7.0]
-    assert gate.batches[:2] == [1, 20], "what waited went together, what was given up not at all"
-    for number, values in enumerate(found, start=1):
+    assert gate.batches == [1, 20, *[1] * 20, 20, *[1] * 20], "each rollout's went together, then each once more, by itself"
+    for index, values in enumerate(found):
+        number = 1 + index // 2
         if number % 5:
             assert isinstance(values, np.ndarray)
             assert values.tolist() == [-float(number + 1)] * 2
         else:
             assert isinstance(values, BackendError)
-    assert len(gate.batches) == 2 + 20, "each once more, by itself"
+
+
+async def test_a_rollouts_values_are_the_same_bits_whoever_else_asks(make_backend: MakeBackend) -> None:
+    """Sums are rounded by what is computed beside them: a resumed run asks about many rollouts at once."""
+    backend = make_backend(critic={})
+    assert backend.learner.critic is not None
+    for parameter in backend.learner.critic.parameters.values():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
+    policies = connected(backend)
+    rollouts = [[[1 + (rollout * turn) % 50] * (3 + turn) for turn in range(1, 6)] for rollout in range(1, 17)]
+    alone = [(await services(policies).values(contexts)).tolist() for contexts in rollouts]
+    together = await asyncio.gather(*(services(policies).values(contexts) for contexts in rollouts))
+    assert [values.tolist() for values in together] == alone
 
 
 async def test_what_cannot_be_answered_is_one_sentence(make_backend: MakeBackend) -> None:

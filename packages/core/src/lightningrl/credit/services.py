@@ -1,14 +1,18 @@
 """What evidence is made with, beside the judge: logprobs of given tokens, values of a critic, a policy's tokenizer.
 
-score(trajectory, ask) ─► ask.logprobs(tokens, context) ┐   requests of all rollouts that wait       ┌► TokenScorer.logprobs
-                       ─► ask.values(contexts)          ┴─► while a batch is computed are the next ──┴► Valuer.values    (in a thread)
+score(trajectory, ask) ─► ask.logprobs(tokens, context) ┐   what a rollout asks at once is computed   ┌► TokenScorer.logprobs
+                       ─► ask.values(contexts)          ┴─► together, and beside no other rollout's ──┴► Valuer.values    (in a thread)
+
+How a sum is rounded depends on what is computed beside it. So a rollout's numbers are the same bits whoever else asks at that moment,
+also when a resumed run asks for many rollouts at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +29,9 @@ __all__ = ["PolicyQueries", "RolloutServices"]
 
 BATCH_TOKENS = 65_536
 """Of requests handed to a backend together; it has its own, smaller, bound of one forward pass."""
+
+
+_Batch = list[tuple[Continuation, "asyncio.Future[Any]"]]
 
 
 class PolicyQueries:
@@ -51,7 +58,8 @@ class PolicyQueries:
 
         return disconnect
 
-    async def logprobs(self, policy: str, continuation: Continuation, *, reference: bool) -> Array:
+    async def logprobs(self, asker: object, policy: str, continuation: Continuation, *, reference: bool) -> Array:
+        """`asker`: who asks for one rollout, or for those of a group."""
         backend = self._backend(policy)
         if not isinstance(backend, TokenScorer):
             raise PluginError(f"the trainer backend of policy {policy!r} has no `logprobs`; use backend = 'torch'")
@@ -60,14 +68,14 @@ class PolicyQueries:
             return backend.logprobs(batch, reference=reference)
 
         kind = "reference logprobs" if reference else "logprobs"
-        found = await self._queue(policy, kind, compute).ask(continuation, len(continuation.context) + len(continuation.tokens))
+        found = await self._queue(policy, kind, compute).ask(asker, continuation)
         return _checked(found, (len(continuation.tokens),), f"logprobs of policy {policy!r}")
 
-    async def values(self, policy: str, continuation: Continuation) -> Array:
+    async def values(self, asker: object, policy: str, continuation: Continuation) -> Array:
         backend = self._backend(policy)
         if not isinstance(backend, Valuer):
             raise PluginError(f"the trainer backend of policy {policy!r} has no `values`; use backend = 'torch' with [learner.critic]")
-        found = await self._queue(policy, "values", backend.values).ask(continuation, len(continuation.context) + len(continuation.tokens))
+        found = await self._queue(policy, "values", backend.values).ask(asker, continuation)
         return _checked(found, (len(continuation.tokens) + 1,), f"values of policy {policy!r}")
 
     async def encode(self, policy: str, text: str) -> list[int]:
@@ -101,38 +109,39 @@ class PolicyQueries:
 
 
 class _Queue:
-    """Requests of one kind to one policy: those that come while a batch is computed are the next batch."""
+    """Requests of one kind to one policy, a batch at a time."""
 
     def __init__(self, compute: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         self._compute = compute
-        self._waiting: list[tuple[Any, int, asyncio.Future[Any]]] = []
+        self._gathered: dict[object, _Batch] = {}
+        """By who asks: all that they ask before the event loop has come round."""
+        self._waiting: deque[_Batch] = deque()
         self._working: asyncio.Task[None] | None = None
 
-    async def ask(self, request: Any, tokens: int) -> Any:
+    async def ask(self, asker: object, request: Continuation) -> Any:
         """What `compute` says to the request. Raises what it raised, where it did so twice."""
-        answer = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, tokens, answer))
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        if asker not in self._gathered:
+            self._gathered[asker] = []
+            loop.call_soon(self._close, asker)
+        self._gathered[asker].append((request, answer))
+        return await answer
+
+    def _close(self, asker: object) -> None:
+        """What is asked from now on is another batch."""
+        self._waiting.extend(_split(self._gathered.pop(asker)))
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
-        return await answer
 
     async def _work(self) -> None:
         while self._waiting:
-            batch = [(request, answer) for request, answer in self._take() if not answer.done()]  # done: given up meanwhile
+            batch = [(request, answer) for request, answer in self._waiting.popleft() if not answer.done()]  # done: given up meanwhile
             if not await self._try(batch, is_last=False):  # one bad request fails its batch: by itself it fails alone
                 for one in batch:
                     await self._try([one], is_last=True)
 
-    def _take(self) -> list[tuple[Any, asyncio.Future[Any]]]:
-        total, count = 0, 0
-        for _, tokens, _ in self._waiting:
-            if count and total + tokens > BATCH_TOKENS:
-                break
-            total, count = total + tokens, count + 1
-        taken, self._waiting = self._waiting[:count], self._waiting[count:]
-        return [(request, answer) for request, _, answer in taken]
-
-    async def _try(self, batch: Sequence[tuple[Any, asyncio.Future[Any]]], *, is_last: bool) -> bool:
+    async def _try(self, batch: _Batch, *, is_last: bool) -> bool:
         try:
             found = await asyncio.to_thread(self._compute, [request for request, _ in batch]) if batch else ()
             pairs = list(zip(batch, found, strict=True))
@@ -145,6 +154,20 @@ class _Queue:
             if not answer.done():
                 answer.set_result(value)
         return True
+
+
+def _split(asked: _Batch) -> Iterator[_Batch]:
+    """Into batches of at most so many tokens."""
+    batch: _Batch = []
+    total = 0
+    for request, answer in asked:
+        tokens = len(request.context) + len(request.tokens)
+        if batch and total + tokens > BATCH_TOKENS:
+            yield batch
+            batch, total = [], 0
+        batch.append((request, answer))
+        total += tokens
+    yield batch
 
 
 class RolloutServices(Questions):
@@ -166,7 +189,7 @@ class RolloutServices(Questions):
         if not len(continuation.context):
             raise BackendError("nothing predicts the first token after an empty context; give a context of at least one token")
         self._spend(len(continuation.context) + len(continuation.tokens))
-        return await self._policies.logprobs(self._policy(policy), continuation, reference=reference)
+        return await self._policies.logprobs(self, self._policy(policy), continuation, reference=reference)
 
     async def values(self, contexts: Sequence[Sequence[int] | IntArray], *, policy: str | None = None) -> Array:
         """The critic's value after each context, float32."""
@@ -181,7 +204,7 @@ class RolloutServices(Questions):
         if not len(continuation.context):
             raise BackendError("there is nothing to value in an empty context; give a context of at least one token")
         self._spend(len(continuation.context) + len(continuation.tokens))
-        return await self._policies.values(self._policy(policy), continuation)
+        return await self._policies.values(self, self._policy(policy), continuation)
 
     async def encode(self, text: str, *, policy: str | None = None) -> list[int]:
         """The text's tokens, none added around them."""
