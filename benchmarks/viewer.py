@@ -4,6 +4,7 @@ the viewer's share of a live run's server CPU with nobody looking and with one p
     python benchmarks/viewer.py             the pages (the store is made once, in the temporary folder: some minutes)
     python benchmarks/viewer.py --share     a real server that records rollouts of 4 calls beside those: without the viewer and its indices,
                                             with nobody looking, with one person who opens a page every 2 s and hears the news
+    python benchmarks/viewer_cpu.py         what one person costs that server, told apart inside it: `--share` is as noisy as its machine
     python benchmarks/viewer.py --person    the same person before a server that does little else: what they cost of a core
 """
 
@@ -19,14 +20,15 @@ import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import httpx
 import numpy as np
 from starlette.types import ASGIApp
 
+from lightningrl.control.client import ServerClient
 from lightningrl.keys import view_key
 from lightningrl.loggers import JsonlLogger
 from lightningrl.look.reader import open_run
@@ -231,9 +233,10 @@ async def look_on(url: str) -> None:
                 await asyncio.sleep(2.0)
 
 
-async def record(folder: Path, rollouts: int, *, is_viewed: bool | None) -> tuple[float, float]:
-    """CPU seconds of a run's server for so many rollouts, and how long they took. `is_viewed` None: it has no viewer."""
-    from lightningrl.control.client import ServerClient
+@asynccontextmanager
+async def running(folder: Path, *, is_viewed: bool | None) -> AsyncIterator[tuple[int, ServerClient]]:
+    """A run's server, as its process and a client of it, with an engine and workers. `is_viewed` None: it has no viewer; True: a person
+    looks."""
     from lightningrl.engines.link import EngineLink
     from lightningrl.runtime.pool import WorkerPool
     from lightningrl.server.launcher import ServerProcess
@@ -246,10 +249,7 @@ async def record(folder: Path, rollouts: int, *, is_viewed: bool | None) -> tupl
         policies={"policy": PolicySettings(model=folder / "policy")},
         folder=None if is_viewed is None else folder,
     )
-    specs = [
-        RolloutSpec(id=f"n{number:06d}", task=Task(id=f"t{number}", input={"question": f"{number}?"}), group_id=f"n{number // GROUP}")
-        for number in range(rollouts)
-    ]
+    (folder / "agent.py").write_text(AGENT, encoding="utf-8")
     async with (
         ServerProcess(settings) as server,
         EngineLink(ScriptedEngine(tiny_tokenizer(), reply=lambda _: "SELECT name FROM singer " * 2), server.url, KEY),
@@ -260,18 +260,32 @@ async def record(folder: Path, rollouts: int, *, is_viewed: bool | None) -> tupl
         assert server.pid is not None
         person = asyncio.create_task(look_on(server.url)) if is_viewed else None
         await asyncio.sleep(2.0)  # the first page imports what pages are made with
+        yield server.pid, client
+        if person is not None:
+            assert not person.done(), person.exception()
+            person.cancel()
+
+
+async def play_out(client: ServerClient, rollouts: int) -> None:
+    """So many new rollouts, to their ends."""
+    specs = [
+        RolloutSpec(id=f"n{number:06d}", task=Task(id=f"t{number}", input={"question": f"{number}?"}), group_id=f"n{number // GROUP}")
+        for number in range(rollouts)
+    ]
+    await client.create_rollouts(specs)
+    await client.wait([spec.id for spec in specs], 600)
+
+
+async def record(folder: Path, rollouts: int, *, is_viewed: bool | None) -> tuple[float, float]:
+    """CPU seconds of a run's server for so many rollouts, and how long they took."""
+    async with running(folder, is_viewed=is_viewed) as (pid, client):
         if is_viewed is None:
             with closing(sqlite3.connect(folder / "store.sqlite", timeout=60)) as db:
                 for name in VIEWERS:
                     db.execute(f"DROP INDEX IF EXISTS {name}")
-        before, began = cpu_of(server.pid), time.monotonic()
-        await client.create_rollouts(specs)
-        await client.wait([spec.id for spec in specs], 600)
-        spent, took = cpu_of(server.pid) - before, time.monotonic() - began
-        if person is not None:
-            assert not person.done(), person.exception()
-            person.cancel()
-    return spent, took
+        before, began = cpu_of(pid), time.monotonic()
+        await play_out(client, rollouts)
+        return cpu_of(pid) - before, time.monotonic() - began
 
 
 def measure_share(store: Path, rollouts: int, turns: int) -> None:
@@ -283,7 +297,6 @@ def measure_share(store: Path, rollouts: int, turns: int) -> None:
             for name, is_viewed in kinds.items():
                 folder = Path(scratch) / f"{turn}-{name.replace(' ', '-')}"
                 shutil.copytree(store, folder)
-                (folder / "agent.py").write_text(AGENT, encoding="utf-8")
                 found[name].append(asyncio.run(record(folder, rollouts, is_viewed=is_viewed)))
                 shutil.rmtree(folder)
     plain = statistics.median(spent for spent, _ in found["no viewer"])
@@ -295,7 +308,6 @@ def measure_share(store: Path, rollouts: int, turns: int) -> None:
 
 async def measure_person(store: Path, window_s: float = 36.0) -> None:
     """What one person costs a server that does nothing else but take two rollouts a second, so that no page is as the store is."""
-    from lightningrl.control.client import ServerClient
     from lightningrl.server.launcher import ServerProcess
     from lightningrl.server.settings import PolicySettings, ServerSettings
 

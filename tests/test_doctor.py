@@ -25,7 +25,7 @@ from lightningrl.cli.doctor import show
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.credit.unread import unread_rewards
 from lightningrl.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
-from lightningrl.doctor.bill import make_bill
+from lightningrl.doctor.bill import Bill, make_bill
 from lightningrl.doctor.examination import observe, reward
 from lightningrl.doctor.forecast import forecast, prompt_tokens
 from lightningrl.doctor.lesson import teach
@@ -327,6 +327,18 @@ def test_the_bill_multiplies_what_was_tried(seen: Observation) -> None:
     assert 60 * bill.minutes == pytest.approx(6 + 30 * (2 + 1) + 4 * 3 + 2 * 0.5)
     assert bill.cpu_minutes is None, "nobody said what learning took"
     assert bill.disk_bytes == pytest.approx(124 * 500 / 5 + 2 * 1000)
+
+
+def test_curves_that_are_drawn_beside_the_work_are_in_cpu_minutes_alone(seen: Observation) -> None:
+    tried = with_loop(only(seen, "converse"), steps=10, tasks_per_step=3, validation=4)
+
+    def bill_of(draw: float) -> Bill:
+        costs = replace(COSTS, learn=Cost(seconds=1.0, cpu_seconds=1.0), draw=Cost(cpu_seconds=draw))
+        return make_bill(replace(tried, costs=costs))
+
+    none, some = bill_of(0.0), bill_of(0.5)
+    assert none.minutes == some.minutes
+    assert 60 * ((some.cpu_minutes or 0.0) - (none.cpu_minutes or 0.0)) == pytest.approx((10 + 4) * 0.5)
 
 
 def test_the_bill_ends_with_the_recipes_minutes(seen: Observation) -> None:

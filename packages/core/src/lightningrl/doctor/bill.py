@@ -1,6 +1,7 @@
 """The bill: what the whole run will take, from the few rollouts and the one step that were tried.
 
 run = start + checkpoints + steps · (groups of a step · what a group took + learning) + validations · what one took
+    + in CPU time a curve drawn for each step and validation
 
 Billed is what rollouts take at the present policy. They do not stay as long as that while it learns: `lightningrl.doctor.forecast` says
 from where to where they may move, and the bill's rows have that range.
@@ -104,7 +105,13 @@ class _Plan:
 
     def seconds(self, costs: Costs, of: Callable[[Cost], float | None]) -> float | None:
         """Of the loop; None where one of its parts is not known."""
-        parts = (costs.collect, self.collect), (costs.learn, self.learn), (costs.validate, self.validate), (costs.save, self.checkpoints)
+        parts = (
+            (costs.collect, self.collect),
+            (costs.learn, self.learn),
+            (costs.validate, self.validate),
+            (costs.save, self.checkpoints),
+            (costs.draw, self.steps + self.validations),
+        )
         found = [(of(cost), times) for cost, times in parts]
         return None if any(value is None for value, _ in found) else sum((value or 0.0) * times for value, times in found)
 

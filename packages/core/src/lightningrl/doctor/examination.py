@@ -24,7 +24,8 @@ from lightningrl.credit.unread import unread_rewards
 from lightningrl.doctor.lesson import teach
 from lightningrl.doctor.machine import cpu_seconds, folder_bytes, free_disk, memory_used, read_machine
 from lightningrl.doctor.observation import Cost, Costs, Lesson, Observation, Repeat
-from lightningrl.errors import LightningError
+from lightningrl.errors import ConfigError, LightningError
+from lightningrl.loggers import JsonlLogger, draw_curve
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
 from lightningrl.runtime.launcher import build_launcher
@@ -69,7 +70,7 @@ async def observe(
         recipe = give_time(recipe, running.policies.speed)
         examination = _Examination(recipe=recipe, parts=parts, served=running, starting=starting)
         seen = await examination.run(scratch, runs)
-    return replace(seen, costs=replace(seen.costs, start=start))
+    return replace(seen, costs=replace(seen.costs, start=_sum(start, seen.costs.start)))
 
 
 class _Clock:
@@ -108,7 +109,10 @@ class _Examination:
         step = credited[: recipe.loop.tasks_per_step]
         lessons, learn, trained_tokens = await self._learn(step, credited)
         size, save = await self._write_checkpoint(scratch)
+        first, draw = await asyncio.to_thread(_draw, scratch)
         costs = Costs(
+            start=first,
+            draw=draw,
             collect=collect,
             learn=learn,
             validate=validate,
@@ -254,6 +258,21 @@ async def reward(scorer: Scorer, trajectories: Sequence[Trajectory]) -> tuple[li
         return await scorer.evaluate(trajectories), None
     except LightningError as error:
         return _unrewarded(trajectories), str(error)
+
+
+def _draw(scratch: Path) -> tuple[Cost, Cost]:
+    """A curve and another: the first imports what draws it. Both beside other work, so that they take no seconds of a run."""
+    logger = JsonlLogger(scratch / "metrics.jsonl")
+    logger.log(1, {"reward": 0.5})
+    logger.close()
+    clock, taken = _Clock(), []
+    for _ in range(2):
+        try:
+            draw_curve(scratch / "metrics.jsonl", scratch / "curve.png", title="")
+        except ConfigError:  # nothing is installed that draws
+            return Cost(cpu_seconds=0.0), Cost(cpu_seconds=0.0)
+        taken.append(replace(clock.lap(), seconds=0.0))
+    return taken[0], taken[1]
 
 
 def _store_bytes(path: Path) -> int:

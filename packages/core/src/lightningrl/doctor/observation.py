@@ -28,7 +28,7 @@ class Costs:
     """What was measured, for the bill."""
 
     start: Cost = Cost()
-    """Until the policy was served and the workers were ready."""
+    """Until the policy was served and the workers were ready; with the CPU time of what draws curves, which is imported once."""
     collect: Cost = Cost()
     """All groups, rewards and branches included."""
     learn: Cost = Cost()
@@ -37,6 +37,8 @@ class Costs:
     """The validation rollouts that were tried."""
     save: Cost = Cost()
     """One checkpoint."""
+    draw: Cost = Cost(cpu_seconds=0.0)
+    """The curve, as each step and each validation has it drawn beside the work: no seconds."""
     checkpoint_bytes: int = 0
     store_bytes: int = 0
     """For all rollouts that were tried."""

@@ -33,13 +33,24 @@ _NEWEST: Final = 1000
 """Rows of attempts, calls and other calls that a condition is told from."""
 
 
+_POSITION: Final = select(
+    *(
+        query.scalar_subquery()
+        for query in (
+            *(select(func.max(column)) for column in (steps.c.step, attempts.c.pk, calls.c.pk)),
+            select(func.count()).select_from(attempts).where(attempts.c.outcome.is_(None)),
+        )
+    )
+)
+
+
 def read_position(_: Reader, db: Connection, after: int = 0) -> Position:
     """`after`: steps later than it are listed."""
-    newest = select(*(select(func.max(column)).scalar_subquery() for column in (steps.c.step, attempts.c.pk, calls.c.pk)))
-    step, attempt, call = db.execute(newest).one()
-    running = db.execute(select(func.count()).select_from(attempts).where(attempts.c.outcome.is_(None))).scalar_one()
-    later = db.execute(select(steps.c.step).where(steps.c.step > after).order_by(steps.c.step).limit(_NEWEST)).scalars() if step else ()
-    return Position(step=step or 0, attempt=attempt or 0, call=call or 0, running=running, later_steps=tuple(later))
+    step, attempt, call, running = db.execute(_POSITION).one()
+    if (step or 0) <= after:
+        return Position(step=step or 0, attempt=attempt or 0, call=call or 0, running=running, later_steps=())
+    later = db.execute(select(steps.c.step).where(steps.c.step > after).order_by(steps.c.step).limit(_NEWEST)).scalars()
+    return Position(step=step, attempt=attempt or 0, call=call or 0, running=running, later_steps=tuple(later))
 
 
 def read_condition(reader: Reader, db: Connection) -> Condition:

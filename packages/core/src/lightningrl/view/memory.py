@@ -20,7 +20,7 @@ __all__ = ["Memory"]
 
 T = TypeVar("T")
 
-_SHARE: Final = 0.01
+_SHARE: Final = 0.005
 """Of a core, at most, for all that is computed again of a run that goes on; what nobody has asked for before is computed at once."""
 _LONGEST_S: Final = 15.0
 """That something stands, also where a busy machine took long to compute it."""
@@ -37,7 +37,7 @@ class _Known:
 
 
 class Memory:
-    """Values of one run, pages among them. What took 50 ms stands for 5 s while the run goes on, or until a step finishes."""
+    """Values of one run, pages among them. What took 25 ms stands for 5 s while the run goes on, or until a step finishes."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
