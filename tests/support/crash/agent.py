@@ -43,10 +43,11 @@ def write_journal(*words: str) -> None:
 report = ControlClient.report
 
 
-def report_and_write(self: ControlClient, lease: Lease, result: Result) -> None:
+def report_and_write(self: ControlClient, lease: Lease, result: Result) -> Lease | None:
     """The worker's own report; in the journal once the server has acknowledged it."""
-    report(self, lease, result)
+    after = report(self, lease, result)
     write_journal("result", lease.rollout_id, str(lease.attempt), str(result.outcome))
+    return after
 
 
 ControlClient.report = report_and_write  # type: ignore[assignment, method-assign]

@@ -93,7 +93,8 @@ class Writer:
         cost less; a caller on its own is not kept waiting."""
         group: list[_Job[Any]] = []
         job = self._jobs.get()
-        closes_at = time.monotonic() + _LINGER_S
+        if job is not None and self._last_size > 1:
+            time.sleep(_LINGER_S)  # and not a wait for each: to be woken by every job costs as much as the job
         while job is not None:
             if not job.future.cancelled():
                 group.append(job)
@@ -102,13 +103,7 @@ class Writer:
             try:
                 job = self._jobs.get_nowait()
             except queue.Empty:
-                left = closes_at - time.monotonic()
-                if self._last_size < 2 or left <= 0:
-                    break
-                try:
-                    job = self._jobs.get(timeout=left)
-                except queue.Empty:
-                    break
+                break
         else:
             return group, False
         self._last_size = len(group)
