@@ -27,6 +27,8 @@ __all__ = ["MODES", "OUTCOMES", "STATES", "Census"]
 
 MOST: Final = 1_000_000
 """Rollouts, the newest; 50 MB."""
+_AT_ONCE: Final = 10_000
+"""Rollouts that are read."""
 MODES, STATES, OUTCOMES = tuple(RolloutMode), tuple(RolloutState), tuple(Outcome)
 """By the numbers that rows have."""
 _MODE, _STATE, _OUTCOME = ({member.value: number for number, member in enumerate(kind)} for kind in (MODES, STATES, OUTCOMES))
@@ -117,7 +119,8 @@ class Census:
             self._put(db.execute(_ROWS.where(rollouts.c.pk.in_(pks))).all())
         last = int(self.rows["pk"][-1]) if self._count else 0
         oldest = (db.execute(select(func.max(rollouts.c.pk))).scalar() or 0) - MOST
-        for some in db.execute(_ROWS.where(rollouts.c.pk > max(last, oldest)).order_by(rollouts.c.pk)).partitions(10_000):
+        new = _ROWS.where(rollouts.c.pk > max(last, oldest)).order_by(rollouts.c.pk)
+        for some in db.execute(new.execution_options(yield_per=_AT_ONCE)).partitions():
             self._put(some)
         self._forget(oldest)
 
