@@ -138,6 +138,17 @@ def test_a_run_of_a_large_policy_says_what_a_step_will_take_before_the_first(
     assert "if each samples one answer of sampling.max_tokens" in said[before:validated]
 
 
+def test_a_run_that_keeps_rollouts_of_some_steps_forgets_the_others_and_goes_on(project: Path, tmp_path: Path) -> None:
+    run = lightningrl.train(project, run=tmp_path / "run", settings={**QUICK, "loop.keep_rollouts": 1, "loop.keep_checkpoints": 1})
+    assert {one.trained_step for one in run.rollouts()} == {2}
+    assert [row["step"] for row in run.metrics] == [1, 2]
+    certificate = run.certify()
+    assert certificate.is_passed
+    assert any("nothing is said of steps 1 to 1, whose rollouts were forgotten" in check.said for check in certificate.checks)
+    run = lightningrl.train(run=run.folder, resume=True, settings={"loop.steps": 3})
+    assert {one.trained_step for one in run.rollouts()} == {3}
+
+
 def test_training_within_an_event_loop_is_awaited(project: Path, tmp_path: Path) -> None:
     async def main() -> lightningrl.Run:
         training = asyncio.create_task(lightningrl.train_async(project, run=tmp_path / "run", settings={**QUICK, "loop.steps": 1}))

@@ -99,6 +99,9 @@ class Server:
         self.trained = {step: names for step, names in self.trained.items() if step <= after}
         return 0
 
+    async def forget_rollouts(self, through: int, slack: int = 0) -> int:
+        return 0
+
     async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
         self.ended -= set(rollout_ids)
         self.failed -= set(rollout_ids)

@@ -52,6 +52,7 @@ class Store:
         self.metrics: dict[str, float] = {}
         self.all_alike = False
         self.all_fail = False
+        self.forgotten: list[tuple[int, int]] = []
         self.scores: list[float] = []
         """Of validations, in their order."""
 
@@ -71,6 +72,10 @@ class Store:
         self.trained[step] = list(rollout_ids)
 
     async def rollback_steps(self, after: int) -> int:
+        return 0
+
+    async def forget_rollouts(self, through: int, slack: int = 0) -> int:
+        self.forgotten.append((through, slack))
         return 0
 
     async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
@@ -268,6 +273,17 @@ async def test_a_steps_spans_are_a_tree_of_what_it_did(make_trainer: Callable[..
     said = [dict(span.attributes or {}) for span in found if span.name == "lightningrl.step"]
     assert [(one["lightningrl.step"], one["lightningrl.rollouts"]) for one in said] == [(1, 4), (2, 4)]
     assert all(0.0 <= float(str(one["lightningrl.reward"])) <= 1.0 for one in said)
+
+
+async def test_rollouts_are_forgotten_once_no_kept_checkpoint_goes_on_from_them(make_trainer: Callable[..., Trainer], store: Store) -> None:
+    loop = {"steps": 8, "tasks_per_step": 2, "checkpoint_every": 2, "keep_checkpoints": 2}
+    await make_trainer(**loop).run()
+    assert store.forgotten == []
+    await make_trainer(**loop, keep_rollouts=1, max_staleness=1).run()
+    assert store.forgotten == [(2, 1), (4, 1), (6, 1)], "up to the older one of two checkpoints"
+    store.forgotten.clear()
+    await make_trainer(**loop, keep_rollouts=5).run()
+    assert store.forgotten == [(1, 0), (3, 0)]
 
 
 async def test_a_run_stops_when_validation_is_no_better_and_keeps_its_best_weights(

@@ -358,6 +358,9 @@ class LoopConfig(_Frozen):
     checkpoint_every: int = Field(default=10, ge=1)
     keep_checkpoints: int = Field(default=2, ge=1)
     """The newest so many, and the best by validation beside them."""
+    keep_rollouts: int | None = Field(default=None, ge=1)
+    """Steps whose rollouts stay in the store, the newest so many, and all since the oldest kept checkpoint: for runs of hundreds of
+    thousands of rollouts. None = all. Curves, metrics and the record of steps stay; pages, X-ray and certificate see what is there."""
     patience: int | None = Field(default=None, ge=1)
     """Stop after so many validations in a row that are no better than the best; None = only `steps` and `minutes` count."""
     minutes: float | None = Field(default=None, gt=0)

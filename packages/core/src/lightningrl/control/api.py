@@ -282,6 +282,14 @@ class Rollback(_Body):
     after: Annotated[int, Meta(ge=-1, le=LARGEST)]
 
 
+class Forget(_Body):
+    """Forget rollouts that have ended: those that steps up to `through` trained, and those planned for such steps that none did, the latter
+    but for the last `slack` steps, which may still train them. Their steps and metrics stay."""
+
+    through: Annotated[int, Meta(ge=-1, le=LARGEST)]
+    slack: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+
+
 class Status(_Body, omit_defaults=False):
     counts: StoreCounts
     policies: Sequence[PolicyStatus]
@@ -348,6 +356,7 @@ SCORES = Endpoint[Scores, None]("POST", f"{PREFIX}/scores", Scores, None)
 STEP = Endpoint[Step, None]("POST", f"{PREFIX}/steps", Step, None)
 STEPS = Endpoint[None, Sequence[StepRecord]]("GET", f"{PREFIX}/steps", None, list[StepRecord], about="List training steps.")
 ROLLBACK = Endpoint[Rollback, Count]("DELETE", f"{PREFIX}/steps", Rollback, Count)
+FORGET = Endpoint[Forget, Count]("POST", f"{PREFIX}/forget", Forget, Count)
 CANCEL = Endpoint[Cancel, Count]("POST", f"{PREFIX}/cancel", Cancel, Count)
 RETRY = Endpoint[Retry, Count]("POST", f"{PREFIX}/retry", Retry, Count)
 INTERRUPT = Endpoint[Interrupt, Count]("POST", f"{PREFIX}/interrupt", Interrupt, Count)

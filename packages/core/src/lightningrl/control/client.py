@@ -92,6 +92,10 @@ class ServerClient:
     async def rollback_steps(self, after: int) -> int:
         return (await self.ask(api.ROLLBACK, api.Rollback(after=after))).count
 
+    async def forget_rollouts(self, through: int, slack: int = 0) -> int:
+        """Of steps up to `through`; how many."""
+        return (await self.ask(api.FORGET, api.Forget(through=through, slack=slack))).count
+
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         return (await self.ask(api.CANCEL, api.Cancel(rollout_ids=rollout_ids))).count
 

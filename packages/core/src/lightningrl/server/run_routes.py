@@ -84,6 +84,9 @@ def run_routes(  # noqa: C901  (one short function per endpoint)
     async def rollback(_: Request, body: api.Rollback) -> api.Count:
         return api.Count(count=await ledger.rollback_steps(body.after))
 
+    async def forget(_: Request, body: api.Forget) -> api.Count:
+        return api.Count(count=await ledger.forget_rollouts(body.through, body.slack))
+
     async def cancel(_: Request, body: api.Cancel) -> api.Count:
         return api.Count(count=await queue.cancel(body.rollout_ids))
 
@@ -114,6 +117,7 @@ def run_routes(  # noqa: C901  (one short function per endpoint)
         route(api.STEP, access, mark),
         route(api.STEPS, access, steps),
         route(api.ROLLBACK, access, rollback),
+        route(api.FORGET, access, forget),
         route(api.CANCEL, access, cancel),
         route(api.RETRY, access, retry),
         route(api.INTERRUPT, access, interrupt),

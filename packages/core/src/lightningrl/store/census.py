@@ -5,7 +5,8 @@ later ─► those that are new ─────────┼─► rows[rollou
        └► those that may change ─────┘
 
 A rollout is settled, and not read again, once a finished step has trained it, or once it has a reward of a validation before the newest
-step. A resumed run takes steps back: where the newest step that was seen is gone, or was done again, all is read again.
+step. A resumed run takes steps back: where the newest step that was seen is gone, or was done again, all is read again; so where rollouts
+were forgotten.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Float, Row, Text, func, select, type_coerce
 
 from lightningrl.store.reads import chunks
-from lightningrl.store.schema import attempts, rollouts, scores, steps, tasks, trained
+from lightningrl.store.schema import FORGOTTEN, attempts, meta, rollouts, scores, steps, tasks, trained
 from lightningrl.types import Outcome, RolloutMode, RolloutState
 
 __all__ = ["MODES", "OUTCOMES", "STATES", "Census"]
@@ -91,6 +92,8 @@ class Census:
         """The places of rollouts that may change, by pk."""
         self._newest: tuple[int, float] | None = None
         """The last finished step, and when it finished."""
+        self._forgotten: str | None = None
+        """How many rollouts the store had deleted."""
         self.groups: dict[str, int] = {}
         """Their numbers in rows; so for tasks and for lists of words (`lightningrl.store.participants`), where 0 is None."""
         self.tasks: dict[str, int] = {}
@@ -111,7 +114,10 @@ class Census:
 
     def update(self, db: Connection) -> None:
         """Read what is new in the store."""
-        newest = db.execute(_NEWEST_STEP).one_or_none()
+        newest, forgotten = db.execute(_NEWEST_STEP).one_or_none(), db.execute(_FORGOTTEN).scalar()
+        if forgotten != self._forgotten:
+            self._clear()
+            self._forgotten = forgotten
         if self._newest is not None and db.execute(select(steps.c.at).where(steps.c.step == self._newest[0])).scalar() != self._newest[1]:
             self._clear()
         self._newest = None if newest is None else (newest.step, newest.at)
@@ -185,6 +191,7 @@ class Census:
         self._open = {pk: place - gone for pk, place in self._open.items() if place >= gone}
 
 
+_FORGOTTEN = select(meta.c.value).where(meta.c.key == FORGOTTEN)
 _NEWEST_STEP = select(steps.c.step, steps.c.at).order_by(steps.c.step.desc()).limit(1)
 _ROWS = select(  # as `_Found` has them
     rollouts.c.pk,

@@ -399,6 +399,12 @@ class Ledger(Protocol):
         """Forget steps later than `after` (the trainer resumes from an older checkpoint); returns how many."""
         ...
 
+    async def forget_rollouts(self, through: int, slack: int = 0) -> int:
+        """Delete rollouts that have ended, with all that is kept of them: those trained by steps up to `through`, and those planned for
+        them that no step trained, the latter but for the last `slack` steps. The steps stay, without their `rollout_ids`. Returns how
+        many."""
+        ...
+
 
 class Look(AttemptCalls, Overview, Standing, Protocol):
     """What is and was. Changes nothing."""

@@ -40,6 +40,7 @@ from lightningrl.types import (
 )
 
 __all__ = [
+    "FORGOTTEN",
     "SCHEMA_VERSION",
     "advantages",
     "attempts",
@@ -66,6 +67,9 @@ SCHEMA_VERSION = 7
 """`lightningrl.store.migrations` brings older ones up to date."""
 
 metadata = MetaData()
+
+FORGOTTEN = "forgotten"
+"""Key of `meta`: how many rollouts were deleted so far. Whoever remembers rollouts reads them anew when it has changed."""
 
 meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
 

@@ -414,6 +414,13 @@ class SqlStore:
     trajectories = _reading(read_trajectories)
     mark_trained = _writing(writes.mark_trained)
     rollback_steps = _writing(writes.rollback_steps)
+
+    async def forget_rollouts(self, through: int, slack: int = 0) -> int:
+        count = 0
+        while gone := await self._write(lambda tx: writes.forget_some(tx, through, slack)):  # others write between
+            count += gone
+        return count
+
     steps = _reading(Reader.steps)
     position = _reading(read_position)
     condition = _reading(read_condition)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import bindparam, delete, func, insert, select, text, update
+from sqlalchemy import Integer, and_, bindparam, delete, func, insert, or_, select, text, update
 
 from lightningrl.clean import clean_text
 from lightningrl.errors import StoreError
@@ -23,8 +23,10 @@ from lightningrl.store.prepared import Prepared
 from lightningrl.store.protocol import DIVERGED_CODE, RETRYABLE, AttemptEnd, CallRecord, Score, SpanRecord, ToolCallRecord
 from lightningrl.store.reads import chunks
 from lightningrl.store.schema import (
+    FORGOTTEN,
     attempts,
     calls,
+    meta,
     other_calls,
     rewards,
     rollouts,
@@ -36,7 +38,7 @@ from lightningrl.store.schema import (
 )
 from lightningrl.store.tokens import AS_THEY_ARE
 from lightningrl.store.transaction import ATTEMPT_COLUMNS, LiveAttempt, Transaction, over
-from lightningrl.types import BranchPoint, FinishReason, OtherCall, OtherCallKind, Outcome, RolloutSpec, RolloutState, ToolCall
+from lightningrl.types import BranchPoint, FinishReason, OtherCall, OtherCallKind, Outcome, RolloutMode, RolloutSpec, RolloutState, ToolCall
 
 __all__ = [
     "add_rewards",
@@ -49,6 +51,7 @@ __all__ = [
     "expire",
     "finish",
     "finish_attempt",
+    "forget_some",
     "heartbeat",
     "interrupt",
     "lease",
@@ -518,6 +521,47 @@ def rollback_steps(tx: Transaction, after: int) -> int:
     return tx.db.execute(delete(steps).where(steps.c.step > after)).rowcount
 
 
+def forget_some(tx: Transaction, through: int, slack: int) -> int:
+    """Some of the rollouts that `Ledger.forget_rollouts` deletes; 0 = none is left."""
+    pks = [row.pk for row in tx.db.execute(_TRAINED_THROUGH, {"through": through})]
+    pks = pks or [row.pk for row in tx.db.execute(_PLANNED_THROUGH, {"through": through, "slack": slack})]
+    if not pks:
+        return 0
+    of_rollouts = list(tx.db.execute(select(attempts.c.pk).where(attempts.c.rollout_pk.in_(pks))).scalars())
+    for table in _OF_ATTEMPTS:
+        for some in chunks(of_rollouts):
+            tx.db.execute(delete(table).where(table.c.attempt_pk.in_(some)))
+    for table, column in ((attempts, attempts.c.rollout_pk), (trained, trained.c.rollout_pk), (rollouts, rollouts.c.pk)):
+        tx.db.execute(delete(table).where(column.in_(pks)))
+    before = tx.db.execute(select(meta.c.value).where(meta.c.key == FORGOTTEN)).scalar()
+    tx.replace(meta, [{"key": FORGOTTEN, "value": str(int(before or 0) + len(pks))}])
+    return len(pks)
+
+
+_HAS_ENDED = rollouts.c.state.not_in((RolloutState.QUEUED, RolloutState.RUNNING))
+_AT_ONCE = 100
+"""Rollouts that are forgotten in one commit: others wait for it."""
+_TRAINED_THROUGH = (
+    select(rollouts.c.pk)
+    .join(trained, trained.c.rollout_pk == rollouts.c.pk)
+    .where(trained.c.step <= bindparam("through"), _HAS_ENDED)
+    .limit(_AT_ONCE)
+)
+_PLANNED_THROUGH = (
+    select(rollouts.c.pk)
+    .outerjoin(trained, trained.c.rollout_pk == rollouts.c.pk)
+    .where(
+        trained.c.step.is_(None),
+        _HAS_ENDED,
+        # a validation's `step` is that of its weights; a training rollout's is one less than that of the step which takes it
+        or_(
+            and_(rollouts.c.mode == RolloutMode.VALIDATION, rollouts.c.step <= bindparam("through")),
+            and_(rollouts.c.mode != RolloutMode.VALIDATION, rollouts.c.step < bindparam("through") - bindparam("slack", type_=Integer)),
+        ),
+    )
+    .limit(_AT_ONCE)
+)
+_OF_ATTEMPTS = tuple(table for table in schema.metadata.sorted_tables if "attempt_pk" in table.c)
 _RUNNING_ATTEMPTS = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.outcome.is_(None))
 _RUNNING = Prepared(_RUNNING_ATTEMPTS)
 _RUNNING_AT = Prepared(_RUNNING_ATTEMPTS.where(attempts.c.worker_id == bindparam("of_worker")))

@@ -16,6 +16,7 @@ import numpy as np
 
 from lightningrl.errors import StoreError
 from lightningrl.store.errors import AttemptOver, Conflict, UnknownRecord
+from lightningrl.store.overview import RolloutQuery
 from lightningrl.store.protocol import (
     DIVERGED_CODE,
     AttemptEnd,
@@ -709,6 +710,33 @@ class StoreConformance:
         assert await store.rollback_steps(after=1) == 2
         await store.mark_trained(2, ["c"], {})
         assert [(one.step, one.rollout_ids) for one in await store.steps()] == [(1, ("a",)), (2, ("c",))]
+
+    async def test_rollouts_of_old_steps_are_forgotten_and_their_steps_stay(self, store: Store) -> None:
+        validation = {"mode": RolloutMode.VALIDATION}
+        await store.create_rollouts([make_spec("v1", step=1, **validation), make_spec("v2", step=2, **validation)])
+        await store.create_rollouts([make_spec(name, step=step) for step, name in enumerate(("a", "b", "late", "c"))])
+        await store.create_rollouts([make_spec("queued", step=0)])
+        for name in ("v1", "v2", "a", "b", "late", "c"):
+            lease = await leased(store)
+            assert lease.rollout_id == name
+            await store.append_call(make_call(lease, f"of-{name}", [1], [2]))
+            await store.finish_attempt(name, 1, Outcome.SUCCEEDED, "done")
+            await store.set_scores([Score(rollout_id=name, attempt=1, reward=1.0, rewards={"right": 1.0})])
+        for step, name in enumerate(("a", "b", "c"), 1):
+            await store.mark_trained(step, [name], {"rollouts": 1.0})
+        assert [row.id for row in await store.list_rows(RolloutQuery())] != []
+        assert await store.forget_rollouts(through=1) == 2  # `late` is planned for step 3
+        assert await store.forget_rollouts(through=3, slack=2) == 3
+        left = {record.spec.id for record in await store.list_rollouts()}
+        assert left == {"late", "queued"}
+        assert {row.id for row in await store.list_rows(RolloutQuery())} == left
+        assert await store.forget_rollouts(through=3) == 1
+        with pytest.raises(UnknownRecord):
+            await store.rollout("a")
+        assert [(one.step, one.rollout_ids) for one in await store.steps()] == [(1, ()), (2, ()), (3, ())]
+        counts = await store.counts()
+        assert (counts.attempts, counts.calls) == (0, 0)
+        assert (await leased(store)).rollout_id == "queued"
 
     async def test_counts(self, store: Store) -> None:
         await store.create_rollouts([make_spec(name) for name in "abc"])

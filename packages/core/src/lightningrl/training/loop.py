@@ -48,6 +48,7 @@ class ControlPlane(Rollouts, Protocol):
 
     async def mark_trained(self, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None: ...
     async def rollback_steps(self, after: int) -> int: ...
+    async def forget_rollouts(self, through: int, slack: int = 0) -> int: ...
 
 
 class Progress(Protocol):
@@ -398,6 +399,17 @@ class Trainer:
                 await asyncio.shield(writing)
             finally:
                 await asyncio.wait({writing})
+        await self._forget_rollouts()
+
+    async def _forget_rollouts(self) -> None:
+        """Those that no kept checkpoint goes on from. A kill in between leaves some for the next checkpoint."""
+        loop = self.recipe.loop
+        if loop.keep_rollouts is None:
+            return
+        oldest = self.folder.checkpoints()[-loop.keep_checkpoints :][0].state.step
+        through = min(self.state.step - loop.keep_rollouts, oldest)
+        if through > 0:
+            await self.control.forget_rollouts(through, loop.max_staleness)
 
     def _write_checkpoint(self) -> None:
         try:
