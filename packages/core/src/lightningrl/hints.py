@@ -65,7 +65,7 @@ LEARNER: Final = frozenset(
 EXTRAS: Final[Mapping[str, frozenset[str]]] = {
     "plot": frozenset({"matplotlib"}),
     "server": frozenset(
-        {"httptools", "jinja2", "prometheus_client", "renderers", "sqlalchemy", "starlette", "tokenizers", "transformers", "uvicorn"}
+        {"httptools", "jinja2", "jsonschema", "prometheus_client", "renderers", "sqlalchemy", "starlette", "tokenizers", "transformers", "uvicorn"}
         | {"uvloop", "websockets"}
     ),
 }

@@ -1,4 +1,4 @@
-"""JSON schemas, checked with the library `jsonschema`, which is an extra: `pip install 'lightningrl[schema]'`.
+"""JSON schemas, checked with the library `jsonschema`, which comes with the extra `server`.
 
 JsonSchema    1.0 where the text at `field` is JSON that fits the schema, else 0.0
 """
@@ -22,7 +22,7 @@ def load_jsonschema(what: str) -> Any:
     try:
         return importlib.import_module("jsonschema")
     except ImportError:
-        raise ConfigError(f"{what} cannot be checked: jsonschema is not installed; pip install 'lightningrl[schema]'") from None
+        raise ConfigError(f"{what} cannot be checked: jsonschema is not installed; pip install 'lightningrl[server]'") from None
 
 
 def build_check(schema: Mapping[str, Any], *, what: str) -> Callable[[Any], bool]:
