@@ -143,7 +143,7 @@ def test_a_schema_that_cannot_be_used_is_named_once(caplog: pytest.LogCaptureFix
 
 def test_without_jsonschema_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "jsonschema", None)
-    with pytest.raises(ConfigError, match=r"jsonschema is not installed; pip install 'lightningrl\[schema\]'"):
+    with pytest.raises(ConfigError, match=r"jsonschema is not installed; pip install 'lightningrl\[server\]'"):
         ValidArguments()
     assert not ValidArguments(offered=False).offered
 

@@ -181,7 +181,7 @@ def test_bad_settings_are_refused_with_a_sentence(make: Callable[[], object], se
 
 def test_without_jsonschema_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    with pytest.raises(ConfigError, match=r"jsonschema is not installed; pip install 'lightningrl\[schema\]'"):
+    with pytest.raises(ConfigError, match=r"jsonschema is not installed; pip install 'lightningrl\[server\]'"):
         JsonSchema(schema={})
 
 

@@ -65,8 +65,8 @@ LEARNER: Final = frozenset(
 EXTRAS: Final[Mapping[str, frozenset[str]]] = {
     "plot": frozenset({"matplotlib"}),
     "server": frozenset(
-        {"httptools", "jinja2", "jsonschema", "prometheus_client", "renderers", "sqlalchemy", "starlette", "tokenizers", "transformers", "uvicorn"}
-        | {"uvloop", "websockets"}
+        {"httptools", "jinja2", "jsonschema", "prometheus_client", "renderers", "sqlalchemy", "starlette", "tokenizers", "transformers"}
+        | {"uvicorn", "uvloop", "websockets"}
     ),
 }
 """What each extra of the core brings, by the names of import."""
