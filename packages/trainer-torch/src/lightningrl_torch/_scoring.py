@@ -26,7 +26,7 @@ from lightningrl_torch._packing import Batch
 __all__ = ["Scores", "read_states", "score_batch", "to_tensor"]
 
 MOST_LOGITS: Final = 2**25
-"""Numbers that are kept at a time: 128 MB."""
+"""Numbers that are kept at a time: 128 MB; on a GPU, which wants larger parts, eight times as many."""
 
 
 class Scores(NamedTuple):
@@ -49,7 +49,8 @@ def score_batch(model: PreTrainedModel, batch: Batch, *, autocast: bool, entropy
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     targets, temperatures = to_tensor(batch.targets, model), to_tensor(batch.temperatures, model)
     look_up = partial(_look_up, entropy_gradient=entropy_gradient)
-    part = max(1, MOST_LOGITS // int(model.config.get_text_config(decoder=True).vocab_size))
+    most = MOST_LOGITS * 8 if model.device.type == "cuda" else MOST_LOGITS
+    part = max(1, most // int(model.config.get_text_config(decoder=True).vocab_size))
     if len(targets) <= part or model.config.model_type not in FAMILIES:  # other families may do more to logits than their embeddings do
         logits, states = _forward(model, batch, autocast=autocast)
         return Scores(*look_up(logits, targets, temperatures), states)

@@ -46,7 +46,9 @@ def engine_threads(settings: Settings, parameters: int) -> int:
 
 
 def tokens_at_once(model: PreTrainedModel) -> int:
-    """How many tokens' activations fit into `KEPT_BYTES`."""
+    """How many tokens' activations fit into `KEPT_BYTES`; a GPU is for policies that fit it."""
+    if model.device.type == "cuda":
+        return MOST_TOKENS
     config = model.config.get_text_config(decoder=True)
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     # of a layer, float32: its input twice normed, queries, keys, values, attention and what is added, and four of the inner width

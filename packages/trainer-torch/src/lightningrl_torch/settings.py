@@ -79,7 +79,7 @@ class Settings(LearnerSettings):
     """Of the learning rate, over calls of `learn`."""
     max_tokens_per_microbatch: Count | None = None
     """Tokens, padding included, in one forward and backward; memory against speed, no effect on the result. None = as many as keep about
-    2 GB for the gradient, at most 4096."""
+    2 GB for the gradient, at most 4096; on a GPU 4096."""
     share_prefixes: bool = True
     """What samples begin alike with is computed once (models whose layers all attend to all earlier tokens, by torch's attention); no
     effect on the result beyond rounding."""
