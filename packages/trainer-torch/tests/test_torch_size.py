@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from lightningrl.errors import BackendError
 from lightningrl_torch import _size
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.learner_settings import LoraSettings
@@ -33,11 +35,18 @@ def whole(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("all_are_large", "whole")
-def test_a_large_policy_on_a_cpu_learns_by_adapters_unless_the_recipe_says(make_backend: MakeBackend) -> None:
-    by_size, all_weights = make_backend(device="cpu", learning_rate=None), make_backend(device="cpu", learning_rate=None, lora=False)
+def test_a_large_policy_on_a_cpu_learns_by_adapters_unless_the_recipe_says(make_backend: MakeBackend, policy: str, tmp_path: Path) -> None:
+    by_size, all_weights = TorchBackend(policy=policy, device="cpu"), TorchBackend(policy=policy, device="cpu", lora=False)
     assert all("lora_" in name for name in by_size.learner.parameters)
     assert not any("lora_" in name for name in all_weights.learner.parameters)
-    assert (by_size.settings.rate, all_weights.settings.rate) == (1e-4, 1e-5)
+    assert (by_size.settings.learning_rate, all_weights.settings.learning_rate) == (1e-4, 1e-5)
+    said = make_backend(device="cpu", learning_rate=0.5)
+    assert (said.settings.adapters is not None, said.settings.learning_rate) == (True, 0.5)
+    all_weights.save(tmp_path / "saved")
+    with pytest.raises(BackendError, match=r"does not fit .*learner\.lora = false: all weights were trained"):
+        by_size.load(tmp_path / "saved")
+    for backend in (by_size, all_weights):
+        backend.close()
 
 
 @pytest.mark.usefixtures("whole")

@@ -31,10 +31,11 @@ def is_large(parameters: int) -> bool:
 
 def choose_adapters(settings: Settings, device: torch.device, count: Callable[[], int]) -> Settings:
     """With adapters, where the recipe leaves them open and the policy is large; `count` counts its parameters."""
-    if settings.lora is not None:
+    if settings.lora is not None or device.type != "cpu" or count() < ADAPTED:
         return settings
-    is_adapted = device.type == "cpu" and count() >= ADAPTED
-    return settings.model_copy(update={"lora": LoraSettings()}) if is_adapted else settings
+    # ten times the rate of all weights suits adapters (Schulman et al., LoRA Without Regret, 2025)
+    rate = settings.learning_rate if "learning_rate" in settings.model_fields_set else 1e-4
+    return settings.model_copy(update={"lora": LoraSettings(), "learning_rate": rate})
 
 
 def engine_threads(settings: Settings, parameters: int) -> int:

@@ -211,7 +211,7 @@ class TorchBackend:
             if ours != theirs:
                 raise BackendError(
                     f"checkpoint {str(folder)!r} does not fit policy {self.settings.policy!r}: {name!r} is {theirs} there and {ours} here; "
-                    "use the policy, LoRA and critic settings that it was saved with"
+                    "use the policy, LoRA and critic settings that it was saved with (learner.lora = false: all weights were trained)"
                 )
         with self._reading, self._engine.held():
             with torch.no_grad():

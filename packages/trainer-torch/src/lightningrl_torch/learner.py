@@ -86,7 +86,7 @@ class Learner:
         ]
         self.optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
-            lr=settings.rate,
+            lr=settings.learning_rate,
             betas=(settings.betas[0], settings.betas[1]),
             fused=True,
         )
@@ -103,7 +103,7 @@ class Learner:
             samples = [sample for sample in samples if sample.advantages.any() or (self.critic is not None and _targets(sample))]
             if not samples:
                 return LearnReport(policy_version=self.step, tokens=0, seconds=time.monotonic() - started)
-        rate = settings.rate * schedule_factor(
+        rate = settings.learning_rate * schedule_factor(
             settings.schedule,
             self.step,
             warmup_steps=settings.warmup_steps,

@@ -57,8 +57,7 @@ class LearnerSettings(SettingsTable):
     context_length: Annotated[int, Field(ge=2, strict=True)] | None = None
     """Most tokens of prompt and completion together; None = the model's."""
 
-    learning_rate: AtLeast0 | None = None
-    """None = 1e-5; 1e-4 where adapters learn (ten times as much suits them: Schulman et al., LoRA Without Regret, 2025)."""
+    learning_rate: AtLeast0 = 1e-5
     warmup_steps: Whole = 0
     total_steps: Count | None = None
     """Where a schedule that is not `constant` ends; it needs it."""
@@ -94,8 +93,8 @@ class LearnerSettings(SettingsTable):
     """Optimiser updates in an epoch."""
     epochs: Count = 1
     lora: LoraSettings | None = None
-    """A table with any of `rank`, `alpha`, `target_modules`, or true: adapters learn; false: all weights do. None = all weights, or
-    adapters where the policy is on a CPU and has 250 million parameters or more."""
+    """A table with any of `rank`, `alpha`, `target_modules`, or true: adapters learn; false: all weights do. None = all weights, or,
+    where the policy is on a CPU and has 250 million parameters or more, adapters, with a `learning_rate` of 1e-4 if none is set."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -129,13 +128,6 @@ class LearnerSettings(SettingsTable):
     def adapters(self) -> LoraSettings | None:
         """Those that learn; None = all weights do."""
         return self.lora if self.lora is not None and self.lora.rank else None
-
-    @property
-    def rate(self) -> float:
-        """`learning_rate`, or what it is where nobody said."""
-        if self.learning_rate is not None:
-            return self.learning_rate
-        return 1e-4 if self.adapters else 1e-5
 
     @property
     def is_corrected(self) -> bool:

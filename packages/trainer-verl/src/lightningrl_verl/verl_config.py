@@ -137,7 +137,7 @@ def _base(settings: Settings, context_length: int) -> dict[str, Any]:
         "trainer.v1.sampler.custom_sampler.name": "PromptAsyncSampler" if settings.is_async else "PromptSampler",
         "ray_kwargs.ray_init.include_dashboard": False,
     }
-    values |= _optimiser(actor, settings, learning_rate=settings.rate)
+    values |= _optimiser(actor, settings, learning_rate=settings.learning_rate)
     values |= _correction(settings)
     if settings.strategy != "megatron":
         values |= _fsdp(settings)

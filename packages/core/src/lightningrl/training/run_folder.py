@@ -41,7 +41,7 @@ __all__ = [
 
 FREE_ON_RESUME = re.compile(
     r"(loop\.(steps|minutes|checkpoint_every|keep_checkpoints|keep_rollouts|patience)|runtime|store_url|loggers|validation\.every|outcomes\.max_failed_rewards"
-    r"|rewards\.[^.]+\.(timeout_s|retries|concurrency)|judge\.(api_key_env|concurrency|retries|timeout_s|max_calls|max_tokens))"
+    r"|rewards\.[^.]+\.(timeout_s|retries|concurrency)|learner\.lora$|judge\.(api_key_env|concurrency|retries|timeout_s|max_calls|max_tokens))"
 )
 """Settings that may change when a run goes on; all others make it another run."""
 
