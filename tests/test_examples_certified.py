@@ -13,15 +13,21 @@ from certified import certified
 from warm import WarmCommand
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+REWARD = """
+def of_every_other(task, output, trajectory):
+    return float(int(trajectory.rollout_id[-1]) % 2)
+"""
+"""Each step teaches, whatever is sampled."""
 SMALL = ("loop.steps=1", "loop.tasks_per_step=4", "loop.group_size=4", "validation.tasks=2", "runtime.workers=1")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", ["rag", "math_tools"])
+@pytest.mark.parametrize(("example", "reward"), [("rag", "answer"), ("math_tools", "answer_match")])
 def test_an_example_is_trained_on_what_was_sampled(
-    example: str, tmp_path: Path, warm: WarmCommand, tmp_path_factory: pytest.TempPathFactory
+    example: str, reward: str, tmp_path: Path, warm: WarmCommand, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    settings = [word for setting in SMALL for word in ("--set", setting)]
+    (tmp_path / "teaching.py").write_text(REWARD, encoding="utf-8")
+    settings = [word for setting in (*SMALL, f"rewards.{reward}.use={tmp_path}/teaching.py:of_every_other") for word in ("--set", setting)]
     cache = {"LIGHTNINGRL_CACHE": str(tmp_path_factory.getbasetemp() / "cache")}
     ran = warm.run(
         "lightningrl", "train", str(EXAMPLES / example), "--run", str(tmp_path / "run"), *settings, cwd=tmp_path, environment=cache
