@@ -30,6 +30,8 @@ async_api = pytest.importorskip("playwright.async_api", reason="playwright is no
 
 pytestmark = needs_chromium
 LISTEN = "window.heard = []; document.addEventListener('news', (event) => window.heard.push(...event.detail.steps));"
+SHOWS_STEPS = """(count) => [...document.querySelectorAll('.stat')].some(
+    (stat) => stat.textContent.includes('Steps') && parseInt(stat.querySelector('.stat-value').textContent) >= count)"""
 ATTACK = (
     "</bdi></pre><script>window.hurt = 1</script><img src=x onerror='window.hurt = 2'><svg onload=window.hurt=3>"
     "\u202egnp.exe\x1b]0;mine\x07 \u0645\u0631\u062d\u0628\u0627 "
@@ -56,7 +58,7 @@ async def page() -> AsyncIterator[Any]:
 @pytest.fixture
 def training(warm: WarmCommand, first_agent: Path, tmp_path: Path) -> Iterator[TrainRun]:
     run = TrainRun(warm, tmp_path / "run", tmp_path / "journal")
-    run.start(str(first_agent), "--steps", "6", "--set", "loop.tasks_per_step=4")
+    run.start(str(first_agent), "--steps", "24", "--set", "loop.tasks_per_step=4")
     yield run
     run.close()
 
@@ -72,12 +74,13 @@ async def test_a_page_hears_of_each_step_once_although_the_server_is_killed(page
     begun = await page.evaluate("Number(document.body.dataset.place.split('.')[0])")
     for count in (1, 2):
         await page.wait_for_function("(count) => window.heard.length >= count", arg=count)
-        (server,) = await asyncio.to_thread(training.children, "server")
+        await asyncio.to_thread(training.wait_for, lambda: bool(training.children("server")))  # it may be starting again
+        (server,) = training.children("server")
         training.kill(server)
+    await page.wait_for_function(SHOWS_STEPS, arg=3)  # while the server is there to ask
     assert await asyncio.to_thread(training.wait) == 0, training.describe()
     heard = await page.evaluate("window.heard")
     assert len(heard) > 2 and heard == list(range(begun + 1, begun + 1 + len(heard))), "in order, none twice, none left out"
-    assert await page.locator(".stat", has_text="Steps").locator(".stat-value").inner_text() >= "1", "the page shows what is new"
 
 
 async def test_what_a_policy_writes_runs_nothing_and_breaks_nothing(page: Any, tmp_path: Path) -> None:

@@ -194,7 +194,10 @@ const REST_MS = 1000; // between two fetches, and longer where the server says t
 let place = document.body.dataset.place;
 let source = null;
 let fetching = false;
-let waiting = false;
+let waiting = false; // something is new that the page does not show
+let stepped = false; // a step has finished meanwhile: the server makes the page again for it at once
+let timer = null; // of the rest after a fetch
+let asked = 0;
 
 const live = () => document.querySelector("#live[data-live]");
 
@@ -203,8 +206,9 @@ function listen() {
   source = new EventSource(`${document.body.dataset.events}?after=${encodeURIComponent(place)}`);
   source.onmessage = (event) => {
     place = root.dataset.place = event.lastEventId;
-    document.dispatchEvent(new CustomEvent("news", { detail: JSON.parse(event.data) }));
-    refresh();
+    const news = JSON.parse(event.data);
+    document.dispatchEvent(new CustomEvent("news", { detail: news }));
+    hear(news.steps.length > 0);
   };
   source.onerror = () => {
     if (source?.readyState !== EventSource.CLOSED) return; // the browser comes back by itself
@@ -218,25 +222,39 @@ function hush() {
   source = null;
 }
 
+function hear(hasStep) {
+  waiting = true;
+  stepped ||= hasStep;
+  if (fetching) return;
+  if (timer === null) refresh();
+  else if (stepped) rest(REST_MS - (performance.now() - asked));
+}
+
+function rest(duration) {
+  clearTimeout(timer);
+  timer = setTimeout(() => {
+    timer = null;
+    if (waiting) refresh();
+  }, duration);
+}
+
 async function refresh() {
-  if (fetching) return (waiting = true);
   fetching = true;
-  let rest = REST_MS;
+  waiting = stepped = false;
+  asked = performance.now();
+  let duration = REST_MS;
   try {
     const response = await fetch(location.href, { headers: { accept: "text/html" } });
     const freshIn = response.headers.get("x-fresh-in");
-    if (freshIn !== null) [waiting, rest] = [true, Math.max(rest, 1000 * Number(freshIn))];
+    if (freshIn !== null) [waiting, duration] = [true, Math.max(duration, 1000 * Number(freshIn))];
     const fresh = response.ok && new DOMParser().parseFromString(await response.text(), "text/html").querySelector("#live");
     const part = live();
     if (fresh && part && !(getSelection().toString() && part.contains(getSelection().anchorNode))) replace(part, fresh);
   } catch {
     // the server is away: the next news brings what is new
   }
-  setTimeout(() => {
-    const again = waiting;
-    fetching = waiting = false;
-    if (again) refresh();
-  }, rest);
+  fetching = false;
+  rest(stepped ? REST_MS : duration);
 }
 
 function replace(part, fresh) {
