@@ -35,29 +35,32 @@ def measure(engine: TorchEngine, rehearse: Callable[[Sequence[Sample]], None], *
     _ask(engine, 1, words, prompt=2, tokens=1)  # what is made once
     reading = _seconds(lambda: _ask(engine, CALLS, words, prompt=READ, tokens=1))
     first = _seconds(lambda: _ask(engine, CALLS, words, prompt=2, tokens=1))
-    sampling = _seconds(lambda: _ask(engine, CALLS, words, prompt=2, tokens=1 + SAMPLED)) - first
+    began = time.monotonic()
+    sampled = _ask(engine, CALLS, words, prompt=2, tokens=1 + SAMPLED) - CALLS  # fewer than asked for where one ends early
+    sampling = time.monotonic() - began - first
     rows = [_row(words(1 + LEARNED)) for _ in range(CALLS // 2)]
     learning = _seconds(lambda: rehearse(rows))
     return Speed(
         parameters=parameters,
         trained=trained,
         read=CALLS * READ / reading,
-        sampled=CALLS * SAMPLED / max(sampling, 1e-9),
+        sampled=max(sampled, 1) / max(sampling, 1e-9),
         calls=CALLS,
         learned=len(rows) * LEARNED / learning,
     )
 
 
-def _ask(engine: TorchEngine, calls: int, words: Callable[[int], tuple[int, ...]], *, prompt: int, tokens: int) -> None:
-    async def call(number: int) -> None:
-        sampling = SamplingSettings(max_tokens=tokens, seed=number)
-        async for _ in engine.generate(GenerateRequest(id=f"speed-{number}", prompt_ids=words(prompt), sampling=sampling)):
-            pass
+def _ask(engine: TorchEngine, calls: int, words: Callable[[int], tuple[int, ...]], *, prompt: int, tokens: int) -> int:
+    """Tokens that were sampled."""
 
-    async def all_of_them() -> None:
-        await asyncio.gather(*map(call, range(calls)))
+    async def call(number: int) -> int:
+        request = GenerateRequest(id=f"speed-{number}", prompt_ids=words(prompt), sampling=SamplingSettings(max_tokens=tokens, seed=number))
+        return sum([len(chunk.token_ids) async for chunk in engine.generate(request)])
 
-    asyncio.run(all_of_them())
+    async def all_of_them() -> int:
+        return sum(await asyncio.gather(*map(call, range(calls))))
+
+    return asyncio.run(all_of_them())
 
 
 def _row(tokens: tuple[int, ...]) -> Sample:

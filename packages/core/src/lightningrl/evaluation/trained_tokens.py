@@ -59,9 +59,9 @@ class TrainedTokens:
         ratio = self.tokens / max(1, self.unique)
         said = f"{self.tokens} trained of {self.unique} different tokens: each {ratio:.2f} times"
         yield Check(name="each is trained once", is_passed=self.tokens == self.unique if has_any else None, said=said)
-        forgotten = [step.step for step in steps if not step.rollout_ids and step.metrics.get("rollouts")]
-        whole = [step for step in steps if step.step not in forgotten]
-        differ = [step.step for step in whole if step.metrics.get("trained_tokens", 0.0) != self.by_step.get(step.step, 0)]
+        forgotten = [step.step for step in steps if step.is_forgotten]
+        judged = (step for step in steps if not step.is_forgotten)
+        differ = [step.step for step in judged if step.metrics.get("trained_tokens", 0.0) != self.by_step.get(step.step, 0)]
         said = "rows made from the record have as many tokens as the steps counted"
         if forgotten:
             said += f"; nothing is said of steps {forgotten[0]} to {forgotten[-1]}, whose rollouts were forgotten (loop.keep_rollouts)"

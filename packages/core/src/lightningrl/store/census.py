@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Float, Row, Text, func, select, type_coerce
 
-from lightningrl.store.reads import chunks
-from lightningrl.store.schema import FORGOTTEN, attempts, meta, rollouts, scores, steps, tasks, trained
+from lightningrl.store.reads import chunks, read_forgotten
+from lightningrl.store.schema import attempts, rollouts, scores, steps, tasks, trained
 from lightningrl.types import Outcome, RolloutMode, RolloutState
 
 __all__ = ["MODES", "OUTCOMES", "STATES", "Census"]
@@ -92,8 +92,8 @@ class Census:
         """The places of rollouts that may change, by pk."""
         self._newest: tuple[int, float] | None = None
         """The last finished step, and when it finished."""
-        self._forgotten: str | None = None
-        """How many rollouts the store had deleted."""
+        self._forgotten: tuple[int, int] | None = None
+        """What the store had deleted."""
         self.groups: dict[str, int] = {}
         """Their numbers in rows; so for tasks and for lists of words (`lightningrl.store.participants`), where 0 is None."""
         self.tasks: dict[str, int] = {}
@@ -114,7 +114,7 @@ class Census:
 
     def update(self, db: Connection) -> None:
         """Read what is new in the store."""
-        newest, forgotten = db.execute(_NEWEST_STEP).one_or_none(), db.execute(_FORGOTTEN).scalar()
+        newest, forgotten = db.execute(_NEWEST_STEP).one_or_none(), read_forgotten(db)
         if forgotten != self._forgotten:
             self._clear()
             self._forgotten = forgotten
@@ -191,7 +191,6 @@ class Census:
         self._open = {pk: place - gone for pk, place in self._open.items() if place >= gone}
 
 
-_FORGOTTEN = select(meta.c.value).where(meta.c.key == FORGOTTEN)
 _NEWEST_STEP = select(steps.c.step, steps.c.at).order_by(steps.c.step.desc()).limit(1)
 _ROWS = select(  # as `_Found` has them
     rollouts.c.pk,

@@ -243,6 +243,8 @@ class StepRecord:
     metrics: Mapping[str, float]
     at: float
     """Unix seconds."""
+    is_forgotten: bool = False
+    """Its rollouts were deleted (`Ledger.forget_rollouts`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,12 +27,14 @@ from lightningrl.store.protocol import (
     StoreCounts,
 )
 from lightningrl.store.schema import (
+    FORGOTTEN,
     advantages,
     attempts,
     calls,
     computed,
     digests,
     evidence,
+    meta,
     other_calls,
     rollouts,
     scores,
@@ -46,7 +48,7 @@ from lightningrl.store.schema import (
 from lightningrl.store.tokens import build_transition, prompts_and_completions
 from lightningrl.types import Array, Evidence, OtherCall, Outcome, RolloutSpec, RolloutState, SamplingSettings, Task
 
-__all__ = ["OTHER_CALLS", "Reader", "chunks", "decode_task"]
+__all__ = ["OTHER_CALLS", "Reader", "chunks", "decode_task", "read_forgotten"]
 
 _K = TypeVar("_K")
 _IN_MOST = 500
@@ -277,8 +279,9 @@ class Reader:
             select(trained.c.step, rollouts.c.id).join(rollouts, rollouts.c.pk == trained.c.rollout_pk).order_by(rollouts.c.pk)
         ):
             ids[row.step].append(row.id)
+        last, _ = read_forgotten(db)
         return tuple(
-            StepRecord(step=row.step, rollout_ids=tuple(ids[row.step]), metrics=row.metrics, at=row.at)
+            StepRecord(step=row.step, rollout_ids=tuple(ids[row.step]), metrics=row.metrics, at=row.at, is_forgotten=row.step <= last)
             for row in db.execute(select(steps).order_by(steps.c.step))
         )
 
@@ -352,6 +355,15 @@ class Reader:
             breaks=breaks,
             late=late,
         )
+
+
+def read_forgotten(db: Connection) -> tuple[int, int]:
+    """The last step whose rollouts were deleted, and how many rollouts were."""
+    value = db.execute(select(meta.c.value).where(meta.c.key == FORGOTTEN)).scalar()
+    if value is None:
+        return -1, 0
+    step, count = value.split()
+    return int(step), int(count)
 
 
 def _spec(row: Any) -> RolloutSpec:

@@ -69,7 +69,8 @@ SCHEMA_VERSION = 7
 metadata = MetaData()
 
 FORGOTTEN = "forgotten"
-"""Key of `meta`: how many rollouts were deleted so far. Whoever remembers rollouts reads them anew when it has changed."""
+"""Key of `meta`: the last step whose rollouts were deleted, and how many were so far. Whoever remembers rollouts reads them anew when it
+has changed."""
 
 meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
 

@@ -21,7 +21,7 @@ from lightningrl.store.events import Ended, Leased, Queued
 from lightningrl.store.participants import SpanNode
 from lightningrl.store.prepared import Prepared
 from lightningrl.store.protocol import DIVERGED_CODE, RETRYABLE, AttemptEnd, CallRecord, Score, SpanRecord, ToolCallRecord
-from lightningrl.store.reads import chunks
+from lightningrl.store.reads import chunks, read_forgotten
 from lightningrl.store.schema import (
     FORGOTTEN,
     attempts,
@@ -522,31 +522,31 @@ def rollback_steps(tx: Transaction, after: int) -> int:
 
 
 def forget_some(tx: Transaction, through: int, slack: int) -> int:
-    """Some of the rollouts that `Ledger.forget_rollouts` deletes; 0 = none is left."""
-    pks = [row.pk for row in tx.db.execute(_TRAINED_THROUGH, {"through": through})]
-    pks = pks or [row.pk for row in tx.db.execute(_PLANNED_THROUGH, {"through": through, "slack": slack})]
+    """Some of the rollouts that `Ledger.forget_rollouts` deletes, a step's all at once; 0 = none is left."""
+    last, count = read_forgotten(tx.db)
+    oldest = tx.db.execute(select(func.min(trained.c.step)).where(trained.c.step <= through)).scalar()
+    if oldest is not None:
+        last = max(last, oldest)
+        pks = list(tx.db.execute(select(trained.c.rollout_pk).where(trained.c.step == oldest)).scalars())
+    else:
+        pks = list(tx.db.execute(_PLANNED_THROUGH, {"through": through, "slack": slack}).scalars())
     if not pks:
         return 0
-    of_rollouts = list(tx.db.execute(select(attempts.c.pk).where(attempts.c.rollout_pk.in_(pks))).scalars())
-    for table in _OF_ATTEMPTS:
-        for some in chunks(of_rollouts):
-            tx.db.execute(delete(table).where(table.c.attempt_pk.in_(some)))
-    for table, column in ((attempts, attempts.c.rollout_pk), (trained, trained.c.rollout_pk), (rollouts, rollouts.c.pk)):
-        tx.db.execute(delete(table).where(column.in_(pks)))
-    before = tx.db.execute(select(meta.c.value).where(meta.c.key == FORGOTTEN)).scalar()
-    tx.replace(meta, [{"key": FORGOTTEN, "value": str(int(before or 0) + len(pks))}])
+    of_rollouts = [
+        pk for some in chunks(pks) for pk in tx.db.execute(select(attempts.c.pk).where(attempts.c.rollout_pk.in_(some))).scalars()
+    ]
+    columns = [(table.c.attempt_pk, of_rollouts) for table in _OF_ATTEMPTS]
+    columns += [(column, pks) for column in (attempts.c.rollout_pk, trained.c.rollout_pk, rollouts.c.pk)]
+    for column, gone in columns:
+        for some in chunks(gone):
+            tx.db.execute(delete(column.table).where(column.in_(some)))
+    tx.replace(meta, [{"key": FORGOTTEN, "value": f"{last} {count + len(pks)}"}])
     return len(pks)
 
 
 _HAS_ENDED = rollouts.c.state.not_in((RolloutState.QUEUED, RolloutState.RUNNING))
 _AT_ONCE = 100
-"""Rollouts that are forgotten in one commit: others wait for it."""
-_TRAINED_THROUGH = (
-    select(rollouts.c.pk)
-    .join(trained, trained.c.rollout_pk == rollouts.c.pk)
-    .where(trained.c.step <= bindparam("through"), _HAS_ENDED)
-    .limit(_AT_ONCE)
-)
+"""Rollouts that no step trained, forgotten in one commit: others wait for it."""
 _PLANNED_THROUGH = (
     select(rollouts.c.pk)
     .outerjoin(trained, trained.c.rollout_pk == rollouts.c.pk)

@@ -733,7 +733,10 @@ class StoreConformance:
         assert await store.forget_rollouts(through=3) == 1
         with pytest.raises(UnknownRecord):
             await store.rollout("a")
-        assert [(one.step, one.rollout_ids) for one in await store.steps()] == [(1, ()), (2, ()), (3, ())]
+        await store.create_rollouts([make_spec("later")])
+        await store.mark_trained(4, ["later"], {"rollouts": 1.0})
+        kept = [(one.step, one.rollout_ids, one.is_forgotten) for one in await store.steps()]
+        assert kept == [(1, (), True), (2, (), True), (3, (), True), (4, ("later",), False)]
         counts = await store.counts()
         assert (counts.attempts, counts.calls) == (0, 0)
         assert (await leased(store)).rollout_id == "queued"
