@@ -179,6 +179,12 @@ def test_a_call_changed_in_the_store_is_found(value: float, clean: lightningrl.R
     assert "probabilities of 'policy'" in failures(lightningrl.Run(tmp_path / "run").certify())
 
 
+def test_rollouts_that_are_gone_and_were_not_forgotten_are_missed(clean: lightningrl.Run, tmp_path: Path) -> None:
+    with sqlite3.connect(copy_of(clean, tmp_path) / "store.sqlite") as db:
+        db.execute("DELETE FROM trained")
+    assert "the record is what was trained" in failures(lightningrl.Run(tmp_path / "run").certify())
+
+
 def test_a_run_without_a_call_is_no_certified_run(clean: lightningrl.Run, tmp_path: Path) -> None:
     """As one whose agent ends each time before it asks."""
     with sqlite3.connect(copy_of(clean, tmp_path) / "store.sqlite") as db:

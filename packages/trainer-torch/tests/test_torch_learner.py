@@ -344,6 +344,8 @@ def test_gradient_checkpointing_has_the_same_gradient(make_backend: MakeBackend)
         ({"betas": (0.9, 0.9, 0.9)}, r"betas is \(0.9, 0.9, 0.9\); Tuple should have at most 2 items"),
         ({"speed": 3}, "the learner has no setting 'speed'; it takes: betas, clip_high"),
         ({"lora": {"rang": 3}}, "lora has no setting 'rang'"),
+        ({"lora": "yes"}, r"lora is 'yes'; write a table \[learner.lora\], or true or false"),
+        ({"critic": "trunk"}, r"critic is 'trunk'; write a table \[learner.critic\]"),
         ({"lora": {"rank": -1}}, "lora.rank is -1; use a number of at least 0"),
         ({"lora": {"target_modules": ["nowhere"]}}, "lora cannot be added"),
         ({"context_length": 4096}, "takes at most 128 tokens"),

@@ -168,6 +168,8 @@ def _sentence(error: ErrorDetails, table: type[pydantic.BaseModel]) -> str:
         return f"{above[-1] if above else 'the learner'} has no setting {name!r}; it takes: {', '.join(sorted(known))}"
     if kind == "missing":
         return f"setting {key!r} is missing; add it"
+    if kind == "model_type":
+        return f"{key} is {error['input']!r}; write a table [learner.{key}]" + (", or true or false" if key == "lora" else "")
     remedy = error["msg"].replace("Input should be", "choose" if kind == "literal_error" else "use")
     if kind == "greater_than_equal":
         remedy = f"use a number of at least {error['ctx']['ge']:g}"
