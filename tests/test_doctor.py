@@ -160,7 +160,7 @@ tasks = {{ train = "{HERE}:tasks", validation = "{HERE}:held_out" }}
 policy.model = "{ROOT}/examples/text_to_sql/starter"
 rewards.given.use = "{HERE}:of_rollout"
 credit.use = "grpo"
-sampling = {{ max_tokens = 48, temperature = 1.4 }}
+sampling = {{ max_tokens = 400, temperature = 1.4 }}
 validation.every = 1
 runtime = {{ workers = 1, concurrency = 4 }}
 loop = {{ steps = 10, tasks_per_step = 2, group_size = 4 }}
