@@ -14,7 +14,7 @@ import subprocess
 import sys
 import types
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,11 +134,11 @@ class PlainModules:
 
     def leave(self) -> None:
         if self._home is not None:
-            self._kept[self._home] = (list(sys.path), plain_modules())
-            self.drop(set())
+            self._kept[self._home] = (list(sys.path), plain_modules(sys.modules))
+            self.drop(sys.modules)
 
-    def drop(self, known: set[str]) -> None:
-        for name in plain_modules().keys() - known:
+    def drop(self, names: Iterable[str]) -> None:
+        for name in plain_modules(names):
             self._gone.append(sys.modules.pop(name))
 
 
@@ -147,13 +147,13 @@ def find_home(path: Path) -> Path:
     return EXAMPLES / path.relative_to(EXAMPLES).parts[0] if path.is_relative_to(EXAMPLES) and path != EXAMPLES else path
 
 
-def plain_modules() -> dict[str, types.ModuleType]:
-    """Modules that stand in no package and were installed by nobody, tests aside."""
-    return {name: module for name, module in sys.modules.items() if is_plain(name, getattr(module, "__file__", None))}
+def plain_modules(names: Iterable[str]) -> dict[str, types.ModuleType]:
+    """Of imported modules those that stand in no package and were installed by nobody, tests aside."""
+    return {name: sys.modules[name] for name in list(names) if is_plain(name, getattr(sys.modules[name], "__file__", None))}
 
 
 def is_plain(name: str, file: str | None) -> bool:
-    if file is None or "." in name or name == "__main__" or file.startswith((sys.prefix, sys.base_prefix)):
+    if "." in name or file is None or name == "__main__" or file.startswith((sys.prefix, sys.base_prefix)):
         return False
     return Path(file).name not in {"__init__.py", "conftest.py"} and not Path(file).name.startswith("test_")
 
@@ -174,9 +174,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def _plain_modules_go() -> Iterator[None]:
-    known, path = set(plain_modules()), list(sys.path)
+    known, path = set(sys.modules), list(sys.path)
     yield
-    plain.drop(known)
+    plain.drop(sys.modules.keys() - known)
     sys.path[:] = path
 
 
