@@ -34,7 +34,7 @@ from lightningrl.doctor.observation import Cost, Costs
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
 from lightningrl.training.checks import build_checked
-from lightningrl.training.parts import build_backends, build_scorer, resolve
+from lightningrl.training.parts import build_backends, build_credit, resolve
 from lightningrl.training.tasks import TaskSets
 from lightningrl.types import FinishReason
 
@@ -232,9 +232,9 @@ def test_a_fault_of_rewards_or_recipe_is_found(name: str, seen: Observation) -> 
 def changed(seen: Observation, settings: Mapping[str, Any]) -> Observation:
     """The same rollouts, rewarded and credited by the recipe with these settings."""
     recipe = seen.recipe.with_settings(settings)
-    scorer = build_scorer(recipe, load_plugins())
-    (rewarded, error) = asyncio.run(reward(scorer, seen.rollouts))
-    (checked, _) = asyncio.run(reward(scorer, seen.validation))
+    evaluator, scorer = build_credit(recipe, load_plugins())
+    (rewarded, error) = asyncio.run(reward(evaluator, seen.rollouts))
+    (checked, _) = asyncio.run(reward(evaluator, seen.validation))
     credited = scorer.credit(rewarded)
     return replace(
         seen,
@@ -257,7 +257,7 @@ def test_a_fault_of_learning_is_found(name: str, seen: Observation, tmp_path: Pa
     recipe = make_recipe(tmp_path, **fault.settings)
     backend = build_backends(recipe, load_plugins(), {"policy": recipe.policy.model})["policy"]()
     healthy = only(seen, "converse")
-    scorer = build_scorer(recipe, load_plugins())
+    _, scorer = build_credit(recipe, load_plugins())
     scored = scorer.build(scorer.credit(healthy.rollouts))
 
     async def learn(rows: Any) -> LearnReport:

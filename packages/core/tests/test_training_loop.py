@@ -151,6 +151,7 @@ def make_trainer(tmp_path: Path, store: Store, learned: Learned) -> Iterator[Cal
                 folder=folder,
                 control=store,
                 policies=learned,
+                evaluator=parts.evaluator,
                 scorer=parts.scorer,
                 plugins=plugins,
                 progress=LineProgress(Console(file=io.StringIO())),

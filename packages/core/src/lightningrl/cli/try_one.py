@@ -71,7 +71,7 @@ async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, cons
             await running.client.create_rollouts([spec])
             while not await running.client.wait([ROLLOUT], POLL_S):
                 pass
-            (trajectory,) = await parts.scorer.reward(await running.client.trajectories([ROLLOUT]))
+            (trajectory,) = await parts.evaluator.reward(await running.client.trajectories([ROLLOUT]))
             await running.client.set_scores([score_of(trajectory)])
             status.update("stopping")
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightningrl.config import Recipe
-from lightningrl.credit.scoring import CreditedGroup, Scorer
+from lightningrl.credit.evaluator import Evaluator
+from lightningrl.credit.scoring import CreditedGroup
 from lightningrl.credit.unread import unread_rewards
 from lightningrl.doctor.lesson import teach
 from lightningrl.doctor.machine import cpu_seconds, folder_bytes, free_disk, memory_used, read_machine
@@ -207,7 +208,7 @@ class _Examination:
 
     async def _try(self, specs: Sequence[RolloutSpec]) -> list[Trajectory]:
         """Run them, rewarded."""
-        found, error = await reward(self.parts.scorer, await self._run(specs))
+        found, error = await reward(self.parts.evaluator, await self._run(specs))
         self.reward_error = self.reward_error or error
         return found
 
@@ -252,10 +253,10 @@ class _Examination:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-async def reward(scorer: Scorer, trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], str | None]:
+async def reward(evaluator: Evaluator, trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], str | None]:
     """The trajectories, rewarded; what a reward raised for good, and then without any."""
     try:
-        return await scorer.evaluate(trajectories), None
+        return await evaluator.evaluate(trajectories), None
     except LightningError as error:
         return _unrewarded(trajectories), str(error)
 

@@ -149,13 +149,13 @@ class _Candidate:
             self.done.append(EvaluatedTask(id=task.id, slices=_slices(task), samples=tuple(map(sample_of, mine))))
 
     async def _collect(self, ids: Sequence[str], show: Callable[[int], None]) -> list[Trajectory]:
-        client, scorer, found = self.served.client, self.parts.scorer, list[Trajectory]()
+        client, evaluator, found = self.served.client, self.parts.evaluator, list[Trajectory]()
         for start in range(0, len(ids), AT_ONCE):
             window, ended = ids[start : start + AT_ONCE], 0
             while ended < len(window):
                 show(start + ended)
                 ended = len(await client.wait(window, POLL_S, ended + 1))
-            rewarded = await scorer.evaluate(await client.trajectories(window), client.set_scores)
+            rewarded = await evaluator.evaluate(await client.trajectories(window), client.set_scores)
             await client.set_scores([score_of(one) for one in rewarded])
             found += rewarded
         show(len(ids))

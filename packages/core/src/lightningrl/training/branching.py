@@ -190,6 +190,6 @@ async def _collect(served: Served, parts: Parts, ids: Sequence[str], progress: C
         done = await served.client.wait(ids, POLL_S, len(done) + 1)
     progress(len(ids), len(ids))
     found = [one for start in range(0, len(ids), FETCH) for one in await served.client.trajectories(ids[start : start + FETCH])]
-    rewarded = await parts.scorer.evaluate(found, served.client.set_scores)
+    rewarded = await parts.evaluator.evaluate(found, served.client.set_scores)
     await served.client.set_scores([score_of(branch) for branch in rewarded])
     return rewarded

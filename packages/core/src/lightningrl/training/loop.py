@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from lightningrl.config import Recipe
+from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.metrics import describe_rollouts
 from lightningrl.credit.scoring import CreditedGroup, Scored, Scorer, score_of
 from lightningrl.credit.unread import unread_rewards
@@ -93,6 +94,7 @@ class Trainer:
     folder: RunFolder
     control: ControlPlane
     policies: Policies
+    evaluator: Evaluator
     scorer: Scorer
     plugins: PluginManager
     progress: Progress
@@ -309,7 +311,7 @@ class Trainer:
     # ------------------------------------------------------------------ collecting
 
     def _make_collector(self, *, in_order: bool) -> Collector:
-        return Collector(self.control, self.scorer, self.start_workers, in_order=in_order, plan_branches=self._plan_branches)
+        return Collector(self.control, self.evaluator, self.start_workers, in_order=in_order, plan_branches=self._plan_branches)
 
     def _plan_branches(self, rewarded: Sequence[Trajectory]) -> list[RolloutSpec]:
         sources = {trajectory.rollout_id: trajectory for trajectory in rewarded}
@@ -374,7 +376,7 @@ class Trainer:
             group = await collector.take(missing, show)
             if any(trajectory.unrewarded is not None for trajectory in group.trajectories):
                 rewarded = [trajectory for one in (*taken, group) for trajectory in one.trajectories]
-                self.scorer.check_failures(rewarded, to_come=to_come - phase.group_size)
+                self.evaluator.check_failures(rewarded, to_come=to_come - phase.group_size)
         except RewardError as error:
             raise RewardError(f"{phase.where}: {error}; {self._resume_remedy()}") from None
         return group

@@ -141,6 +141,7 @@ async def train_run(
                 folder=folder,
                 control=served.client,
                 policies=served.policies,
+                evaluator=parts.evaluator,
                 scorer=parts.scorer,
                 plugins=plugins,
                 progress=progress,
@@ -235,7 +236,7 @@ async def serve_policy(
         links: dict[str, EngineLinks] = {}
         for name, backend in (await asyncio.shield(building)).items():
             is_trained = settings.policies[name].trainable
-            stack.callback(parts.scorer.policies.connect(name, backend))
+            stack.callback(parts.evaluator.policies.connect(name, backend))
             link = EngineLinks([EngineLink(backend.engine, server.url, settings.run_key) for server in (first, *others)])
             await link.start()
             stack.push_async_callback(link.close)
