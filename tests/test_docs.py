@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -76,6 +77,22 @@ def test_a_plugins_page_shows_a_whole_project_with_its_entry_point(page: Path) -
     assert project["project"]["name"] == f"lightningrl-{name.replace('_', '-')}"
     assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == [f"src/lightningrl_{name}"]
     assert project["build-system"]["build-backend"] == "hatchling.build"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/install.md", "packages/core/README.md"])
+def test_the_first_line_that_installs_torch_brings_no_cuda_and_is_one_that_uv_obeys(page: str) -> None:
+    """The index of its builds is asked for nothing: here it is all installed, and uv says so."""
+    installing = re.compile(r"^ *((?:uv )?pip install [^#\n]*lightningrl\[[^#\n]*?)(?: +#.*)?$", re.MULTILINE)
+    lines = installing.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert lines[0] == 'uv pip install --torch-backend cpu "lightningrl[torch]"'
+    words = [sys.executable, "-m", *shlex.split(lines[0]), "--python", sys.executable, "--dry-run", "--offline"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ran.returncode, "Would make no changes" in ran.stderr) == (0, True), ran.stderr
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "lightningrl[torch," in page.read_text(encoding="utf-8")], ids=name_of)
+def test_a_page_that_asks_pip_for_torch_says_how_it_comes_without_cuda(page: Path) -> None:
+    assert "--torch-backend cpu" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
