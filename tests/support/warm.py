@@ -283,12 +283,14 @@ def become(start: Start, files: Sequence[int]) -> None:
     os.chdir(start.cwd)
     time.tzset()
     gc.enable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     libc.prctl(PR_SET_NAME, start.module[-15:].encode(), 0, 0, 0)
     sys.argv = [start.module, *start.arguments]
     sys.path[0] = start.cwd
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the commands of its group
     for module in sys.argv[2:]:
         __import__(module)
     gc.collect()
@@ -302,6 +304,7 @@ def main() -> None:
             connection.close()
             return run_with(Forge.of(ours), start)
         ours.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     os._exit(0)
 
 
