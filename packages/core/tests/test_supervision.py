@@ -14,12 +14,12 @@ from sizes import PATIENCE_S
 
 from lightningrl.control import api
 from lightningrl.control.client import ServerClient
-from lightningrl.errors import StoreError
 from lightningrl.keys import worker_key
 from lightningrl.runtime.pool import WorkerPool, WorkerPoolError
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import ServerSettings
 from lightningrl.server.workers import MOST_WORKERS, Workers
+from lightningrl.store.errors import StoreTrouble
 from lightningrl.testing.live_control import LiveControl, live_control
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.types import Outcome, RolloutState
@@ -82,14 +82,14 @@ async def test_a_worker_that_the_server_refuses_ends_the_pool_with_the_servers_s
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: object, **__: object) -> None:
-        raise StoreError("the store is in use by another process; stop it first")
+        raise StoreTrouble("the store is in use by another process; stop it first")
 
     async with live_control(folder) as control:
-        pool = make_pool(control.url, control.run_key, folder, lease_wait_s=0.1)
+        pool = make_pool(control.url, control.run_key, folder, lease_wait_s=0.1, patience_s=0.5)
         await pool.start()
         monkeypatch.setattr(control.store, "lease", refuse)
         async with asyncio.timeout(PATIENCE_S):
-            with pytest.raises(WorkerPoolError, match=r"has lost the server: .* with 400: the store is in use by another process"):
+            with pytest.raises(WorkerPoolError, match=r"has lost the server: .* with 503: the store is in use by another process"):
                 await pool.wait()
         await pool.stop(grace_s=0.0)
 

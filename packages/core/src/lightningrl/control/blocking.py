@@ -15,7 +15,7 @@ from msgspec import structs
 
 from lightningrl import wire
 from lightningrl.attribution.report import Report
-from lightningrl.control.api import BEAT, LEASE, RESULT, TRACES, Endpoint, LeaseRequest, Orders, Result, WorkerBeat
+from lightningrl.control.api import BEAT, LEASE, RESULT, TRACES, TRY_AGAIN, Endpoint, LeaseRequest, Orders, Result, WorkerBeat
 from lightningrl.errors import ServerError
 from lightningrl.store.protocol import Lease
 from lightningrl.types import Outcome
@@ -26,7 +26,9 @@ JSON: Final = "application/json"
 OTLP: Final = "application/x-protobuf"
 TROUBLE: Final = (OSError, http.client.HTTPException)
 NOT_TAKEN: Final = frozenset({400, 413, 422})
-"""Statuses that speak of the body, not of the key or of the attempt."""
+"""Statuses that speak of the body, not of the key, of the attempt or of the server."""
+CONTRADICTS: Final = frozenset({404, 409})
+"""Of a report: it names a call that never was, or says another thing of what is known."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,11 @@ class RefusedError(ServerError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def is_of_report(self) -> bool:
+        """Whether an agent's report was wrong; else the server could not take it."""
+        return self.status in NOT_TAKEN | CONTRADICTS
 
 
 class ControlClient:
@@ -139,7 +146,7 @@ class ControlClient:
             else:
                 if status < 400:
                     return answer
-                if status not in {429, 502, 503, 504} or time.monotonic() + pause > deadline:
+                if status not in TRY_AGAIN or time.monotonic() + pause > deadline:
                     raise RefusedError(f"server {self._url!r} refused {path!r} with {status}: {read_sentence(answer)}", status)
             self._interrupted.wait(pause)
             pause = min(2.0, pause * 2 or 0.05)  # at once first: a kept-alive connection may just have been closed

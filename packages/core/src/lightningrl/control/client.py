@@ -176,7 +176,7 @@ class ServerClient:
             else:
                 if answer.status_code < 400:
                     return answer.content
-                if answer.status_code not in (502, 503, 504) or loop.time() + pause > deadline:
+                if answer.status_code not in api.TRY_AGAIN or loop.time() + pause > deadline:
                     raise ServerError(_sentence(answer))
             await asyncio.sleep(pause)
             pause = min(2.0, pause * 2)

@@ -26,7 +26,7 @@ from typing import Any, Final
 from lightningrl.attribution.redirect import Redirection
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope, ThreadWatch
 from lightningrl.control.api import Result, ThenLease, WorkerBeat, WorkerState
-from lightningrl.control.blocking import ControlClient
+from lightningrl.control.blocking import ControlClient, RefusedError
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.runtime.agent_loader import LoadedAgent, load_agent
 from lightningrl.runtime.attempt import Attempt
@@ -234,12 +234,14 @@ class Worker:
             )
 
     def _hand_in(self, attempt: Attempt, client: ControlClient) -> Result | None:
-        """What the agent reported; a failure of the agent's where the server refuses it (a call that never was, say)."""
+        """What the agent reported; a failure where it is not taken, the agent's if it is wrong: of a call that never was, say."""
         try:
             for one in attempt.rollout.reports:
                 client.hand_in(attempt.lease, one)
         except ServerError as error:
-            return Result(outcome=Outcome.AGENT_ERROR, error=f"what the agent reported was not taken: {error}")
+            is_of_agent = isinstance(error, RefusedError) and error.is_of_report
+            outcome = Outcome.AGENT_ERROR if is_of_agent else Outcome.INFRASTRUCTURE_ERROR
+            return Result(outcome=outcome, error=f"what the agent reported was not taken: {error}")
         return None
 
     def _collect(self, rollout: ActiveRollout) -> bytes | None:

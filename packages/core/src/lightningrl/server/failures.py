@@ -16,7 +16,7 @@ from lightningrl.clean import clean_text
 from lightningrl.errors import LightningError, StoreError
 from lightningrl.server.access import Forbidden
 from lightningrl.server.routes import BodyError
-from lightningrl.store.errors import AttemptOver, Conflict, StoreFull, UnknownRecord
+from lightningrl.store.errors import AttemptOver, Conflict, StoreFull, StoreTrouble, UnknownRecord
 
 __all__ = ["ERROR_HANDLERS", "BoundedBodies", "error_response"]
 
@@ -33,6 +33,7 @@ _STATUSES: tuple[tuple[type[LightningError], int, str], ...] = (
     (Conflict, 409, "conflict"),
     (UnknownRecord, 404, "unknown"),
     (StoreFull, 507, "store_full"),
+    (StoreTrouble, 503, "store_error"),
     (Forbidden, 401, "wrong_key"),
     (BodyError, 400, "invalid_body"),
     (StoreError, 400, "store_refused"),

@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError, StatementError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from lightningrl.errors import StoreError
-from lightningrl.store.errors import StoreFull
+from lightningrl.store.errors import StoreFull, StoreTrouble
 from lightningrl.store.events import Event
 
 __all__ = ["CLUSTERED", "Database", "Peers", "explain", "open_sqlite", "partial_index", "patiently", "take_lock"]
@@ -134,7 +134,7 @@ def take_lock(try_once: Callable[[], bool], name: str) -> None:
     give_up = time.monotonic() + _LOCK_S
     while not try_once():
         if time.monotonic() > give_up:
-            raise StoreError(f"the store {name!r} is in use by another process; stop it first")
+            raise StoreTrouble(f"the store {name!r} is in use by another process; stop it first")
         time.sleep(0.02)
 
 
@@ -164,11 +164,11 @@ def _means_sqlite(error: BaseException, name: str) -> StoreError | None:
     if code == sqlite3.SQLITE_FULL or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
         return StoreFull(f"no room on the disk for the store {name!r}; nothing of this request was kept: free some space and repeat it")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return StoreError(f"the store {name!r} is no readable SQLite database ({error}); restore a copy or start in a new folder")
+        return StoreTrouble(f"the store {name!r} is no readable SQLite database ({error}); restore a copy or start in a new folder")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreError(f"the store {name!r} is in use by another process; stop it first")
+        return StoreTrouble(f"the store {name!r} is in use by another process; stop it first")
     if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) or isinstance(error, OSError):
-        return StoreError(f"the store {name!r} cannot be written or read ({error}); check the folder, its rights and the disk")
+        return StoreTrouble(f"the store {name!r} cannot be written or read ({error}); check the folder, its rights and the disk")
     return None
 
 

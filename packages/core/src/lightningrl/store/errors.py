@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightningrl.errors import StoreError
 
-__all__ = ["AttemptOver", "Conflict", "OlderStore", "StoreFull", "UnknownRecord"]
+__all__ = ["AttemptOver", "Conflict", "OlderStore", "StoreFull", "StoreTrouble", "UnknownRecord"]
 
 
 class UnknownRecord(StoreError):
@@ -23,5 +23,9 @@ class OlderStore(StoreError):
     """A store of an older version, opened read-only: nothing brings it up to date."""
 
 
-class StoreFull(StoreError):
+class StoreTrouble(StoreError):
+    """The database itself, not what it was asked to keep: in use, unreadable, gone, not to be written. HTTP 503: ask again."""
+
+
+class StoreFull(StoreTrouble):
     """No room on the disk. Nothing of the request was kept; the store works again once there is room. HTTP 507."""

@@ -24,7 +24,7 @@ from sqlalchemy.pool import NullPool
 
 from lightningrl.errors import StoreError
 from lightningrl.store.dialects import Database, take_lock
-from lightningrl.store.errors import StoreFull
+from lightningrl.store.errors import StoreFull, StoreTrouble
 from lightningrl.store.events import Ended, Event, Queued
 from lightningrl.types import RolloutState
 
@@ -83,7 +83,7 @@ class _Peers:
         try:
             schema = self._ask("current_schema()")
             if schema is None:
-                raise StoreError(f"the store {name!r} is gone: its database has no such schema; restore it, or start a new run")
+                raise StoreTrouble(f"the store {name!r} is gone: its database has no such schema; restore it, or start a new run")
             self._schema = str(schema)
             self._ahead_s = float(self._ask("extract(epoch FROM clock_timestamp())")) - time.monotonic()
             self.is_alone = self._lock("pg_try_advisory_lock")
@@ -176,13 +176,13 @@ def open_postgresql(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) ->
         if isinstance(error, psycopg.DataError):  # a NUL in a text, a number of more than 32 bits
             return StoreError(f"the store {name!r} cannot keep a value ({said})")
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            return StoreError(
+            return StoreTrouble(
                 f"the store {name!r} may not be used by its user ({said}); `GRANT CREATE ON DATABASE` lets runs make their schemas"
             )
         if isinstance(error, psycopg.OperationalError) and "password" in said:
-            return StoreError(f"the store {name!r} is not opened by this password ({said}); set PGPASSWORD or write it to ~/.pgpass")
+            return StoreTrouble(f"the store {name!r} is not opened by this password ({said}); set PGPASSWORD or write it to ~/.pgpass")
         if isinstance(error, psycopg.OperationalError):
-            return StoreError(f"the store {name!r} cannot be written or read ({said}); check that its server runs and may be reached")
+            return StoreTrouble(f"the store {name!r} cannot be written or read ({said}); check that its server runs and may be reached")
         return None
 
     url = url.set(drivername="postgresql+psycopg")

@@ -25,7 +25,7 @@ from lightningrl.store.census import Census
 from lightningrl.store.condition_reads import read_condition, read_neighbours, read_position
 from lightningrl.store.database import open_database
 from lightningrl.store.dialects import Database, Peers, explain, patiently
-from lightningrl.store.errors import AttemptOver, UnknownRecord
+from lightningrl.store.errors import AttemptOver, StoreTrouble, UnknownRecord
 from lightningrl.store.events import Begun, Ended, Event, Leased, Queued
 from lightningrl.store.protocol import (
     AttemptEnd,
@@ -208,7 +208,7 @@ class SqlStore:
                 raise explain(error, self._database) from error
 
         if self._closing:
-            raise StoreError(f"the store {self._database.name!r} is closed; open it again")
+            raise StoreTrouble(f"the store {self._database.name!r} is closed; open it again")
         return await self._loop.run_in_executor(self._readers, run)
 
     def _spawn(self, coroutine: Any) -> None:

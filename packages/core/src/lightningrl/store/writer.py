@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from lightningrl.errors import StoreError
 from lightningrl.store.dialects import Database, explain, patiently
+from lightningrl.store.errors import StoreTrouble
 from lightningrl.store.events import Event
 from lightningrl.store.transaction import Transaction
 
@@ -63,7 +64,7 @@ class Writer:
     def submit(self, op: Callable[[Transaction], T], orphaned: Callable[[T], None] | None = None) -> asyncio.Future[T]:
         """The future resolves once the operation's commit is on disk, or raises what the operation raised."""
         if self._closed:
-            raise StoreError(f"the store {self._database.name!r} is closed; open it again")
+            raise StoreTrouble(f"the store {self._database.name!r} is closed; open it again")
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put(_Job(op, future, orphaned))
         return future
