@@ -40,7 +40,7 @@ from lightningrl.types import (
     Transition,
 )
 
-__all__ = ["CreditedGroup", "Scored", "Scorer", "TrainedCalls", "score_of"]
+__all__ = ["CreditedGroup", "Scored", "Scorer", "TrainedCalls", "only_trained", "score_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,12 +232,12 @@ class Scorer:
         """Those of one task together, with their branches; calls that are not trained are said to be so."""
         by_group: dict[str, list[Trajectory]] = {}
         for trajectory in trajectories:
-            by_group.setdefault(trajectory.group_id, []).append(self._select_agents(trajectory))
+            by_group.setdefault(trajectory.group_id, []).append(only_trained(trajectory, self._trained))
         group_of = {trajectory.rollout_id: trajectory.group_id for trajectory in trajectories}
         left: dict[str, list[Trajectory]] = {}
         for branch in branches:
             if branch.branch is not None:
-                left.setdefault(group_of[branch.branch.rollout_id], []).append(self._select_agents(branch))
+                left.setdefault(group_of[branch.branch.rollout_id], []).append(only_trained(branch, self._trained))
         return tuple(
             TrajectoryGroup(id=group_id, trajectories=tuple(members), branches=tuple(left.get(group_id, ())))
             for group_id, members in by_group.items()
@@ -260,15 +260,16 @@ class Scorer:
             value_targets=value_targets,
         )
 
-    def _select_agents(self, trajectory: Trajectory) -> Trajectory:
-        """Selective training: calls of policies and roles that are not trained stay in the trajectory and out of the gradient."""
-        return replace(trajectory, transitions=tuple(self._select(call) for call in trajectory.transitions))
 
-    def _select(self, call: Transition) -> Transition:
-        trained = self._trained.get(call.policy)
-        is_role = trained is not None and (trained.agents is None or (call.agent is not None and is_role_among(call.agent, trained.agents)))
-        trainable = call.trainable and is_role
-        return call if trainable == call.trainable else replace(call, trainable=trainable)
+def only_trained(trajectory: Trajectory, trained: Mapping[str, TrainedCalls]) -> Trajectory:
+    """Selective training: calls of policies and roles that are not trained stay in the trajectory and out of the gradient."""
+
+    def select(call: Transition) -> Transition:
+        calls = trained.get(call.policy)
+        is_role = calls is not None and (calls.agents is None or (call.agent is not None and is_role_among(call.agent, calls.agents)))
+        return call if is_role or not call.trainable else replace(call, trainable=False)
+
+    return replace(trajectory, transitions=tuple(map(select, trajectory.transitions)))
 
 
 def _without_rounding(advantages: Advantages) -> Advantages:

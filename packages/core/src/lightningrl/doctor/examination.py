@@ -36,7 +36,7 @@ from lightningrl.training.tasks import plan_branches, plan_group, plan_validatio
 from lightningrl.types import BranchPoint, RolloutSpec, Sample, Task, Trajectory
 
 if TYPE_CHECKING:
-    from lightningrl.training.session import Served
+    from lightningrl.training.session import RunningServices
 
 __all__ = ["observe", "reward"]
 
@@ -93,7 +93,7 @@ class _Examination:
 
     recipe: Recipe
     parts: Parts
-    served: Served
+    served: RunningServices
     starting: Callable[[str], None]
     reward_error: str | None = None
 

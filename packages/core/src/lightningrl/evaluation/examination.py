@@ -30,7 +30,7 @@ from lightningrl.runtime.launcher import build_launcher
 from lightningrl.training.checks import build_checked
 from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts, resolve
-from lightningrl.training.session import Served, serve_policy, server_settings
+from lightningrl.training.session import RunningServices, serve_policy, server_settings
 from lightningrl.training.tasks import plan_evaluation, read_tasks
 from lightningrl.types import SamplingSettings, Task, Trajectory
 from lightningrl.wire import encode
@@ -124,7 +124,7 @@ class _Candidate:
     candidate: Candidate
     how: Examination
     parts: Parts
-    served: Served
+    served: RunningServices
     tasks: list[Task]
     folder: Path
     done: list[EvaluatedTask]

@@ -34,7 +34,7 @@ from lightningrl.types import BranchPoint, Outcome, RolloutSpec, Trajectory
 
 if TYPE_CHECKING:
     from lightningrl.training.parts import Parts
-    from lightningrl.training.session import Served
+    from lightningrl.training.session import RunningServices
 
 __all__ = ["BranchedRollout", "BranchedState", "branch_rollout"]
 
@@ -183,7 +183,7 @@ async def _copy(url: str, spec: RolloutSpec, recorded: Trajectory, calls: Sequen
         await store.close()
 
 
-async def _collect(served: Served, parts: Parts, ids: Sequence[str], progress: Callable[[int, int], None]) -> list[Trajectory]:
+async def _collect(served: RunningServices, parts: Parts, ids: Sequence[str], progress: Callable[[int, int], None]) -> list[Trajectory]:
     done: Sequence[str] = ()
     while len(done) < len(ids):
         progress(len(done), len(ids))
