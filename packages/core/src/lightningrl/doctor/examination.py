@@ -30,6 +30,7 @@ from lightningrl.loggers import JsonlLogger, draw_curve
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
 from lightningrl.runtime.launcher import build_launcher
+from lightningrl.training.collector import fetch_ended
 from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts
 from lightningrl.training.tasks import plan_branches, plan_group, plan_validation
@@ -46,8 +47,6 @@ MOST_STEPS = 4
 """That are collected."""
 REPEATS = 8
 """Rollouts that are run again, each of another task."""
-POLL_S = 10.0
-FETCH = 64
 
 
 async def observe(
@@ -217,9 +216,7 @@ class _Examination:
         if not specs:
             return []
         await client.create_rollouts(specs)
-        while len(await client.wait(ids, POLL_S)) < len(ids):
-            pass
-        return [one for start in range(0, len(ids), FETCH) for one in await client.trajectories(ids[start : start + FETCH])]
+        return await fetch_ended(client, ids)
 
     async def _teach(self, samples: Sequence[Sample]) -> tuple[dict[str, Lesson], Cost]:
         """A step of each policy that is trained, and what these took without the looking."""

@@ -18,7 +18,7 @@ from lightningrl.errors import ServerError
 from lightningrl.store.protocol import Score
 from lightningrl.types import RolloutSpec, Trajectory
 
-__all__ = ["Collector", "RewardedGroup", "Rollouts"]
+__all__ = ["Collector", "RewardedGroup", "Rollouts", "fetch_ended"]
 
 POLL_S = 10.0
 FETCH = 64
@@ -33,6 +33,16 @@ class Rollouts(Protocol):
     async def trajectories(self, rollout_ids: Sequence[str]) -> Sequence[Trajectory]: ...
     async def set_scores(self, scores: Sequence[Score]) -> None: ...
     async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int: ...
+
+
+async def fetch_ended(rollouts: Rollouts, ids: Sequence[str], show: Callable[[int], None] = lambda ended: None) -> list[Trajectory]:
+    """Trajectories in this order, once all have ended; `show` hears how many have."""
+    ended: Sequence[str] = ()
+    while len(ended) < len(ids):
+        show(len(ended))
+        ended = await rollouts.wait(ids, POLL_S, len(ended) + 1)
+    show(len(ids))
+    return [one for start in range(0, len(ids), FETCH) for one in await rollouts.trajectories(ids[start : start + FETCH])]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,10 +232,7 @@ class Collector:
         ids = [spec.id for spec in specs]
         await self._rollouts.create_rollouts(specs)
         await self._start_workers()
-        while len(await self._rollouts.wait(ids, POLL_S)) < len(ids):
-            pass
-        found = [one for start in range(0, len(ids), FETCH) for one in await self._rollouts.trajectories(ids[start : start + FETCH])]
-        return await self._evaluator.reward(found, self._scores)
+        return await self._evaluator.reward(await fetch_ended(self._rollouts, ids), self._scores)
 
 
 class _Batches:
