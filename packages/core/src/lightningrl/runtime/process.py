@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Final, Self
 
 from lightningrl.runtime.environment import worker_environment
+from lightningrl.runtime.lifeline import LOST_STATUS, read_failure
 from lightningrl.runtime.settings import WorkerSettings, encode_settings
 
 __all__ = ["WorkerProcess", "bound_log", "describe_exit", "open_log"]
@@ -30,8 +31,11 @@ STDERR: Final = 2
 class WorkerProcess:
     """A worker process of this one. When it ends, however it ends, its whole process group ends with it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes] | None) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes] | None, first_words: int) -> None:
         self.pid = process.pid
+        self.failure = ""
+        """Once it has ended: why it could not begin."""
+        self._first_words = first_words
         self._process = process
         self._log = log
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -47,6 +51,7 @@ class WorkerProcess:
         What it prints is appended to `log`; None = goes to our own stderr. Raises OSError.
         """
         kept = None if log is None else open_log(log)
+        heard, said = os.pipe()
         try:
             process = subprocess.Popen(
                 (sys.executable, "-m", "lightningrl.runtime.worker"),
@@ -56,16 +61,20 @@ class WorkerProcess:
                 env=worker_environment(settings.server_url, {**os.environ, **environment}, settings.dialects),
                 cwd=settings.base_dir,
                 start_new_session=True,
+                pass_fds=(said,),
                 bufsize=0,
             )
         except OSError:
+            os.close(heard)
             if kept is not None:
                 kept.close()
             raise
+        finally:
+            os.close(said)
         assert process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended already; `wait` says so
-            process.stdin.write(encode_settings(replace(settings, parent_pid=os.getpid())))
-        return cls(process, kept)
+            process.stdin.write(encode_settings(replace(settings, parent_pid=os.getpid(), first_words=said)))
+        return cls(process, kept, heard)
 
     async def kill(self) -> int:
         """End it and what it started, now. May be called again."""
@@ -103,6 +112,7 @@ class WorkerProcess:
                 bound_log(self._log)
         if self._log is not None:
             self._log.close()
+        self.failure = read_failure(self._first_words)
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -110,7 +120,9 @@ class WorkerProcess:
 
 
 def describe_exit(status: int) -> str:
-    """`died with SIGSEGV`, `exited with status 1`."""
+    """`died with SIGSEGV`, `exited with status 1`, `lost the server`."""
+    if status == LOST_STATUS:
+        return "lost the server"
     if status >= 0:
         return f"exited with status {status}"
     try:
