@@ -12,6 +12,8 @@ import signal
 import sys
 from typing import BinaryIO, Final
 
+from lightningrl.runtime.descendants import MARK, kill_descendants
+
 __all__ = ["LOST_STATUS", "die_with_parent", "die_with_pipe", "kill_own_group", "read_failure", "say_first", "take_stdin"]
 
 PR_SET_PDEATHSIG: Final = 1
@@ -35,6 +37,7 @@ def die_with_pipe(lifeline: BinaryIO) -> None:
     """Returns never: when the pipe ends, its writer is gone, and this process ends with what it started. What it says means nothing."""
     while os.read(lifeline.fileno(), 65_536):
         pass
+    kill_descendants(os.getpid(), os.environ.get(MARK, ""))
     kill_own_group()
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final, Self
 
+from lightningrl.runtime.descendants import MARK, kill_descendants, make_mark
 from lightningrl.runtime.environment import worker_environment
 from lightningrl.runtime.lifeline import LOST_STATUS, read_failure
 from lightningrl.runtime.settings import WorkerSettings, encode_settings
@@ -29,13 +30,14 @@ STDERR: Final = 2
 
 
 class WorkerProcess:
-    """A worker process of this one. When it ends, however it ends, its whole process group ends with it."""
+    """A worker process of this one. When it ends, however it ends, all that it started ends with it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes] | None, first_words: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes] | None, first_words: int, mark: str) -> None:
         self.pid = process.pid
         self.failure = ""
         """Once it has ended: why it could not begin."""
         self._first_words = first_words
+        self._mark = mark
         self._process = process
         self._log = log
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -52,13 +54,14 @@ class WorkerProcess:
         """
         kept = None if log is None else open_log(log)
         heard, said = os.pipe()
+        mark = make_mark()
         try:
             process = subprocess.Popen(
                 (sys.executable, "-m", "lightningrl.runtime.worker"),
                 stdin=subprocess.PIPE,
                 stdout=kept or STDERR,
                 stderr=kept or STDERR,
-                env=worker_environment(settings.server_url, {**os.environ, **environment}, settings.dialects),
+                env=worker_environment(settings.server_url, {**os.environ, **environment, MARK: mark}, settings.dialects),
                 cwd=settings.base_dir,
                 start_new_session=True,
                 pass_fds=(said,),
@@ -74,7 +77,7 @@ class WorkerProcess:
         assert process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended already; `wait` says so
             process.stdin.write(encode_settings(replace(settings, parent_pid=os.getpid(), first_words=said)))
-        return cls(process, kept, heard)
+        return cls(process, kept, heard, mark)
 
     async def kill(self) -> int:
         """End it and what it started, now. May be called again."""
@@ -90,15 +93,16 @@ class WorkerProcess:
     def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
         """In a thread: wait for the worker's end, and kill what it leaves behind.
 
-        The group's id is the worker's pid. While the worker has not been reaped, no other process can have that id.
+        Group and session have the worker's pid. While the worker has not been reaped, no other process can have that id.
         """
         if sys.platform == "linux":
             with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored here, so that the kernel has reaped it
                 os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         else:
             self._process.wait()
+        kill_group(self.pid)
+        kill_descendants(self.pid, self._mark)
         with self._lock:
-            kill_group(self.pid)
             status = self._process.wait()
             self._is_reaped = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
