@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -116,16 +117,21 @@ async def test_a_program_runs_as_an_agent(folder: Path, concurrency: int) -> Non
 
 
 @pytest.mark.slow
-async def test_a_program_ends_with_the_worker_that_is_killed(folder: Path) -> None:
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+async def test_a_program_and_what_it_started_end_with_the_worker(folder: Path, how: str) -> None:
     with ScriptedServer(lambda body: {"content": "hi"}) as server:
         server.add_rollout("hangs", {"do": "hang", "pids": str(folder / "pids")})
         pool = WorkerPool(server.url, server.run_key, "agent.py:answer", workers=1, base_dir=folder, log_folder=folder)
         await pool.start()
         await written(folder / "pids", words=2)
+        pids = [int(pid) for pid in (folder / "pids").read_text().split()]
+        if how == "killed":
+            os.kill(os.getsid(pids[0]), signal.SIGKILL)  # the worker leads the session
+        else:
+            await pool.stop(grace_s=0.0)
+        for pid in pids:
+            assert await gone(pid), f"{pid} survives its worker, which was {how}"
         await pool.stop(grace_s=0.0)
-    if sys.platform == "linux":
-        assert await gone(int((folder / "pids").read_text().split()[0]))
-    os.kill(int((folder / "pids").read_text().split()[1]), 9)  # what the program itself started is its own to end
 
 
 def python(code: str) -> Any:

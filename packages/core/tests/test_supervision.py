@@ -15,6 +15,7 @@ from sizes import PATIENCE_S
 from lightningrl.control import api
 from lightningrl.control.client import ServerClient
 from lightningrl.keys import worker_key
+from lightningrl.runtime import supervisor
 from lightningrl.runtime.pool import WorkerPool, WorkerPoolError
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import ServerSettings
@@ -78,7 +79,7 @@ async def test_the_server_knows_who_works_and_on_what(folder: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_worker_that_the_server_refuses_ends_the_pool_with_the_servers_sentence(
+async def test_workers_that_the_server_refuses_end_the_pool_and_leave_the_servers_sentence_in_their_log(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: object, **__: object) -> None:
@@ -89,9 +90,13 @@ async def test_a_worker_that_the_server_refuses_ends_the_pool_with_the_servers_s
         await pool.start()
         monkeypatch.setattr(control.store, "lease", refuse)
         async with asyncio.timeout(PATIENCE_S):
-            with pytest.raises(WorkerPoolError, match=r"has lost the server: .* with 503: the store is in use by another process"):
+            with pytest.raises(
+                WorkerPoolError, match=r"workers died 5 times in a row .*\(the last one lost the server\); see '.*worker-0.log'"
+            ):
                 await pool.wait()
         await pool.stop(grace_s=0.0)
+    said = (folder / "logs" / "worker-0.log").read_text()
+    assert "has lost the server" in said and "with 503: the store is in use by another process" in said
 
 
 async def test_an_order_to_stop_is_heard_at_once_and_by_those_it_is_for(tmp_path: Path) -> None:
@@ -193,3 +198,20 @@ async def test_a_worker_that_dies_now_and_then_does_not_end_the_pool(folder: Pat
             await control.store.wait_finished([spec.id for spec in specs], PATIENCE_S)
         outcomes = [(await control.store.rollout(spec.id)).outcome for spec in specs]
     assert outcomes == [Outcome.SUCCEEDED, Outcome.INFRASTRUCTURE_ERROR] * 7
+
+
+@pytest.mark.slow
+async def test_workers_that_die_in_a_row_end_the_pool_though_it_is_looked_at_all_the_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is ended for a worker that died is nothing that it finished."""
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.05)
+    (folder / "agent.py").write_text("import os\ndef answer(task): os.kill(os.getpid(), 11)")
+    async with live_control(folder) as control:
+        await control.store.create_rollouts([make_spec(f"r{number}", "die") for number in range(5)])
+        pool = make_pool(control.url, control.run_key, folder)
+        await pool.start()
+        async with asyncio.timeout(60):
+            with pytest.raises(WorkerPoolError, match="workers died 5 times in a row"):
+                await pool.wait()
+        await pool.stop(grace_s=0.0)

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from lightningrl.look.trace import Trace
+from lightningrl.roles import LONGEST_ROLE
 from lightningrl.store.protocol import Lease, RolloutFilter, RolloutRecord, RunningAttempt, Score, StepRecord, StoreCounts
 from lightningrl.types import Outcome, PolicyStatus, RolloutSpec, RolloutState, ToolStatus, Trajectory
 
@@ -30,7 +31,7 @@ MOST_NAMES: Final = 1000
 
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_ROLE)]
 Number = Annotated[Any, Meta(extra_json_schema={"type": ["number", "null"], "minimum": -1e9, "maximum": 1e9})]
 """A reward, null = nobody scored it; checked by `_check_rewards`, which can say which."""
 NamedRewards = Annotated[dict[Name, Number], Meta(max_length=MOST_NAMES)]
@@ -63,11 +64,13 @@ class ThenLease(_Body):
 
     worker_id: Annotated[str, Meta(max_length=200)]
     lease_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
+    key: Annotated[str, Meta(max_length=1000)] = ""
+    """That may lease for this worker, where the request shows an attempt's; empty = the request's."""
 
 
 class LeaseRequest(ThenLease):
-    """Lease the next attempt (worker key or run key; long poll). The oldest queued rollout's, with its scoped key; 204 where none comes
-    within `wait_s`."""
+    """Lease the next attempt (the worker's own key, worker key or run key; long poll). The oldest queued rollout's, with its scoped key;
+    204 where none comes within `wait_s`."""
 
     wait_s: Seconds = 0.0
     exclusive: bool = False
@@ -81,7 +84,7 @@ class WorkerState(StrEnum):
     """It imports the agent."""
     READY = "ready"
     FAILED = "failed"
-    """The agent cannot be run here: it says why, and ends."""
+    """Said by the supervisor of a machine: the agent cannot be run there."""
     REVOKED = "revoked"
     """An attempt was taken away and its agent cannot be stopped: it ends with its process."""
     LOST = "lost"
@@ -89,8 +92,8 @@ class WorkerState(StrEnum):
 
 
 class WorkerBeat(_Body):
-    """Say how a worker is and keep its leases (worker key or run key; long poll). Answered at once where it is to stop or an attempt is
-    over, else after `wait_s`."""
+    """Say how a worker is and keep its leases (its own key, worker key or run key; `failed` and `lost` take one of the last two; long
+    poll). Answered at once where it is to stop or an attempt is over, else after `wait_s`."""
 
     pid: Annotated[int, Meta(ge=0, le=LARGEST)]
     host: Annotated[str, Meta(max_length=300)]
@@ -168,7 +171,7 @@ class Result(_Body):
     spans: bytes | None = None
     """OTLP in protobuf, as it could be exported before. Where it cannot be read, the result is not taken either."""
     then: ThenLease | None = None
-    """Also lease the next attempt (worker key or run key). With the first result only: who repeats one asks for a lease."""
+    """Also lease the next attempt, with a `key` that may. With the first result only: who repeats one asks for a lease."""
 
 
 class ResultKept(_Body):
@@ -213,7 +216,7 @@ class ReportedToolCall(_Body):
     """The model's, which says what call asked; or one of the agent's own. A repeat is kept once."""
     call: AnswerId | None = None
     """Of the answer that asked, where that was no tool call of the model's."""
-    agent: Annotated[str, Meta(max_length=200)] | None = None
+    agent: Annotated[str, Meta(max_length=LONGEST_ROLE)] | None = None
     error_type: Annotated[str, Meta(max_length=200)] | None = None
 
     def __post_init__(self) -> None:
@@ -314,8 +317,9 @@ def _check_rewards(rewards: Mapping[str, Any]) -> None:
 
 B = TypeVar("B")
 A = TypeVar("A")
-Who = Literal["run", "worker", "attempt", "ended_attempt"]
-"""Whose key opens it: the run's; a worker's too; also that of the running attempt in the path; also of one that has ended."""
+Who = Literal["run", "supervisor", "worker", "attempt", "ended_attempt"]
+"""Whose key opens it: the run's; the worker key too; also that of one worker process, for itself; the run's, the worker key and that of
+the running attempt in the path; also that of one that has ended."""
 
 
 @dataclass(frozen=True)
@@ -365,8 +369,8 @@ INTERRUPT = Endpoint[Interrupt, Count]("POST", f"{PREFIX}/interrupt", Interrupt,
 STATUS = Endpoint[None, Status]("GET", f"{PREFIX}/status", None, Status, about="Totals, and how policies are served.")
 LEASE = Endpoint[LeaseRequest, Lease | None]("POST", f"{PREFIX}/leases", LeaseRequest, Lease | None, "worker")
 BEAT = Endpoint[WorkerBeat, Orders]("POST", f"{PREFIX}/workers/{{wid}}/beat", WorkerBeat, Orders, "worker")
-WORKERS = Endpoint[WorkerFilter, Workers]("GET", f"{PREFIX}/workers", WorkerFilter, Workers, "worker")
-STOP_WORKERS = Endpoint[WorkerPrefix, Count]("POST", f"{PREFIX}/workers/stop", WorkerPrefix, Count, "worker")
+WORKERS = Endpoint[WorkerFilter, Workers]("GET", f"{PREFIX}/workers", WorkerFilter, Workers, "supervisor")
+STOP_WORKERS = Endpoint[WorkerPrefix, Count]("POST", f"{PREFIX}/workers/stop", WorkerPrefix, Count, "supervisor")
 RESULT = Endpoint[Result, ResultKept]("POST", f"{_ATTEMPT}/result", Result, ResultKept, "ended_attempt")
 REWARDS = Endpoint[Rewards, None]("POST", f"{_ATTEMPT}/rewards", Rewards, None, "attempt")
 TRACES = Endpoint[bytes, bytes]("POST", f"{_ATTEMPT}/v1/traces", bytes, bytes, "attempt", about=_SPANS)

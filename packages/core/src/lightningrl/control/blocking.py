@@ -79,9 +79,11 @@ class ControlClient:
         """Hand in the attempt's result; the next lease, where the report asks for one and there is one. The first report of an attempt
         counts.
 
-        A result that the server cannot take, whatever is wrong with it, is a failure of the agent's: it is told the server's sentence.
-        Spans that it cannot take are not: they are a view on the rollout.
+        It is shown the attempt's own key. A result that the server cannot take, whatever is wrong with it, is a failure of the agent's: it
+        is told the server's sentence. Spans that it cannot take are not: they are a view on the rollout.
         """
+        if report.then is not None:
+            report = structs.replace(report, then=structs.replace(report.then, key=self._worker_key))
         try:
             return self._ask(RESULT, report, lease).lease
         except RefusedError as error:
@@ -125,7 +127,8 @@ class ControlClient:
         self._connection.close()
 
     def _ask(self, endpoint: Endpoint[B, A], body: B, lease: Lease | None = None, *, wait_s: float = 0.0) -> A:
-        answer = self._send(_path(endpoint, lease), wire.encode(body), JSON, key=self._worker_key, wait_s=wait_s)
+        key = self._worker_key if lease is None else lease.key
+        answer = self._send(_path(endpoint, lease), wire.encode(body), JSON, key=key, wait_s=wait_s)
         try:
             return cast("A", wire.decode(answer, endpoint.answer) if answer else None)
         except msgspec.MsgspecError as error:

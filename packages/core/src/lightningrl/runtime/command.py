@@ -41,8 +41,9 @@ def command_agent(*command: str, environment: Mapping[str, str] | None = None) -
     """An agent that runs `command` once for each rollout; relative paths are seen from the recipe's folder.
 
     The output is the last line on stdout that is not blank: read as JSON where it is an object, a list or a quoted string, else taken
-    as the text it is. When the rollout's time is over or it is cancelled, the program is killed with all that it started (as long as
-    they stay in its process group). `environment` is added to the worker's. Raises ConfigError for an empty command.
+    as the text it is. When the rollout's time is over or it is cancelled, the program is killed with all that it started, as long as that
+    stays in its process group; the rest ends with the worker at the latest. `environment` is added to the worker's. Raises ConfigError
+    for an empty command.
     """
     if not command or not all(isinstance(part, str) and part for part in command):
         raise ConfigError(f"command_agent{command!r} names no program; write command_agent('node', 'agent.mjs')")

@@ -54,7 +54,7 @@ class Heart:
         with self._lock:
             self._running.pop((attempt.lease.rollout_id, attempt.lease.attempt), None)
 
-    def say(self, state: WorkerState, error: str = "", *, wait_s: float = 0.0) -> Orders:
+    def say(self, state: WorkerState, *, wait_s: float = 0.0) -> Orders:
         """One beat. Before `start`, or from the heart's own thread."""
         with self._lock:
             running = list(self._running)
@@ -62,7 +62,6 @@ class Heart:
             pid=os.getpid(),
             host=socket.gethostname(),
             state=state,
-            error=error,
             grace_s=self.grace_s,
             running=running,
             lease_s=self._lease_s,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -20,13 +21,14 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
 
-from lightningrl.control.api import Result, ThenLease
+from lightningrl.control.api import Result, ThenLease, WorkerBeat, WorkerState
 from lightningrl.control.blocking import ControlClient
 from lightningrl.control.client import ServerClient
 from lightningrl.errors import ServerError
 from lightningrl.runtime.attempt import Attempt
 from lightningrl.runtime.environment import worker_environment
 from lightningrl.runtime.launcher import WorkerPlan
+from lightningrl.runtime.report import clean_text
 from lightningrl.runtime.settings import WorkerSettings
 from lightningrl.runtime.supervisor import STOP_PATIENCE_S, end_attempts
 from lightningrl.runtime.worker import Worker, Workplace
@@ -135,9 +137,21 @@ class ThreadWorker(Worker):
 
     def run(self) -> int:
         try:
-            return super().run()
+            status = super().run()
+            if self.lost:
+                self.tell_lost(self.lost)
+            return status
         finally:
             self.ended.set()
+
+    def tell_lost(self, sentence: str) -> None:
+        """To whoever waits for the workers: no other would fare better."""
+        beat = WorkerBeat(pid=os.getpid(), host=socket.gethostname(), state=WorkerState.LOST, error=clean_text(sentence))
+        try:
+            with closing(ControlClient(self._settings.server_url, self._settings.worker_key, patience_s=0.0)) as client:
+                client.beat(self._settings.worker_id, beat)
+        except ServerError as error:
+            logger.error("%s; nor can the server be told: %s", sentence, error)
 
     def _run_attempt(self, attempt: Attempt, client: ControlClient, then: ThenLease) -> Lease | None:
         limit_s = attempt.lease.timeout_s + self._heart.grace_s

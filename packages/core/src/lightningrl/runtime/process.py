@@ -14,10 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final, Self
 
+from lightningrl.private import open_private
+from lightningrl.runtime.descendants import MARK, kill_descendants, make_mark
 from lightningrl.runtime.environment import worker_environment
+from lightningrl.runtime.lifeline import LOST_STATUS, read_failure
 from lightningrl.runtime.settings import WorkerSettings, encode_settings
 
-__all__ = ["WorkerProcess", "bound_log", "describe_exit", "open_log"]
+__all__ = ["WorkerProcess", "bound_log", "describe_exit"]
 
 MOST_LOG_BYTES: Final = 64 * 2**20
 KEPT_LOG_BYTES: Final = 2**20
@@ -28,10 +31,14 @@ STDERR: Final = 2
 
 
 class WorkerProcess:
-    """A worker process of this one. When it ends, however it ends, its whole process group ends with it."""
+    """A worker process of this one. When it ends, however it ends, all that it started ends with it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes] | None) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes] | None, first_words: int, mark: str) -> None:
         self.pid = process.pid
+        self.failure = ""
+        """Once it has ended: why it could not begin."""
+        self._first_words = first_words
+        self._mark = mark
         self._process = process
         self._log = log
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -46,26 +53,32 @@ class WorkerProcess:
 
         What it prints is appended to `log`; None = goes to our own stderr. Raises OSError.
         """
-        kept = None if log is None else open_log(log)
+        kept = None if log is None else open_private(log)
+        heard, said = os.pipe()
+        mark = make_mark()
         try:
             process = subprocess.Popen(
                 (sys.executable, "-m", "lightningrl.runtime.worker"),
                 stdin=subprocess.PIPE,
                 stdout=kept or STDERR,
                 stderr=kept or STDERR,
-                env=worker_environment(settings.server_url, {**os.environ, **environment}, settings.dialects),
+                env=worker_environment(settings.server_url, {**os.environ, **environment, MARK: mark}, settings.dialects),
                 cwd=settings.base_dir,
                 start_new_session=True,
+                pass_fds=(said,),
                 bufsize=0,
             )
         except OSError:
+            os.close(heard)
             if kept is not None:
                 kept.close()
             raise
+        finally:
+            os.close(said)
         assert process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended already; `wait` says so
-            process.stdin.write(encode_settings(replace(settings, parent_pid=os.getpid())))
-        return cls(process, kept)
+            process.stdin.write(encode_settings(replace(settings, parent_pid=os.getpid(), first_words=said)))
+        return cls(process, kept, heard, mark)
 
     async def kill(self) -> int:
         """End it and what it started, now. May be called again."""
@@ -81,15 +94,16 @@ class WorkerProcess:
     def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
         """In a thread: wait for the worker's end, and kill what it leaves behind.
 
-        The group's id is the worker's pid. While the worker has not been reaped, no other process can have that id.
+        Group and session have the worker's pid. While the worker has not been reaped, no other process can have that id.
         """
         if sys.platform == "linux":
             with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored here, so that the kernel has reaped it
                 os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         else:
             self._process.wait()
+        kill_group(self.pid)
+        kill_descendants(self.pid, self._mark)
         with self._lock:
-            kill_group(self.pid)
             status = self._process.wait()
             self._is_reaped = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
@@ -103,6 +117,7 @@ class WorkerProcess:
                 bound_log(self._log)
         if self._log is not None:
             self._log.close()
+        self.failure = read_failure(self._first_words)
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -110,7 +125,9 @@ class WorkerProcess:
 
 
 def describe_exit(status: int) -> str:
-    """`died with SIGSEGV`, `exited with status 1`."""
+    """`died with SIGSEGV`, `exited with status 1`, `lost the server`."""
+    if status == LOST_STATUS:
+        return "lost the server"
     if status >= 0:
         return f"exited with status {status}"
     try:
@@ -123,14 +140,6 @@ def kill_group(group: int) -> None:
     """Kill every process of it, if there is one."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
         os.killpg(group, signal.SIGKILL)
-
-
-def open_log(path: Path) -> IO[bytes]:
-    """The file that a worker's log is appended to, for nobody else to read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b", buffering=0)
-    os.fchmod(log.fileno(), 0o600)
-    return log
 
 
 def bound_log(log: IO[bytes], most_bytes: int = MOST_LOG_BYTES) -> None:

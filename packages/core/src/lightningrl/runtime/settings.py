@@ -17,7 +17,7 @@ class WorkerSettings:
 
     server_url: str
     worker_key: str
-    """Leases and reports; see `lightningrl.keys`."""
+    """A worker process has one that speaks for it alone, its supervisor one for all; see `lightningrl.keys`."""
     worker_id: str
     """Where several workers are to be started, the beginning of their ids."""
     agent: str
@@ -38,6 +38,8 @@ class WorkerSettings:
     """How long the server may be away."""
     parent_pid: int = 0
     """The worker dies with this process; 0 = with nobody."""
+    first_words: int = 0
+    """The file descriptor on which it says that it begins, or why it cannot; 0 = nobody listens."""
 
 
 def encode_settings(settings: WorkerSettings) -> bytes:

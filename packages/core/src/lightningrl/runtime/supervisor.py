@@ -24,7 +24,9 @@ from lightningrl.control import api
 from lightningrl.control.api import WorkerState
 from lightningrl.control.client import ServerClient
 from lightningrl.errors import ConfigError, LightningError, ServerError
+from lightningrl.keys import process_key
 from lightningrl.runtime.launcher import WorkerPlan, WorkerPoolError
+from lightningrl.runtime.lifeline import LOST_STATUS
 from lightningrl.runtime.process import WorkerProcess, describe_exit
 from lightningrl.runtime.report import clean_text
 from lightningrl.store.protocol import RunningAttempt
@@ -65,6 +67,8 @@ class _Life:
     was_ready: bool = False
     is_overdue: bool = False
     """It was killed because an attempt overran."""
+    has_ended: bool = False
+    """What it ran is ended for it, and is none of what it finished."""
 
     def overdue(self) -> list[_HeldAttempt]:
         now = time.monotonic()
@@ -138,7 +142,7 @@ class Supervisor:
             found = await self._look(seen, min(LOOK_S, max(0.05, soonest - time.monotonic())))
             seen = found.version
             for life in tuple(self._living.values()):
-                if life.overdue() and not life.is_overdue:
+                if life.overdue() and not (life.is_overdue or life.has_ended):
                     life.is_overdue = True
                     await life.process.kill()
 
@@ -147,7 +151,8 @@ class Supervisor:
         where = api.WorkerFilter(prefix=f"{self._name}-", seen=seen, wait_s=wait_s)
         found = await self._client.ask(api.WORKERS, where, wait_s=wait_s)
         for life in self._living.values():
-            self._note(life, found)
+            if not life.has_ended:
+                self._note(life, found)
         return found
 
     def _note(self, life: _Life, found: api.Workers) -> None:
@@ -177,7 +182,8 @@ class Supervisor:
 
     async def _keep(self, index: int) -> None:
         """Keep worker `index` alive."""
-        settings = replace(self._settings, worker_id=f"{self._name}-{index}")
+        name = f"{self._name}-{index}"
+        settings = replace(self._settings, worker_id=name, worker_key=process_key(self._settings.worker_key, name))
         log = None if self._plan.log_folder is None else self._plan.log_folder / f"worker-{index}.log"
         where = f"the supervisor's stderr on {socket.gethostname()}" if log is None else repr(str(log))
         if index:
@@ -200,6 +206,7 @@ class Supervisor:
     async def _bury(self, index: int, life: _Life, status: int, log: str) -> None:
         """Report the attempts that ended with the worker; raise if workers die without end."""
         found = await self._look()
+        life.has_ended = True
         record = _record(life, found)
         if life.is_overdue or (record is not None and record.state is WorkerState.REVOKED):
             overdue = life.overdue() if life.is_overdue else []
@@ -212,12 +219,10 @@ class Supervisor:
             rest = [held for held in life.held.values() if held not in overdue]
             await self._report(rest, Outcome.INFRASTRUCTURE_ERROR, f"its worker was killed because another attempt {why}")
             return
-        if record is not None and record.state is WorkerState.FAILED:
-            raise ConfigError(record.error)
-        if record is not None and record.state is WorkerState.LOST:
-            raise WorkerPoolError(record.error)
+        if life.process.failure:
+            raise ConfigError(clean_text(life.process.failure))
         how = describe_exit(status)
-        if not self._has_been_ready and status != KILLED:
+        if not self._has_been_ready and status not in (KILLED, LOST_STATUS):
             raise ConfigError(f"agent {self._settings.agent!r}: the worker {how} while it imported the agent; see {log}")
         logger.warning("worker %d %s; see %s", index, how, log)
         sentence = f"the worker process {how} while it ran the agent; see {log}"

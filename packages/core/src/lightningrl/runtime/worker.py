@@ -15,24 +15,22 @@ import contextlib
 import contextvars
 import logging
 import os
-import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lightningrl.attribution.redirect import Redirection
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope, ThreadWatch
-from lightningrl.control.api import Result, ThenLease, WorkerBeat, WorkerState
+from lightningrl.control.api import Result, ThenLease, WorkerState
 from lightningrl.control.blocking import ControlClient, RefusedError
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.runtime.agent_loader import LoadedAgent, load_agent
 from lightningrl.runtime.attempt import Attempt
 from lightningrl.runtime.environment import rollout_environment
 from lightningrl.runtime.heartbeat import Heart
-from lightningrl.runtime.lifeline import die_with_parent, die_with_pipe, kill_own_group, take_stdin
+from lightningrl.runtime.lifeline import LOST_STATUS, die_with_parent, die_with_pipe, kill_own_group, say_first, take_stdin
 from lightningrl.runtime.report import clean_text
 from lightningrl.runtime.settings import WorkerSettings, decode_settings
 from lightningrl.store.protocol import Lease
@@ -43,8 +41,6 @@ __all__ = ["Worker", "Workplace", "main"]
 MOST_HOSTS: Final = 100
 ASYNC_GRACE_S: Final = 5.0
 """How long an async agent may take to react to its cancellation at the time limit, before the process is killed."""
-LOST_STATUS: Final = 4
-"""The exit status of a worker that gave up on the server."""
 
 logger = logging.getLogger(__name__)
 
@@ -92,12 +88,11 @@ class Worker:
     """Everything of one worker process. `run` returns when it was told to stop or lost the server."""
 
     def __init__(self, settings: WorkerSettings, place: Workplace | None = None) -> None:
-        """`place` None = the process is this worker's own. Raises LightningError, after it was told to the server, where the agent cannot
-        be loaded."""
+        """`place` None = the process is this worker's own. Raises LightningError where the agent cannot be loaded."""
         self._settings = settings
         self._pid = os.getpid()
         self._stopping = threading.Event()
-        self._lost = ""
+        self.lost = ""
         """Why it can lease no more, from the server's sentence."""
         self._waiting: set[ControlClient] = set()
         self._runner = asyncio.Runner()
@@ -105,11 +100,7 @@ class Worker:
         self._slots: dict[threading.Thread, asyncio.Future[None]] = {}
         self._heart = Heart(self._client(), settings.worker_id, lease_s=settings.lease_s, on_stop=self.stop, on_revoked=self._revoke)
         self._heart.say(WorkerState.STARTING)
-        try:
-            self._place = place or Workplace.open(settings)
-        except LightningError as error:
-            self._heart.say(WorkerState.FAILED, clean_text(str(error)))
-            raise
+        self._place = place or Workplace.open(settings)
         self._agent, self._telemetry, self._scope = self._place.agent, self._place.telemetry, self._place.redirection.scope
         self._heart.grace_s = ASYNC_GRACE_S if self._agent.is_async else 0.0
 
@@ -123,20 +114,9 @@ class Worker:
         else:
             self._runner.run(self._serve_slots())
         self._heart.stop()
-        if self._lost:
-            self.tell_lost(self._lost)
         with contextlib.suppress(RuntimeError):  # the agent may have closed the loop
             self._runner.close()
-        return LOST_STATUS if self._lost else 0
-
-    def tell_lost(self, sentence: str) -> None:
-        """To whoever waits for the workers: no other would fare better."""
-        beat = WorkerBeat(pid=os.getpid(), host=socket.gethostname(), state=WorkerState.LOST, error=clean_text(sentence))
-        try:
-            with closing(ControlClient(self._settings.server_url, self._settings.worker_key, patience_s=0.0)) as client:
-                client.beat(self._settings.worker_id, beat)
-        except ServerError as error:
-            logger.error("%s; nor can the server be told: %s", sentence, error)
+        return LOST_STATUS if self.lost else 0
 
     def stop(self) -> None:
         """Finish the attempts that run, take no more. From any thread."""
@@ -183,8 +163,8 @@ class Worker:
                     lease = client.lease(worker_id=worker_id, wait_s=self._settings.lease_wait_s, lease_s=self._settings.lease_s)
                 except ServerError as error:
                     if not self._stopping.is_set():
-                        self._lost = f"worker {worker_id} has lost the server: {error}"
-                        logger.error("%s", self._lost)
+                        self.lost = f"worker {worker_id} has lost the server: {error}"
+                        logger.error("%s", self.lost)
                     return
                 finally:
                     self._waiting.discard(client)
@@ -307,13 +287,17 @@ def main() -> int:
     lifeline = take_stdin()
     log_to_stderr()
     settings = decode_settings(lifeline.readline())
+    if settings.first_words:
+        os.set_inheritable(settings.first_words, False)
     die_with_parent(settings.parent_pid)
     threading.Thread(target=die_with_pipe, args=(lifeline,), name="lightningrl-lifeline", daemon=True).start()
     try:
         worker = Worker(settings)
     except LightningError as error:
         logger.error("%s", error, exc_info=True)
+        say_first(settings.first_words, clean_text(str(error)))
         return 3
+    say_first(settings.first_words)
     return worker.run()
 
 

@@ -2,7 +2,9 @@
 
 run key      the trainer's: everything
 view key     of who looks on: pages and metrics
-worker key   a worker's: lease, and whatever an attempt's key may do, for every attempt; no trajectories, scores, lists or engine link
+worker key   a supervisor's: lease, and whatever an attempt's key may do, for every worker and attempt; say why workers cannot go on, list
+             and stop them; no trajectories, scores, lists of rollouts or engine link
+process key  a worker process's: beat and lease as that worker; its attempts it reports with their own keys
 attempt key  an agent's: its own running attempt
 """
 
@@ -15,7 +17,7 @@ from typing import Final
 from starlette.requests import Request
 
 from lightningrl.errors import ServerError
-from lightningrl.keys import view_key, worker_key
+from lightningrl.keys import process_key, view_key, worker_key, worker_of
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.protocol import CallLog
 
@@ -36,14 +38,14 @@ class Access:
         self._calls = calls
         self._key_headers = key_headers
         self._run_key = run_key.encode()
-        self._worker_key = worker_key(run_key).encode()
+        self._worker_key = worker_key(run_key)
         self._view_key = view_key(run_key).encode()
 
     async def run(self, request: Request) -> None:
         """Raises Forbidden unless the run key is shown."""
         key = self._shown(request)
         if not _is_same(key, self._run_key):
-            whose = "a worker's key does not open" if _is_same(key, self._worker_key) else "wrong key for"
+            whose = "a worker's key does not open" if self._worker(key) is not None else "wrong key for"
             raise Forbidden(f"{whose} {request.url.path!r}; send the run key as 'Authorization: Bearer …'")
 
     async def look(self, request: Request) -> None:
@@ -52,10 +54,28 @@ class Access:
         if not (_is_same(key, self._run_key) or _is_same(key, self._view_key)):
             raise Forbidden(f"wrong key for {request.url.path!r}; send the run's view key as 'Authorization: Bearer …'")
 
-    async def worker(self, request: Request) -> None:
+    async def supervisor(self, request: Request) -> None:
         """Raises Forbidden unless the run key or the worker key is shown."""
-        if not self._is_trusted(self._shown(request)):
+        if self.worker_shown(request):
+            raise Forbidden(f"the key of one worker does not open {request.url.path!r}; send the worker key as 'Authorization: Bearer …'")
+
+    async def worker(self, request: Request) -> None:
+        """Raises Forbidden unless the run key, the worker key or a worker process's is shown."""
+        self.worker_shown(request)
+
+    def worker_shown(self, request: Request, key: str = "") -> str:
+        """The worker whose process shows its key; "" = run key or worker key, which speak for all. `key`: of the body, instead of the
+        header's. Raises Forbidden."""
+        worker = self._worker(key or self._shown(request))
+        if worker is None:
             raise Forbidden(f"wrong key for {request.url.path!r}; send the run key as 'Authorization: Bearer …'")
+        return worker
+
+    def check_worker(self, request: Request, worker_id: str, key: str = "") -> None:
+        """Raises Forbidden unless the key speaks for that worker. `worker_id` may name a slot of it: `id/slot`."""
+        worker = self.worker_shown(request, key)
+        if worker and worker != worker_id.partition("/")[0]:
+            raise Forbidden(f"the key of worker {worker!r} does not speak for {worker_id[:200]!r}; use that one's own")
 
     async def attempt(self, request: Request) -> None:
         """Of the attempt in the path. Raises Forbidden, UnknownRecord or AttemptOver unless the run key, the worker key or the attempt's
@@ -90,7 +110,15 @@ class Access:
         return key.strip()
 
     def _is_trusted(self, key: str) -> bool:
-        return _is_same(key, self._run_key) or _is_same(key, self._worker_key)
+        return _is_same(key, self._run_key) or _is_same(key, self._worker_key.encode())
+
+    def _worker(self, key: str) -> str | None:
+        """The worker that the key speaks for; "" = all; None = none."""
+        if self._is_trusted(key):
+            return ""
+        worker_id = worker_of(key)
+        is_right = worker_id and _is_same(key, process_key(self._worker_key, worker_id).encode())
+        return worker_id if is_right else None
 
 
 def _is_same(key: str, expected: bytes) -> bool:

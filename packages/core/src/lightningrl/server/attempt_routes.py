@@ -52,6 +52,7 @@ def attempt_routes(
         return lease
 
     async def lease(request: Request, body: api.LeaseRequest) -> Lease | None:
+        access.check_worker(request, body.worker_id)
         wait_s = min(body.wait_s, longest_wait_s)
         found = await while_connected(request, queue.lease(body.worker_id, body.lease_s, wait_s, exclusive=body.exclusive))
         return await hand_over(request, found, body.worker_id)
@@ -59,7 +60,7 @@ def attempt_routes(
     async def result(request: Request, body: api.Result) -> api.ResultKept:
         place, then = attempt_of(request), body.then
         if then is not None:
-            await access.worker(request)
+            access.check_worker(request, then.worker_id, then.key)
         read = None if body.spans is None else await _read_result_spans(spans, place, body.spans)
         end = await _end_of(place, body, read, memory)
         if then is None or workers.is_stopping(then.worker_id):

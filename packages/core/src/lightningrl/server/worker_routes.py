@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Final
+
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from lightningrl.control import api
-from lightningrl.server.access import Access
+from lightningrl.server.access import Access, Forbidden
 from lightningrl.server.attempt_routes import while_connected
 from lightningrl.server.routes import route
 from lightningrl.server.workers import Workers
@@ -14,11 +17,21 @@ from lightningrl.store.protocol import Queue
 
 __all__ = ["worker_routes"]
 
+ENDS: Final = frozenset({api.WorkerState.FAILED, api.WorkerState.LOST})
+"""Whoever waits for the workers waits no longer: no process says so in which an agent runs."""
+
 
 def worker_routes(queue: Queue, access: Access, workers: Workers, *, longest_wait_s: float) -> list[BaseRoute]:
     async def beat(request: Request, body: api.WorkerBeat) -> api.Orders:
         body.wait_s = min(body.wait_s, longest_wait_s)
-        return await while_connected(request, workers.beat(request.path_params["wid"], body, queue.heartbeat)) or api.Orders()
+        name, worker = request.path_params["wid"], access.worker_shown(request)
+        access.check_worker(request, name)
+        if worker and body.state in ENDS:
+            raise Forbidden(f"worker {worker!r} cannot say that it is {body.state.value}, which ends the run: its supervisor does")
+        if worker:
+            body.error = ""
+        keep = partial(queue.heartbeat, worker_id=worker or None)
+        return await while_connected(request, workers.beat(name, body, keep)) or api.Orders()
 
     async def listed(request: Request, where: api.WorkerFilter) -> api.Workers:
         where.wait_s = min(where.wait_s, longest_wait_s)

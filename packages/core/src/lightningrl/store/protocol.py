@@ -279,8 +279,9 @@ class Queue(Protocol):
         or has ended."""
         ...
 
-    async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
-        """Renew the lease; False = the attempt is over (cancelled, expired, finished): stop working on it."""
+    async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float, worker_id: str | None = None) -> bool:
+        """Renew the lease; False = the attempt is over (cancelled, expired, finished), or is not that worker's (None = anybody's): stop
+        working on it. `id/slot` is the worker `id`'s."""
         ...
 
     async def running(self, workers: str) -> tuple[RunningAttempt, ...]:

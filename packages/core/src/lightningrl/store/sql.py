@@ -355,9 +355,9 @@ class SqlStore:
         if lease is not None and not self._closing:
             self._spawn(self.release(lease.rollout_id, lease.attempt))
 
-    async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float) -> bool:
+    async def heartbeat(self, rollout_id: str, attempt: int, lease_s: float, worker_id: str | None = None) -> bool:
         now = await self._now()
-        return await self._write(lambda tx: writes.heartbeat(tx, rollout_id, attempt, lease_s, now))
+        return await self._write(lambda tx: writes.heartbeat(tx, rollout_id, attempt, lease_s, now, worker_id))
 
     release = _writing(writes.release)
     running = _reading(Reader.running)

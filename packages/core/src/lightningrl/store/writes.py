@@ -173,9 +173,9 @@ def release(tx: Transaction, rollout_id: str, attempt: int) -> None:
     tx.add_event(Queued())
 
 
-def heartbeat(tx: Transaction, rollout_id: str, attempt: int, lease_s: float, now: float) -> bool:
+def heartbeat(tx: Transaction, rollout_id: str, attempt: int, lease_s: float, now: float, worker_id: str | None) -> bool:
     row = tx.attempt(rollout_id, attempt)
-    if row.outcome is not None:
+    if row.outcome is not None or (worker_id is not None and row.worker_id.partition("/")[0] != worker_id):
         return False
     tx.run(_KEEP_LEASE, of_pk=row.pk, expires_at=now + lease_s)
     tx.add_event(Leased(now + lease_s))

@@ -1,0 +1,70 @@
+"""What a worker has started, whatever process group it is in now: found by its session and by a mark in its environment, and killed.
+
+worker ── leads ──► session ─┬─ its own group: the agent's forks and pools
+   │                         └─ groups of programs (`command_agent`), with what these started
+   └─ mark in the environment ──► who left the session, too (Linux, where one may look)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+__all__ = ["MARK", "kill_descendants", "make_mark"]
+
+MARK: Final = "LIGHTNINGRL_WORKER_PROCESS"
+"""The variable that holds a worker's mark. Whoever clears it and leaves the session is not found."""
+ROUNDS: Final = 100
+"""A process may start others while it is looked for, and takes a moment to die."""
+PAUSE_S: Final = 0.01
+
+
+def make_mark() -> str:
+    """No other worker's."""
+    return uuid.uuid4().hex
+
+
+def kill_descendants(leader: int, mark: str) -> None:
+    """Kill the session that `leader` leads and what has the mark, not `leader`. Returns when they are gone, or after a second."""
+    for _ in range(ROUNDS):
+        found = [pid for pid in _list_living() if pid != leader and _belongs(pid, leader, mark)]
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(PAUSE_S)
+
+
+def _list_living() -> Iterator[int]:
+    """All processes but zombies."""
+    if sys.platform != "linux":
+        listed = subprocess.run(["/bin/ps", "-axo", "pid=,stat="], capture_output=True, text=True, check=False).stdout
+        yield from (int(line.split()[0]) for line in listed.splitlines() if "Z" not in line)
+        return
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                state = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()[0]
+                if state not in (b"Z", b"X"):
+                    yield int(entry.name)
+
+
+def _belongs(pid: int, leader: int, mark: str) -> bool:
+    with contextlib.suppress(OSError):
+        if os.getsid(pid) == leader:
+            return True
+    if sys.platform != "linux" or not mark:
+        return False
+    try:
+        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # somebody else's, or it has ended meanwhile
+        return False
