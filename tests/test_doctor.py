@@ -31,6 +31,7 @@ from lightningrl.doctor.forecast import forecast, prompt_tokens
 from lightningrl.doctor.lesson import teach
 from lightningrl.doctor.machine import Machine
 from lightningrl.doctor.observation import Cost, Costs
+from lightningrl.doctor.of_recipe import tasks_differ
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
 from lightningrl.training.checks import build_checked
@@ -309,6 +310,15 @@ def test_the_whole_observation_counts_every_token_once(seen: Observation) -> Non
     left = [call for call in seen.calls if call.finish_reason is FinishReason.BROKEN_OFF]
     assert recorded <= seen.sampled_tokens <= recorded + 48 * len(left)
     assert seen.attempts == len(seen.every)
+
+
+def test_a_step_that_asks_for_more_tasks_than_there_are_is_warned_of(seen: Observation) -> None:
+    few = with_loop(only(seen, "converse"), steps=10, tasks_per_step=99, validation=0)
+    few = replace(few, tasks=replace(few.tasks, train=few.tasks.train[:1], validation=()))
+    finding = tasks_differ(few)
+    assert finding.verdict == WARN
+    assert finding.evidence == "loop.tasks_per_step is 99, but there is 1 training task: each step asks for some more than once"
+    assert "set loop.tasks_per_step=1" in str(finding.remedy)
 
 
 # ------------------------------------------------------------------ the bill
