@@ -118,7 +118,7 @@ async def test_a_role_is_as_long_as_a_name_may_be(tmp_path: Path, length: int, s
         assert answer.status_code == status, answer.text
         await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED)
         (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
-    roles = [call.agent for call in (*trajectory.transitions, *trajectory.other_calls)]
+    roles = [*(call.agent for call in trajectory.transitions), *(call.agent for call in trajectory.other_calls)]
     assert roles == ["ü" * LONGEST_ROLE]
     if status == 400:
         assert answer.json()["error"]["message"].startswith("the role in 'x-lightningrl-agent' is longer than 200 characters")
