@@ -272,9 +272,9 @@ def run_page(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., st
         if words == ["lightningrl", "init", "first"] and not is_fresh:
             shutil.copytree(request.getfixturevalue("first_agent"), tmp_path / "first")
             return ""
-        if words[0] == "lightningrl" and not is_fresh:
+        if words[0] in {"lightningrl", "python"} and not is_fresh:
             warm: WarmCommand = request.getfixturevalue("warm")
-            ran = warm.run(*words, cwd=tmp_path, environment=environment)
+            ran = warm.run(*(words[1:] if words[0] == "python" else words), cwd=tmp_path, environment=environment)
         else:
             whole = {**os.environ, **environment}
             ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, env=whole, timeout=PATIENCE_S)
