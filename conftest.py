@@ -15,7 +15,7 @@ import subprocess
 import sys
 import types
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,26 @@ def pytest_configure(config: pytest.Config) -> None:
 def crowd() -> Crowd:
     """How many rollouts of an adapter's agents run at once."""
     return sized(Crowd(rollouts=40, shared_workers=1, exclusive_workers=2), Crowd(rollouts=200, shared_workers=2, exclusive_workers=4))
+
+
+# ------------------------------------------------------------------ certificates
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates() -> Iterator[Mapping[str, str]]:
+    """Where this machine's certificates are, in environment variables, for whoever installs from the network.
+
+    Everybody else speaks plain HTTP to this machine, and finds an empty folder of certificates: to read hundreds of them takes each client
+    of each test, agent and judge tens of milliseconds. With `--long` they are read, as users' clients do.
+    """
+    found = {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}
+    if LONG in os.environ:
+        yield found
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SSL_CERT_FILE", raising=False)
+        patch.setenv("SSL_CERT_DIR", str(ROOT / "tests" / "support"))
+        yield found
 
 
 # ------------------------------------------------------------------ databases
@@ -222,7 +242,7 @@ def first_agent(warm: WarmCommand, shared: Path) -> Path:
     """What `lightningrl init first` writes, its policy included; made once, to be copied."""
 
     def init(folder: Path) -> None:
-        made = warm.run("lightningrl", "init", "first", cwd=folder)
+        made = warm.run("lightningrl", "init", "first", cwd=folder, environment={"HF_HUB_OFFLINE": "1"})
         assert made.returncode == 0, made.stderr
 
     return made_once(shared / "init", init) / "first"

@@ -40,16 +40,16 @@ def tasks():
         yield {"id": f"t{number}", "input": f"Write one SQLite query: count {number}"}
 
 
-def told_apart(task, output, trajectory):
-    return sum(output.encode()) % 97 / 97
+def every_second(task, output, trajectory):
+    return float(int(trajectory.rollout_id[-1]) % 2)
 """
 RECIPE = """
 agent = "agent.py:answer"
 tasks.train = "agent.py:tasks"
 policy.model = "starter"
-rewards.told_apart.use = "agent.py:told_apart"
+rewards.every_second.use = "agent.py:every_second"
 runtime = { workers = 1, concurrency = 2 }
-loop = { steps = 1, tasks_per_step = 2, group_size = 4, checkpoint_every = 1 }
+loop = { steps = 2, tasks_per_step = 1, group_size = 4, checkpoint_every = 2 }
 sampling.max_tokens = 8
 """
 
@@ -81,7 +81,7 @@ def test_an_agent_in_its_own_virtual_environment_is_trained(folder: Path, warm: 
         assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "rows" in line]
-    assert [line["outcome/succeeded"] for line in steps] == [8]
+    assert [line["outcome/succeeded"] for line in steps] == [4, 4]
     assert all(line["rows"] > 0 for line in steps)
     before, after = load_file(STARTER / "model.safetensors"), load_file(folder / "trained" / "model.safetensors")
     assert any(not np.array_equal(before[name], after[name]) for name in after if name in before)
