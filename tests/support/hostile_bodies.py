@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-__all__ = ["DIALECTS", "SOUND", "Large", "exports", "hostile", "large_bodies", "large_reports", "write"]
+__all__ = ["DIALECTS", "SOUND", "Large", "exports", "fresh_bodies", "hostile", "large_bodies", "large_reports", "write"]
 
 DIALECTS: Final = ("chat/completions", "responses", "messages")
 
@@ -358,6 +358,32 @@ def _call(path: str, number: int, **fields: Any) -> Large:
 
 def _with_lists(path: str, number: int, before: str, after: str = "") -> Large:
     return Large(path, lambda: _call(path, number).make()[:-1] + b"," + before.encode() + _LISTS + after.encode() + b"}")
+
+
+def fresh_bodies(number: int) -> list[tuple[str, bytes, dict[str, str]]]:
+    """Sound bodies and headers in which an agent names everything as nobody did before: role, stop strings, tools, rewards."""
+
+    def name(what: str, length: int = 200) -> str:
+        return f"{what} {number} ".ljust(length, "x")
+
+    call = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    function = {"name": name("tool", 60).replace(" ", "_"), "description": name("what it does", 20_000), "parameters": _SCHEMA}
+    told = {"name": name("told"), "status": "ok", "agent": name("teller"), "error_type": name("error")}
+    return [
+        (
+            "chat/completions",
+            write({**call, "stop": [name(f"end {index}", 1000) for index in range(16)]}),
+            {"x_lightningrl_agent": name("role")},
+        ),
+        (
+            "chat/completions",
+            write({**call, "tools": [{"type": "function", "function": function}]}),
+            {"x_lightningrl_call_id": name("call", 20_000)},
+        ),
+        ("chat/completions", write(call), {"x_lightningrl_agent": name("too long", 60_000)}),
+        ("rewards", write({"rewards": {name(f"reward {index}"): 1.0 for index in range(100)}}), {}),
+        ("tool_calls", write({"tool_calls": [{**told, "name": name(f"told {index}")} for index in range(100)]}), {}),
+    ]
 
 
 def large_bodies(number: int) -> dict[str, Large]:

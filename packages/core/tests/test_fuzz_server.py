@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hostile_bodies import DIALECTS, SOUND, Large, exports, hostile, large_bodies, large_reports, write
+from hostile_bodies import DIALECTS, SOUND, Large, exports, fresh_bodies, hostile, large_bodies, large_reports, write
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from metered import MeteredServer, metered_server
@@ -239,7 +239,7 @@ def test_a_large_conversation_goes_on_without_holding_the_event_loop(scene: Scen
 
 @pytest.mark.long
 def test_the_servers_memory_does_not_grow_with_what_it_was_sent(scene: Scene, record_property: Record) -> None:
-    """Thousands of bodies of every kind: what the second half adds is what nobody forgets."""
+    """Thousands of bodies of every kind: what the second half adds is what nobody forgets, whatever names an agent thinks of."""
     all_large = {**large_bodies(0), **large_reports(0)}
     large = [(one.path, one.make(), one.headers) for name in (*CALLS, *REPORTS) if (one := all_large[name]).path != "result"]
     small: list[Any] = [
@@ -247,10 +247,11 @@ def test_the_servers_memory_does_not_grow_with_what_it_was_sent(scene: Scene, re
     ]
     broken: list[Any] = [(path, body[:-9] + b"@", {}) for path, body, _ in small]
     rounds, halves = 25, []
-    for _ in range(2):
+    for half in range(2):
         for turn in range(rounds):
             lease = scene.attempt()
-            for path, body, headers in [*(small + broken) * 4, large[turn * len(large) // rounds]]:
+            fresh = [one for index in range(20) for one in fresh_bodies((half * rounds + turn) * 20 + index)]
+            for path, body, headers in [*(small + broken) * 4, *fresh, large[turn * len(large) // rounds]]:
                 check_answer(path, scene.post(lease, path, body, **headers))
             scene.end(lease)
         halves.append(scene.server.memory_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from lightningrl.errors import StoreError
 from lightningrl.gateway.app import create_gateway
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.rendering.renderer import PolicyRenderer
+from lightningrl.roles import LONGEST_ROLE
 from lightningrl.store.errors import StoreFull
 from lightningrl.store.protocol import CallRecord, Store
 from lightningrl.testing.live_gateway import live_gateway
@@ -103,6 +105,23 @@ async def test_without_a_plain_rollout_v1_belongs_to_nobody(tmp_path: Path) -> N
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {attempt.key}"}) as client:
             answer = await client.post(f"{gateway.url}/v1/chat/completions", json={"model": "m", "messages": [USER]})
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "no_rollout")
+
+
+@pytest.mark.parametrize(("length", "status"), [(LONGEST_ROLE, 200), (LONGEST_ROLE + 1, 400)])
+async def test_a_role_is_as_long_as_a_name_may_be(tmp_path: Path, length: int, status: int) -> None:
+    async with live_gateway(tmp_path) as gateway:
+        attempt = await gateway.attempt()
+        gateway.engine.enqueue("hello")
+        headers = {"authorization": f"Bearer {attempt.key}", "x-lightningrl-agent": quote("ü" * length)}
+        async with httpx.AsyncClient(headers=headers) as client:
+            answer = await client.post(f"{attempt.base_url}/chat/completions", json={"model": "m", "messages": [USER]})
+        assert answer.status_code == status, answer.text
+        await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED)
+        (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
+    roles = [*(call.agent for call in trajectory.transitions), *(call.agent for call in trajectory.other_calls)]
+    assert roles == ["ü" * LONGEST_ROLE]
+    if status == 400:
+        assert answer.json()["error"]["message"].startswith("the role in 'x-lightningrl-agent' is longer than 200 characters")
 
 
 class TroubledStore:

@@ -1,8 +1,11 @@
-"""Interned words: a seed makes none, a reader reads those it needs, and a word that was rolled back is forgotten."""
+"""Interned words: a seed makes none, a reader reads those it needs, one that was rolled back is forgotten, and memory holds few of them."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import sqlite3
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +17,7 @@ from lightningrl.errors import StoreError
 from lightningrl.store import SqlStore
 from lightningrl.store.database import open_database
 from lightningrl.store.protocol import Lease
+from lightningrl.store.recent import Recent
 from lightningrl.store.transaction import Transaction
 from lightningrl.store.writes import append_calls
 from lightningrl.testing.store_conformance import leased, make_call, make_spec
@@ -95,3 +99,49 @@ def made_attempt(transaction: Transaction) -> Lease:
         row = lease(transaction, "w", b"digest", 60.0, 1.0, exclusive=False)
         assert (row.id, row.number) == ("a", 1)
     return Lease(rollout_id="a", attempt=1, task=spec.task, mode=spec.mode, timeout_s=1.0, key="k", expires_at=61.0)
+
+
+def test_of_what_is_remembered_the_longest_unused_goes_first_and_what_is_large_is_not_kept() -> None:
+    recent = Recent[int, str](most=3, longest=5)
+    for number in range(3):
+        recent.put(number, "x", 1)
+    assert recent.get(0) == "x"
+    recent.put(3, "y", 5)
+    assert recent.put(4, "too long", 8) == "too long"
+    assert [recent.get(number) for number in range(5)] == ["x", None, "x", "y", None]
+
+
+async def test_words_that_agents_choose_are_not_kept_in_memory(store: SqlStore) -> None:
+    """20 MB of roles and stop strings, written and read again."""
+
+    async def write_and_read(rollout_id: str, count: int, length: int) -> None:
+        await store.create_rollouts([make_spec(rollout_id)])
+        lease = await leased(store)
+        for number in range(0, count, 50):
+            await store.append_calls(
+                [
+                    make_call(
+                        lease,
+                        f"{rollout_id}-{index}",
+                        [1],
+                        [2],
+                        agent=f"{rollout_id} {index} ".ljust(length, "x"),
+                        sampling=SamplingSettings(stop=(f"{rollout_id} {index} ".ljust(length, "y"),)),
+                    )
+                    for index in range(number, number + 50)
+                ]
+            )
+        await store.finish_attempt(rollout_id, 1, Outcome.SUCCEEDED)
+        (trajectory,) = await store.trajectories([rollout_id])
+        assert len(trajectory.transitions) == count
+
+    await write_and_read("warm", 50, 10)
+    tracemalloc.start()
+    try:
+        await write_and_read("long", 100, 100_000)
+        await asyncio.gather(*(store.trajectories(["warm"]) for _ in range(50)))  # a thread holds what it read last
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 8 * 2**20

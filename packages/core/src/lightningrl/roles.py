@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
-__all__ = ["is_role_among"]
+__all__ = ["LONGEST_ROLE", "is_role_among"]
+
+LONGEST_ROLE: Final = 200
+"""Characters."""
 
 
 def is_role_among(agent: str, roles: Collection[str]) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from lightningrl.look.trace import Trace
+from lightningrl.roles import LONGEST_ROLE
 from lightningrl.store.protocol import Lease, RolloutFilter, RolloutRecord, RunningAttempt, Score, StepRecord, StoreCounts
 from lightningrl.types import Outcome, PolicyStatus, RolloutSpec, RolloutState, ToolStatus, Trajectory
 
@@ -30,7 +31,7 @@ MOST_NAMES: Final = 1000
 
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_ROLE)]
 Number = Annotated[Any, Meta(extra_json_schema={"type": ["number", "null"], "minimum": -1e9, "maximum": 1e9})]
 """A reward, null = nobody scored it; checked by `_check_rewards`, which can say which."""
 NamedRewards = Annotated[dict[Name, Number], Meta(max_length=MOST_NAMES)]
@@ -215,7 +216,7 @@ class ReportedToolCall(_Body):
     """The model's, which says what call asked; or one of the agent's own. A repeat is kept once."""
     call: AnswerId | None = None
     """Of the answer that asked, where that was no tool call of the model's."""
-    agent: Annotated[str, Meta(max_length=200)] | None = None
+    agent: Annotated[str, Meta(max_length=LONGEST_ROLE)] | None = None
     error_type: Annotated[str, Meta(max_length=200)] | None = None
 
     def __post_init__(self) -> None:

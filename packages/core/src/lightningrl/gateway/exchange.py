@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from lightningrl.gateway.calls import Caller
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallContext
+from lightningrl.roles import LONGEST_ROLE
 from lightningrl.store.protocol import AttemptInfo
 
 __all__ = ["ClientGone", "ReceivedCall", "authorise", "call_context", "read_body", "send_json", "while_connected"]
@@ -57,7 +58,9 @@ async def authorise(caller: Caller, key_headers: Sequence[str], scope: Scope, he
 
 
 async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises Refusal beyond the limit, ClientGone where it never comes."""
+    """The whole body. Raises Refusal beyond the limit or where the headers say what no call may, ClientGone where it never comes."""
+    if len(said_role(headers) or "") > LONGEST_ROLE:
+        raise Refusal(f"the role in 'x-lightningrl-agent' is longer than {LONGEST_ROLE} characters; give it a shorter name")
     declared = headers.get(b"content-length", b"")
     too_large = Refusal(f"the request body is larger than {limit} bytes; shorten the messages", status=413, code="body_too_large")
     if declared.isdigit() and int(declared) > limit:
@@ -77,16 +80,22 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
+def said_role(headers: Mapping[bytes, bytes]) -> str | None:
+    """The role that the call's header names; None = none."""
+    agent = headers.get(b"x-lightningrl-agent")
+    return unquote(agent.decode("latin-1")) if agent else None  # headers carry ASCII only
+
+
 def call_context(headers: Mapping[bytes, bytes], body: bytes) -> CallContext:
     """What the headers say of the call."""
     retries = headers.get(b"x-stainless-retry-count", b"0")
     call_id = headers.get(b"x-lightningrl-call-id")
-    agent = headers.get(b"x-lightningrl-agent")
+    agent = said_role(headers)
     parent = headers.get(b"traceparent", b"").split(b"-")
     return CallContext(
         call_id=call_id.decode("latin-1") if call_id else None,
         retries=int(retries) if retries.isdigit() and len(retries) < 10 else 0,
-        agent=unquote(agent.decode("latin-1")) if agent else None,  # headers carry ASCII only
+        agent=agent and agent[:LONGEST_ROLE],  # of a longer one the refusal is kept
         span_id=parent[2].decode("latin-1") if len(parent) == 4 and len(parent[2]) == 16 else None,
         body_digest="" if call_id else hashlib.blake2b(body, digest_size=12).hexdigest(),
     )

@@ -26,6 +26,7 @@ from lightningrl.store.protocol import (
     StepRecord,
     StoreCounts,
 )
+from lightningrl.store.recent import Recent
 from lightningrl.store.schema import (
     FORGOTTEN,
     advantages,
@@ -54,6 +55,8 @@ _K = TypeVar("_K")
 _IN_MOST = 500
 _MOST_TOOLSETS = 256
 """In memory."""
+_LONGEST_TOOLSET = 64 * 1024
+"""Characters of one of these; longer ones are read each time."""
 _DIGESTS = select(digests).where(digests.c.attempt_pk.in_(bindparam("pks", expanding=True)))
 OTHER_CALLS = (
     select(other_calls)
@@ -79,16 +82,17 @@ class Reader:
     """Everything that only reads."""
 
     def __init__(self) -> None:
-        self._words: dict[int, str] = {}
-        self._sampling: dict[int, SamplingSettings] = {}
-        self._offered: dict[int, str] = {}
+        self._words = Recent[int, str]()
+        self._sampling = Recent[int, SamplingSettings]()
+        self._offered = Recent[int, str](_MOST_TOOLSETS, _LONGEST_TOOLSET)
 
     def word(self, db: Connection, pk: int | None) -> str | None:
         if pk is None:
             return None
         known = self._words.get(pk)
         if known is None:
-            known = self._words[pk] = str(db.execute(_WORD, {"pk": pk}).scalar_one())
+            known = str(db.execute(_WORD, {"pk": pk}).scalar_one())
+            self._words.put(pk, known, len(known))
         return known
 
     def text(self, db: Connection, pk: int) -> str:
@@ -98,7 +102,8 @@ class Reader:
         """Of a call's row."""
         known = self._sampling.get(row.sampling)
         if known is None:
-            known = self._sampling[row.sampling] = decode_sampling(self.text(db, row.sampling))
+            said = self.text(db, row.sampling)
+            known = self._sampling.put(row.sampling, decode_sampling(said), len(said))
         return known if row.seed is None else replace(known, seed=int(row.seed))
 
     def offered(self, db: Connection, pk: int | None) -> str:
@@ -107,9 +112,8 @@ class Reader:
             return ""
         known = self._offered.get(pk)
         if known is None:
-            if len(self._offered) >= _MOST_TOOLSETS:
-                self._offered.clear()
-            known = self._offered[pk] = str(db.execute(_TOOLSET, {"pk": pk}).scalar_one())
+            known = str(db.execute(_TOOLSET, {"pk": pk}).scalar_one())
+            self._offered.put(pk, known, len(known))
         return known
 
     def calls(self, db: Connection, attempt_pk: int) -> tuple[CallRecord, ...]:

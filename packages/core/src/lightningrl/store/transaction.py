@@ -23,6 +23,7 @@ from lightningrl.store.participants import Participants
 from lightningrl.store.prepared import Prepared
 from lightningrl.store.protocol import AttemptInfo
 from lightningrl.store.reads import Reader, chunks
+from lightningrl.store.recent import Recent
 from lightningrl.store.schema import attempts, calls, rollouts, toolsets, words
 from lightningrl.types import Outcome, RolloutState
 
@@ -60,8 +61,8 @@ class Transaction:
         """Attempts that are known to be in the database as they are in memory, for as long as nobody else can write."""
         self._fresh: set[tuple[str, int]] = set()
         """Attempts that were leased here, of which nothing is kept yet; not where other servers may write."""
-        self._words: dict[str, int] = {}
-        self._toolsets: dict[bytes, int] = {}
+        self._words = Recent[str, int]()
+        self._toolsets = Recent[bytes, int]()
         self._upserts: dict[tuple[str, ...], Prepared] = {}
         self.now = 0.0
         """Unix seconds at the beginning of the transaction."""
@@ -160,7 +161,7 @@ class Transaction:
             known = self.db.execute(_WORD, {"text": text}).scalar()
             if known is None:
                 known = self.db.execute(insert(words).values(text=text).returning(words.c.pk)).scalar_one()
-            self._words[text] = known
+            self._words.put(text, known, len(text))
         return known
 
     def word_or_none(self, text: str | None) -> int | None:
@@ -177,7 +178,7 @@ class Transaction:
             if known is None:
                 made = insert(toolsets).values(digest=digest, body=offered).returning(toolsets.c.pk)
                 known = self.db.execute(made).scalar_one()
-            self._toolsets[digest] = known
+            self._toolsets.put(digest, known, len(digest))
         return known
 
     def attempt(self, rollout_id: str, attempt: int) -> Any:

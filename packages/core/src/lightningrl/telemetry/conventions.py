@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from lightningrl.roles import LONGEST_ROLE
 from lightningrl.telemetry import semconv
 from lightningrl.types import ToolStatus
 
@@ -156,7 +157,7 @@ def read_agent(name: str, attributes: Mapping[str, Any]) -> str | None:
 
 def read_span(name: str, attributes: Mapping[str, Any], state: SpanState, exceptions: Sequence[str] = ()) -> SpanReading:
     """A span that has ended; `exceptions` are the types that its events name."""
-    kind, agent = read_kind(attributes), read_agent(name, attributes)
+    kind, agent = read_kind(attributes), (read_agent(name, attributes) or "")[:LONGEST_ROLE] or None
     if kind is not Kind.TOOL:
         return SpanReading(kind=kind, agent=agent)
     result, call_id, message_failed = _unwrap(_first(attributes, TOOL_RESULTS))
