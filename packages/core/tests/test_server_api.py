@@ -7,6 +7,7 @@ import gzip
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -325,6 +326,7 @@ def settings(tmp_path: Path, **fields: Any) -> ServerSettings:
 
 async def test_a_killed_server_comes_back_on_its_port_and_forgets_nothing(tmp_path: Path) -> None:
     async with ServerProcess(settings(tmp_path), log_path=tmp_path / "logs" / "server.log") as server:
+        assert stat.S_IMODE((tmp_path / "logs" / "server.log").stat().st_mode) == 0o600
         async with ServerClient(server.url, RUN_KEY) as client:
             await client.create_rollouts([make_spec("a")])
             lease = await client.lease("w", 60.0)

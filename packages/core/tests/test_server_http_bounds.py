@@ -174,6 +174,27 @@ async def test_a_client_that_keeps_us_waiting_is_sent_away(impatient: Scene, sen
     writer.close()
 
 
+async def test_a_body_that_drips_is_not_held_for_ever(impatient: Scene) -> None:
+    reader, writer = await impatient.open()
+    writer.write(b"POST /echo HTTP/1.1\r\nhost: h\r\ncontent-length: 1000000\r\n\r\n")
+    answer = asyncio.create_task(reader.read())
+    while not answer.done():  # each piece comes long before the silence is too long
+        writer.write(b"x")
+        await asyncio.sleep(0.05)
+    assert read_answer(answer.result())[0] == 408
+    writer.close()
+
+
+async def test_a_body_that_keeps_pace_may_take_longer_than_a_silence(impatient: Scene) -> None:
+    reader, writer = await impatient.open()
+    writer.write(b"POST /echo HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: 400000\r\n\r\n")
+    for _ in range(40):
+        writer.write(b"x" * 10_000)
+        await asyncio.sleep(0.02)
+    assert read_answer(await reader.read())[0] == 200
+    writer.close()
+
+
 async def test_a_body_that_nobody_waits_for_is_not_waited_for_without_end(impatient: Scene) -> None:
     reader, writer = await impatient.open()
     writer.write(b"POST /refuse HTTP/1.1\r\nhost: h\r\ncontent-length: 5\r\n\r\nab")

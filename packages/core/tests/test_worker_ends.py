@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from lightningrl.private import open_private
 from lightningrl.runtime.pool import WorkerPool
-from lightningrl.runtime.process import bound_log, open_log
+from lightningrl.runtime.process import bound_log
 from lightningrl.testing.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.slow
@@ -135,7 +136,7 @@ async def test_an_async_agent_that_raises_what_ends_a_loop_ends_only_itself(serv
 
 def test_a_log_is_private_and_its_end_is_kept_when_it_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "worker-0.log"
-    with open_log(path) as log:
+    with open_private(path) as log:
         log.write(b"a" * 500 + b"b" * 500)
         bound_log(log, most_bytes=1000)
         assert path.stat().st_size == 1000

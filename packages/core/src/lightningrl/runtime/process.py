@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final, Self
 
+from lightningrl.private import open_private
 from lightningrl.runtime.descendants import MARK, kill_descendants, make_mark
 from lightningrl.runtime.environment import worker_environment
 from lightningrl.runtime.lifeline import LOST_STATUS, read_failure
 from lightningrl.runtime.settings import WorkerSettings, encode_settings
 
-__all__ = ["WorkerProcess", "bound_log", "describe_exit", "open_log"]
+__all__ = ["WorkerProcess", "bound_log", "describe_exit"]
 
 MOST_LOG_BYTES: Final = 64 * 2**20
 KEPT_LOG_BYTES: Final = 2**20
@@ -52,7 +53,7 @@ class WorkerProcess:
 
         What it prints is appended to `log`; None = goes to our own stderr. Raises OSError.
         """
-        kept = None if log is None else open_log(log)
+        kept = None if log is None else open_private(log)
         heard, said = os.pipe()
         mark = make_mark()
         try:
@@ -139,14 +140,6 @@ def kill_group(group: int) -> None:
     """Kill every process of it, if there is one."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
         os.killpg(group, signal.SIGKILL)
-
-
-def open_log(path: Path) -> IO[bytes]:
-    """The file that a worker's log is appended to, for nobody else to read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b", buffering=0)
-    os.fchmod(log.fileno(), 0o600)
-    return log
 
 
 def bound_log(log: IO[bytes], most_bytes: int = MOST_LOG_BYTES) -> None:

@@ -1,6 +1,6 @@
 """uvicorn's HTTP with bounds on what a client may send or leave unsaid before its request is a request.
 
-connected ─► head: HEAD_BYTES, HEADERS, HEAD_S ─► body: BODY_S of silence, HEAD_BYTES of trailers and framing ─► answered
+connected ─► head: HEAD_BYTES, HEADERS, HEAD_S ─► body: BODY_S of silence, PACE over all, HEAD_BYTES of trailers and framing ─► answered
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class BoundedHttp(HttpToolsProtocol):
     """For a request's head, from its first byte, or from the connection where none comes."""
     BODY_S: ClassVar[float] = 60.0
     """Without a byte of a body that is not whole yet and that we wait for."""
+    PACE: ClassVar[float] = 4096.0
+    """Bytes of a body per second, from its first `BODY_S` on: a body that drips is not held for as long as it likes."""
 
     _in_head = True
     _in_message = False
@@ -36,6 +38,12 @@ class BoundedHttp(HttpToolsProtocol):
     _is_too_large = False
     _is_upgraded = False
     _timer: asyncio.TimerHandle | None = None
+    _body_bytes = 0
+    """Of the body that is coming in."""
+    _waited_s = 0.0
+    """For pieces of it."""
+    _waits_since: float | None = None
+    """None = we do not wait: what came is more than the app has read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -48,13 +56,16 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         was_in_head = self._in_head
         self._unused += len(data)
+        if self._in_message and not was_in_head and self._waits_since is not None:
+            self._waited_s += self.loop.time() - self._waits_since
         super().data_received(data)
+        self._waits_since = None if self.flow.read_paused else self.loop.time()
         if self._is_upgraded or self.transport.is_closing():
             self._wait(None)
         elif self._in_message and self._unused > HEAD_BYTES:
             self._refuse_head()
         elif self._in_message and not self._in_head:
-            self._wait(self.BODY_S)
+            self._wait(min(self.BODY_S, self._body_s_left()))
         elif self._in_message or self.cycle is None or self.cycle.response_complete:  # a head's beginning, or blank lines before one
             if self._timer is None or not was_in_head:
                 self._wait(self.HEAD_S)
@@ -75,11 +86,13 @@ class BoundedHttp(HttpToolsProtocol):
             self._is_too_large = True
             raise _TooLarge
         self._in_head = False
-        self._unused = 0
+        self._unused = self._body_bytes = 0
+        self._waited_s = 0.0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._unused = 0
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -105,6 +118,10 @@ class BoundedHttp(HttpToolsProtocol):
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
+
+    def _body_s_left(self) -> float:
+        """How long the next piece of the body may take. Example: 40 KiB that came in 65 s, at 4 KiB a second, are 5 s ahead of 60 + 10."""
+        return max(0.0, self.BODY_S + self._body_bytes / self.PACE - self._waited_s)
 
     def _wait(self, seconds: float | None) -> None:
         """Close the connection unless the client goes on within `seconds`; None = it owes us nothing."""

@@ -16,6 +16,7 @@ from typing import IO, Final, Self
 import msgspec
 
 from lightningrl.errors import ServerError
+from lightningrl.private import open_private
 from lightningrl.server.settings import ServerSettings
 
 __all__ = ["ServerProcess", "StartWatch"]
@@ -191,8 +192,7 @@ class ServerProcess:
     def _open_log(self) -> IO[bytes] | None:
         if self._log_path is None:
             return None
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        return self._log_path.open("ab")
+        return open_private(self._log_path)
 
 
 def cpu_seconds(pid: int) -> float | None:
