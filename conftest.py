@@ -258,22 +258,23 @@ def installed_commands(shared: Path) -> Path:
 
 @pytest.fixture
 def run_page(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., str]:
-    """Run every fenced block of a page in an empty folder, top to bottom: titled ones are files, bash is run, but for `make`, `pip` and
-    `source`. Returns what was said. With `--long` each command is a fresh process of an environment that was made as the pages say, with
+    """Run every fenced block of a page in an empty folder, top to bottom: titled ones are files, bash is run, but for `make`, `pip`,
+    `uv` and `source`. Returns what was said.
+    With `--long` each command is a fresh process of an environment that was made as the pages say, with
     our packages from built wheels, as a reader's is; without it, `init first` is a copy of `first_agent`."""
     fence = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     is_fresh = sized(False, True)
 
     def run_line(line: str, environment: dict[str, str]) -> str:
         words = shlex.split(line)
-        if words[0] in {"make", "pip", "source"}:
+        if words[0] in {"make", "pip", "source", "uv"}:
             return ""
         if words == ["lightningrl", "init", "first"] and not is_fresh:
             shutil.copytree(request.getfixturevalue("first_agent"), tmp_path / "first")
             return ""
-        if words[0] == "lightningrl" and not is_fresh:
+        if words[0] in {"lightningrl", "python"} and not is_fresh:
             warm: WarmCommand = request.getfixturevalue("warm")
-            ran = warm.run(*words, cwd=tmp_path, environment=environment)
+            ran = warm.run(*(words[1:] if words[0] == "python" else words), cwd=tmp_path, environment=environment)
         else:
             whole = {**os.environ, **environment}
             ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, env=whole, timeout=PATIENCE_S)

@@ -24,14 +24,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from lightningrl.types import Trajectory
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "table"
 DOCS = ROOT / "docs"
 SEEDS = (0, 1, 2)
-COLOURS = ("#1b7837", "#888888", "#2166ac", "#b2182b", "#7fbf7b", "#8073ac")
-"""By kind of row: seeds, control, variants."""
+OF_SEEDS = (("#00441b", "o"), ("#1b9e5a", "s"), ("#a6d96a", "^"))
+"""A colour and a marker for each seed, so that lines that meet are told apart, also without colours."""
+CONTROL = ("#888888", "x")
+OF_VARIANTS = (("#2166ac", "D"), ("#b2182b", "v"), ("#8073ac", "P"), ("#e08214", "*"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,22 +235,27 @@ def draw(table: Table, rows: Sequence[Row]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    kinds = list(dict.fromkeys(row.kind for row in table.rows))
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=130)
-    labelled: set[str] = set()
-    for row in rows:
-        points = [(line["step"], line["validation/reward"]) for line in read_metrics(table.runs / row.name) if "validation/reward" in line]
-        label = None if row.kind in labelled else row.label.replace("`", "") + (f" ({len(SEEDS)} seeds)" if row.kind == "seed" else "")
-        labelled.add(row.kind)
-        colour = COLOURS[kinds.index(row.kind) % len(COLOURS)]
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, color=colour, alpha=0.85, label=label)
+    plot(axes, table, rows)
     axes.set(xlabel="training step", ylabel="validation reward", ylim=(0, 1), title=table.title)
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="lower right", frameon=False, fontsize="small")
     figure.tight_layout()
     path = DOCS / f"{table.example}_curve.png"
     figure.savefig(path)
     print(f"curve: {path.relative_to(ROOT)}")
+
+
+def plot(axes: Axes, table: Table, rows: Sequence[Row]) -> None:
+    """A line for each run, with what it cost."""
+    variants = iter(OF_VARIANTS)
+    for row in rows:
+        lines = read_metrics(table.runs / row.name)
+        points = [(line["step"], line["validation/reward"]) for line in lines if "validation/reward" in line]
+        colour, marker = OF_SEEDS[row.seed] if row.kind == "seed" else CONTROL if row.kind == "control" else next(variants)
+        seed = f", seed {row.seed}" if row.kind == "seed" else ""
+        label = f"{row.label.replace('`', '')}{seed} ({lines[-1]['minutes']:.1f} minutes)"
+        axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, linewidth=1.4, color=colour, alpha=0.9, label=label)
 
 
 if __name__ == "__main__":

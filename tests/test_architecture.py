@@ -1,14 +1,25 @@
 """The house rules that no single package owns: what an import pulls in, and what is public."""
 
+import ast
 import importlib
 import json
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[1]
+TEMPLATES = ROOT / "packages" / "core" / "src" / "lightningrl" / "templates"
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
+    *ROOT.glob("packages/*/README.md"),
+    *ROOT.glob("examples/*/README.md"),
+    *TEMPLATES.rglob("README.md.template"),
+]
 HEAVY = (
     "torch",
     "transformers",
@@ -49,6 +60,41 @@ def test_the_verl_backend_takes_losses_and_settings_from_the_torch_one_and_nothi
 
 def test_public_names_are_sorted_and_there() -> None:
     package = importlib.import_module("lightningrl")
-    assert package.__all__ == sorted(package.__all__)
+    assert package.__all__ == sorted(package.__all__, key=lambda name: (not name.isupper(), name))
     for name in package.__all__:
         assert getattr(package, name) is not None
+
+
+def python_of_strangers() -> dict[str, str]:
+    """What we give others to build upon: the templates of `lightningrl new` and `init`, and every Python block of a page."""
+    code = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in sorted(TEMPLATES.rglob("*.py.template"))}
+    for page in sorted(PAGES):
+        blocks = re.findall(r"^( *)```python[^\n]*\n(.*?)^\1```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        for number, (_, block) in enumerate(blocks):
+            code[f"{page.relative_to(ROOT)}, python block {number + 1}"] = block
+    return code
+
+
+def imported_names(code: str) -> list[tuple[str, str]]:
+    """`(module, name)` of what is imported of `lightningrl`, wherever in the code; a module alone has no name."""
+    found: list[tuple[str, str]] = []
+    for node in ast.walk(ast.parse(textwrap.dedent(code))):
+        if isinstance(node, ast.ImportFrom):
+            found += [(node.module or "", alias.name) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [(alias.name, "") for alias in node.names]
+    return [(module, name) for module, name in found if module.partition(".")[0] == "lightningrl"]
+
+
+def test_templates_and_pages_import_public_names_from_the_places_that_the_page_of_plugins_names() -> None:
+    page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    table = page.partition("What is imported from where")[2].partition("\n\n")[2].partition("\n\n")[0]
+    places = {place for line in table.splitlines() for place in re.findall(r"`(lightningrl[\w.]*)(?:\.…)?`", line.split("|")[1])}
+    assert {"lightningrl", "lightningrl.testing", "lightningrl.credit"} <= places
+    elsewhere = []
+    for where, code in python_of_strangers().items():
+        for module, name in imported_names(code):
+            is_public = module in places and (not name or name in importlib.import_module(module).__all__)
+            if not is_public and not module.startswith("lightningrl.testing."):
+                elsewhere.append(f"{where}: {module} {name}")
+    assert elsewhere == [], "import it from `lightningrl`, or name its place in docs/plugins.md"

@@ -15,7 +15,7 @@ import pytest
 from certified import certified
 from openai import OpenAI
 from sizes import PATIENCE_S
-from warm import WarmCommand
+from warm import WarmCommand, fresh_starts
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "text_to_sql"
@@ -50,11 +50,11 @@ def has_learned_nothing(said: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("fresh_processes")
 def test_workers_join_a_run_from_elsewhere(tmp_path: Path, warm: WarmCommand) -> None:
     small = ["--steps", "1", "--set", "loop.tasks_per_step=2", "--set", "loop.group_size=2", "--set", "validation.tasks=2"]
     log = tmp_path / "train.log"
-    with running(warm, "train", str(EXAMPLE), "--workers", "0", "--run", str(tmp_path / "run"), *small, log=log) as trainer:
+    command = ("train", str(EXAMPLE), "--workers", "0", "--run", str(tmp_path / "run"), *small)
+    with fresh_starts(), running(warm, *command, log=log) as trainer:
         join = wait_for(r"LIGHTNINGRL_KEY=(\S+) lightningrl work RECIPE --server (\S+)", log, trainer)
         with running(warm, "work", str(EXAMPLE), "--server", join[2], "--key", join[1], "--workers", "1", log=tmp_path / "work.log"):
             status = trainer.wait(timeout=PATIENCE_S)

@@ -14,10 +14,10 @@ from sizes import sized
 from warm import WarmCommand
 
 pytestmark = pytest.mark.slow
-STEPS = sized(5, 15)
+STEPS = sized(4, 15)
 SETTINGS = (
     *("credit.use=turn_gae", "learner.critic.learning_rate=0.01", "learner.epochs=2", "learner.minibatches=2"),
-    *("validation.every=0", "loop.checkpoint_every=2", "runtime.workers=1"),
+    *("validation.every=0", "loop.checkpoint_every=2", "runtime.workers=1", f"loop.tasks_per_step={sized(2, 3)}"),
 )
 """With one worker calls come one after the other: numbers are rounded alike only where they are computed beside the same others."""
 CRITICS = {

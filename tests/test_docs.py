@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,18 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*/README.md")],
 )
+RUN_OTHERWISE = {
+    "docs/index.md": "tests/test_docs.py",  # its lines are README's
+    "docs/dialects.md": "packages/core/tests/test_dialect_docs.py",
+}
+"""Pages whose blocks are run by a test that does not use `run_page`."""
+NOT_RUN = {
+    "docs/gpu-check.md": "makes a folder from a package registry, for another machine with a GPU",
+    "docs/laptop.md": "measures this machine for many minutes, with 12 GiB of weights",
+    "docs/postgresql.md": "installs a database server as root; tests/test_postgresql.py trains on one",
+    "docs/results.md": "hours of training and measuring; that its `make` lines are targets is tested below",
+}
+"""Pages whose blocks no test can run, and why."""
 OWN_PROJECTS = sorted((ROOT / "docs" / "plugins").glob("*.md"))
 
 
@@ -78,11 +92,63 @@ def test_a_plugins_page_shows_a_whole_project_with_its_entry_point(page: Path) -
     assert project["build-system"]["build-backend"] == "hatchling.build"
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/install.md", "packages/core/README.md"])
+def test_the_first_line_that_installs_torch_brings_no_cuda_and_is_one_that_uv_obeys(page: str) -> None:
+    """The index of its builds is asked for nothing: here it is all installed, and uv says so."""
+    installing = re.compile(r"^ *((?:uv )?pip install [^#\n]*lightningrl\[[^#\n]*?)(?: +#.*)?$", re.MULTILINE)
+    lines = installing.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert lines[0] == 'uv pip install --torch-backend cpu "lightningrl[torch]"'
+    words = [sys.executable, "-m", *shlex.split(lines[0]), "--python", sys.executable, "--dry-run", "--offline"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ran.returncode, "Would make no changes" in ran.stderr) == (0, True), ran.stderr
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "lightningrl[torch," in page.read_text(encoding="utf-8")], ids=name_of)
+def test_a_page_that_asks_pip_for_torch_says_how_it_comes_without_cuda(page: Path) -> None:
+    assert "--torch-backend cpu" in page.read_text(encoding="utf-8")
+
+
+def blocks_of(page: Path, *languages: str) -> list[str]:
+    found = re.findall(r"^( *)```(\w+)[^\n]*\n(.*?)^\1```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(body) for _, language, body in found if language in languages]
+
+
+def pages_that_tests_run() -> set[str]:
+    """By `run_page("…")`, or as a row of the table below."""
+    tests = [*ROOT.glob("tests/test_*.py"), *ROOT.glob("packages/*/tests/test_*.py"), *ROOT.glob("examples/*/tests/test_*.py")]
+    return {
+        page for test in tests for page in re.findall(r"""(?:run_page\(|^        \()"([\w/-]+\.md)\"""", test.read_text(), re.MULTILINE)
+    }
+
+
+def test_the_blocks_of_every_page_are_run_or_it_is_said_why_not() -> None:
+    with_blocks = {name_of(page) for page in PAGES if blocks_of(page, "bash", "python")}
+    assert with_blocks == pages_that_tests_run() | set(RUN_OTHERWISE) | set(NOT_RUN)
+    assert not set(NOT_RUN) & (pages_that_tests_run() | set(RUN_OTHERWISE))
+    for page, test in RUN_OTHERWISE.items():
+        assert Path(page).name in (ROOT / test).read_text(encoding="utf-8"), f"{test} does not name {page}"
+
+
+def test_the_first_pages_lines_are_those_of_the_readme() -> None:
+    """Which runs them."""
+    first, readme = ("".join(blocks_of(ROOT / page, "bash")).splitlines() for page in ("docs/index.md", "README.md"))
+    assert len(first) == 5 and set(first) <= set(readme)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if re.search(r"^make ", page.read_text(encoding="utf-8"), re.MULTILINE)], ids=name_of
+)
+def test_what_a_page_makes_is_a_target(page: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"^make ([\w-]+)", "\n".join(blocks_of(page, "bash")), re.MULTILINE)) <= targets
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "said"),
     [
         ("docs/install.md", "langchain"),
+        ("docs/collection.md", "done: 3 steps"),
         ("docs/plugins.md", "made lightningrl-exact-date"),
         ("docs/looking.md", "assistant ▸"),
         ("docs/evaluation.md", "of 10 tasks (above 0: the first is better)"),

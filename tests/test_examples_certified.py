@@ -18,7 +18,7 @@ def of_every_other(task, output, trajectory):
     return float(int(trajectory.rollout_id[-1]) % 2)
 """
 """Each step teaches, whatever is sampled."""
-SMALL = ("loop.steps=1", "loop.tasks_per_step=4", "loop.group_size=4", "validation.tasks=2", "runtime.workers=1")
+SMALL = ("loop.steps=1", "loop.tasks_per_step=2", "loop.group_size=4", "validation.tasks=1", "runtime.workers=1")
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def ask(trajectories, record):
     is_hard = int(one.task.id.rpartition("-")[2]) % 3 == 0
     return "grade " + " ".join("hard" if is_hard else parity(call) for call in one.transitions)
 """
-STEPS = 2
+STEPS = 1
 SETTINGS = (
     *("credit.use=judge", "credit.options.per=turn", "credit.options.prompt=question.py:ask", "validation.every=0"),
     *("judge.model=policy", "judge.api_key_env=JUDGE_KEY", "judge.max_calls=1", "outcomes.max_failed_rewards=1.0"),
@@ -66,7 +66,7 @@ def judge_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     known = [says("grade " + " ".join(words), graded(words)) for words in questions]
     tokenizer = build_tokenizer(known * 10, context_length=512)
     model = build_model(tokenizer, width=64, layers=2)
-    cold_start(model, tokenizer, [known * 200], peak_learning_rate=5e-3, batch_tokens=512)
+    cold_start(model, tokenizer, [known * 120], peak_learning_rate=5e-3, batch_tokens=512)
     write_policy(folder, model, tokenizer)
     return folder
 

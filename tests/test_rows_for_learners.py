@@ -78,12 +78,12 @@ async def build_rows(recipe: Recipe, *modules: Any) -> list[Sample]:
     plugins = load_plugins()
     for module in modules:
         plugins.register(module)
-    scorer = Parts.build(recipe, plugins, will_run=False).scorer
+    parts = Parts.build(recipe, plugins, will_run=False)
     trajectories = [
         make_trajectory(f"r{i}", [make_transition(f"r{i}/0")], reward=None, group_id=f"g{i // 4}", output=reward)
         for i, reward in enumerate(REWARDS)
     ]
-    return list(scorer.build(scorer.credit(await scorer.reward(trajectories))).samples)
+    return list(parts.scorer.build(parts.scorer.credit(await parts.evaluator.reward(trajectories))).samples)
 
 
 async def test_ppo_with_a_critic_learns_from_calls_of_reward_zero_too(verl: Any, tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from tasks import states, won
 from values import TrueValues, count_out, encode_prompt, tokenizer_of, true_values, word_probabilities
 
 from lightningrl.config import Recipe
-from lightningrl.credit.scoring import Scored, Scorer
+from lightningrl.credit.scoring import Scored
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import Ask
-from lightningrl.training.parts import build_scorer
+from lightningrl.training.parts import build_credit
 from lightningrl.types import (
     Advantages,
     BranchPoint,
@@ -199,16 +199,16 @@ class Study:
             judge = plugins.find("lightningrl_credit_assigners", method.use).factory(**method.options)
             oracle = Oracle(judge, method.judge_error, self.advantages, seed=seed)
         recipe = make_recipe(backend.settings.policy, method, group_size=group_size, credit=oracle)
-        self.scorer: Scorer = build_scorer(recipe, plugins, {"policy": backend.settings.policy})
-        self.scorer.policies.connect("policy", backend)
+        self.evaluator, self.scorer = build_credit(recipe, plugins, {"policy": backend.settings.policy})
+        self.evaluator.policies.connect("policy", backend)
 
     async def credit(self, tasks: Sequence[Task]) -> Scored:
         """Rollouts of the tasks, and what the method says of them."""
-        rewarded = await self.scorer.evaluate(await self.player.sample(tasks, group_size=self._group_size))
+        rewarded = await self.evaluator.evaluate(await self.player.sample(tasks, group_size=self._group_size))
         points: dict[BranchPoint, int] = {}
         for _, members in itertools.groupby(rewarded, key=lambda one: one.group_id):
             points |= self.scorer.branch_points(list(members))
-        branches = await self.scorer.evaluate(await self.player.branch(rewarded, points))
+        branches = await self.evaluator.evaluate(await self.player.branch(rewarded, points))
         return self.scorer.build(self.scorer.credit(rewarded, branches))
 
     def advantages(self, trajectory: Trajectory) -> list[float]:

@@ -179,7 +179,7 @@ def _plan(options: argparse.Namespace, there: Sequence[Method]) -> Plan:
         seeds=range(options.first_seed, options.first_seed + (options.seeds or (2 if quick else 5))),
         rates=options.rates or (RATES[-1:] if quick else RATES),
         groups=8 if quick else GROUPS,
-        budget=512 if quick else None,
+        budget=256 if quick else None,
         shown=1500 if quick else 12_000,
     )
 

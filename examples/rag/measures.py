@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reward import exact_match, f1, has_format
 
 if TYPE_CHECKING:
-    from lightningrl.types import Trajectory
+    from lightningrl import Trajectory
 
 __all__ = ["measure"]
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reward import first_try_correct, was_rescued
 
 if TYPE_CHECKING:
-    from lightningrl.types import Trajectory
+    from lightningrl import Trajectory
 
 __all__ = ["measure"]
 

@@ -14,7 +14,7 @@ from reward import is_correct
 from verdicts import verdicts_right
 
 if TYPE_CHECKING:
-    from lightningrl.types import Trajectory
+    from lightningrl import Trajectory
 
 __all__ = ["measure"]
 

@@ -323,8 +323,8 @@ async def check_weights(folder: RunFolder, recipe: Recipe, parts: Parts, store: 
             assert record.spec.branch is not None
             of_source[record.spec.branch.rollout_id].append(record.spec.id)
         for names in planned:
-            trajectories = await parts.scorer.reward(await store.trajectories(names))
-            branches = await parts.scorer.reward(await store.trajectories(sorted(one for name in names for one in of_source[name])))
+            trajectories = await parts.evaluator.reward(await store.trajectories(names))
+            branches = await parts.evaluator.reward(await store.trajectories(sorted(one for name in names for one in of_source[name])))
             scored = parts.scorer.build(parts.scorer.credit(trajectories, branches))
             if scored.samples:
                 await asyncio.to_thread(expected.learn, scored.samples)

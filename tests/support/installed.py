@@ -36,7 +36,7 @@ def install_lines() -> set[str]:
     """What the fenced blocks of README and docs ask pip for."""
     asked: set[str] = set()
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
-        for line in re.findall(r"^pip install (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        for line in re.findall(r"^(?:uv )?pip install (?:--torch-backend cpu )?(.+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
             asked |= set() if line.startswith("-e") else set(shlex.split(line))
     return asked
 

@@ -23,7 +23,7 @@ from lightningrl.control.client import ServerClient
 from lightningrl.credit.scoring import Scored
 from lightningrl.plugins import load_plugins
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
-from lightningrl.training.parts import build_scorer
+from lightningrl.training.parts import build_credit
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutMode, RolloutSpec, Task, Trajectory
 
 __all__ = ["RECIPE", "RecordedRun", "play_rollout", "record_run", "write_recipe"]
@@ -196,9 +196,9 @@ class _Player:
 
     async def credit(self, run: RecordedRun, step: int, *groups: str, asked: OtherCall | None = None) -> None:
         """As a step does."""
-        scorer = build_scorer(run.recipe, load_plugins())
+        evaluator, scorer = build_credit(run.recipe, load_plugins())
         ids = [record.spec.id for record in reversed(await self._control.list_rollouts()) if record.spec.group_id in groups]
-        rewarded = await scorer.evaluate(await self._control.trajectories(ids))
+        rewarded = await evaluator.evaluate(await self._control.trajectories(ids))
         scored = scorer.build(scorer.credit(rewarded))
         await self._control.set_scores(scored.scores)
         if asked is not None:

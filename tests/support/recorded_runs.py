@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 import lightningrl
+from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.scoring import Scorer, score_of
 from lightningrl.plugins import load_plugins
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import CallRecord, ToolCallRecord
-from lightningrl.training.parts import build_scorer
+from lightningrl.training.parts import build_credit
 from lightningrl.training.run_folder import RunFolder, RunOrigin
 from lightningrl.training.tasks import plan_branches, plan_group
 from lightningrl.types import BranchPoint, FinishReason, Outcome, RolloutSpec, Task, ToolCall, ToolStatus, Trajectory, Transition
@@ -56,14 +57,14 @@ async def record_run(folder: Path, recipe: lightningrl.Recipe, *, steps: int = 2
     """Fill `folder` with a run of so many steps, trained as the recipe's credit says."""
     RunFolder.create(folder, recipe, None, {}, models={}).close()
     random = np.random.default_rng(seed)
-    scorer = build_scorer(recipe, load_plugins())
+    evaluator, scorer = build_credit(recipe, load_plugins())
     tasks = [Task(id=f"task-{number}", input={"number": number}) for number in range(20)]
     store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
     with (folder / "metrics.jsonl").open("a", encoding="utf-8") as metrics:
         for step in range(steps):
             per_step = recipe.loop.tasks_per_step
             specs = [spec for n in range(per_step) for spec in plan_group(tasks, recipe, step * per_step + n)]
-            named = await _train(store, scorer, recipe, specs, step + 1, random, calls)
+            named = await _train(store, evaluator, scorer, recipe, specs, step + 1, random, calls)
             metrics.write(json.dumps({"step": step + 1, **named}) + "\n")
     await store.close()
 
@@ -86,13 +87,14 @@ async def branch_by_hand(folder: Path, rollout_id: str, *, step: int, samples: i
     points = [BranchPoint(rollout_id=rollout_id, attempt=1, calls=calls) for calls in range(len(recorded.transitions))]
     orders = [order for point in points for order in plan_branches(recipe, recorded, point, samples)]
     await _run(store, orders, np.random.default_rng(0), len(calls), {rollout_id: recorded})
-    scorer = build_scorer(recipe, load_plugins())
-    await store.set_scores([score_of(one) for one in await scorer.evaluate(await store.trajectories([order.id for order in orders]))])
+    evaluator, _ = build_credit(recipe, load_plugins())
+    await store.set_scores([score_of(one) for one in await evaluator.evaluate(await store.trajectories([order.id for order in orders]))])
     await store.close()
 
 
 async def _train(
     store: SqlStore,
+    evaluator: Evaluator,
     scorer: Scorer,
     recipe: lightningrl.Recipe,
     specs: Sequence[RolloutSpec],
@@ -101,7 +103,7 @@ async def _train(
     calls: int,
 ) -> Mapping[str, float]:
     await _run(store, specs, random, calls)
-    rewarded = await scorer.evaluate(await store.trajectories([spec.id for spec in specs]), store.set_scores)
+    rewarded = await evaluator.evaluate(await store.trajectories([spec.id for spec in specs]), store.set_scores)
     await store.set_scores([score_of(one) for one in rewarded])  # as a collector's batches keep it
     groups: dict[str, list[Trajectory]] = {}
     for one in rewarded:
@@ -112,7 +114,7 @@ async def _train(
         sources = {one.rollout_id: one for one in members}
         orders = [order for at, n in points.items() for order in plan_branches(recipe, sources[at.rollout_id], at, n)]
         await _run(store, orders, random, calls, sources)
-        branches = await scorer.evaluate(await store.trajectories([order.id for order in orders]), store.set_scores)
+        branches = await evaluator.evaluate(await store.trajectories([order.id for order in orders]), store.set_scores)
         credited += scorer.credit(members, branches)
     scored = scorer.build(credited)
     await store.set_scores(scored.scores)

@@ -48,8 +48,23 @@ PARTS: Final = (
     "renderers.default",
 )
 """What a server and a worker import."""
-COMMANDS: Final = (*PARTS, "lightningrl.cli.train", "lightningrl.cli.export", "lightningrl.training.session", "lightningrl_torch.backend")
-"""What `lightningrl train` imports."""
+COMMANDS: Final = (
+    *PARTS,
+    "lightningrl.cli.app",
+    "lightningrl.cli.train",
+    "lightningrl.cli.export",
+    "lightningrl.training.session",
+    "lightningrl_torch.backend",
+    "lightningrl_torch.learner",
+    "transformers.models.llama.modeling_llama",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "opentelemetry.sdk.trace",
+    "httpcore",
+)
+"""What `lightningrl train` imports, at once or when it learns."""
+SCRIPT: Final = ("-X", "warm")
+"""Before a script that a forge makes. A fresh interpreter ignores it."""
 PR_SET_NAME: Final = 15
 PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -66,8 +81,8 @@ class WarmCommand:
     """The command line, quickly: `warm.run("lightningrl", "train", …, cwd=folder)`."""
 
     def start(self, *arguments: str, output: IO[Any], errors: IO[Any], cwd: Path, environment: Mapping[str, str]) -> Started:
-        """`lightningrl …`, or a script afresh, in a session of its own; what it says goes to the two files."""
-        command = ["-m", COMMAND, *arguments[1:]] if arguments[0] == "lightningrl" else arguments
+        """`lightningrl …`, or a script, in a session of its own; what it says goes to the two files."""
+        command = ["-m", COMMAND, *arguments[1:]] if arguments[0] == "lightningrl" else [*SCRIPT, *arguments]
         return subprocess.Popen(
             [sys.executable, *command],
             stdin=subprocess.DEVNULL,
@@ -101,7 +116,7 @@ def warm_starts() -> Iterator[None]:
     if sys.platform != "linux":
         yield
         return
-    with Forge(PARTS) as parts, Forge(COMMANDS) as commands, _starts_by(lambda module: commands if module == COMMAND else parts):
+    with Forge(PARTS) as parts, Forge(COMMANDS) as commands, _starts_by(lambda start: commands if start.is_command else parts):
         yield
 
 
@@ -124,10 +139,20 @@ class Start:
     """A process to be."""
 
     module: str
+    """Or a script's file."""
     arguments: Sequence[str]
     environment: Mapping[str, str]
     cwd: str
     has_own_session: bool
+
+    @property
+    def is_script(self) -> bool:
+        return self.module.endswith(".py")
+
+    @property
+    def is_command(self) -> bool:
+        """It may start a server and workers."""
+        return self.is_script or self.module == COMMAND
 
 
 class Forge:
@@ -182,13 +207,13 @@ class Forge:
 
 
 @contextlib.contextmanager
-def _starts_by(choose: Callable[[str], Forge]) -> Iterator[None]:
+def _starts_by(choose: Callable[[Start], Forge]) -> Iterator[None]:
     def start(*arguments: Any) -> int:
         request = _read_start(arguments)
         if request is None:
             return fork_exec(*arguments)
         files = [given if given >= 0 else ours for ours, given in enumerate((arguments[6], arguments[9], arguments[11]))]
-        return choose(request.module).fork(request, files)
+        return choose(request).fork(request, files)
 
     subprocess._fork_exec = start  # type: ignore[attr-defined]
     try:
@@ -198,19 +223,21 @@ def _starts_by(choose: Callable[[str], Forge]) -> Iterator[None]:
 
 
 def _read_start(arguments: Sequence[Any]) -> Start | None:
-    """What `_posixsubprocess.fork_exec` was asked for, where a forge makes it: `python -m lightningrl…`, with what interpreters and linkers
-    read in their environment as it is here."""
+    """What `_posixsubprocess.fork_exec` was asked for, where a forge makes it: `python -m lightningrl…` or a script of `WarmCommand`, with
+    what interpreters and linkers read in their environment as it is here."""
     args, _, _, kept, cwd, given = arguments[:6]
     has_own_session, group, gid, gids, uid, umask, preexec_fn = arguments[15:22]
     words = [os.fsdecode(word) for word in args]
     is_plain = len(kept) == 1 and (group, gid, gids, uid, umask, preexec_fn) == (-1, None, None, None, -1, None)
-    if words[:2] != [sys.executable, "-m"] or not words[2].startswith("lightningrl") or not is_plain:
+    is_script = words[0] == sys.executable and tuple(words[1:3]) == SCRIPT
+    if not is_plain or not (is_script or (words[:2] == [sys.executable, "-m"] and words[2].startswith("lightningrl"))):
         return None
     environment = dict(os.environ) if given is None else dict(os.fsdecode(entry).split("=", 1) for entry in given)
     if _of_interpreter(environment) != _of_interpreter(os.environ):
         return None
     folder = Path(os.fsdecode(cwd) if cwd is not None else "").absolute()
-    return Start(words[2], words[3:], environment, str(folder), bool(has_own_session))
+    module, *rest = words[3:] if is_script else words[2:]
+    return Start(str(folder / module) if is_script else module, rest, environment, str(folder), bool(has_own_session))
 
 
 def _of_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
@@ -283,34 +310,40 @@ def become(start: Start, files: Sequence[int]) -> None:
     os.chdir(start.cwd)
     time.tzset()
     gc.enable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     libc.prctl(PR_SET_NAME, start.module[-15:].encode(), 0, 0, 0)
     sys.argv = [start.module, *start.arguments]
-    sys.path[0] = start.cwd
+    sys.path[0] = str(Path(start.module).parent) if start.is_script else start.cwd
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the commands of its group
     for module in sys.argv[2:]:
         __import__(module)
     gc.collect()
     gc.freeze()
     connection = socket.socket(fileno=int(sys.argv[1]))
     while (start := serve(connection)) is not None:
-        if start.module != COMMAND:
+        if not start.is_command:
             return run(start)
         ours, connection = socket.socketpair()
         if os.fork():  # the command, which starts a server and workers: its child is a forge of its own, made before there are threads
             connection.close()
             return run_with(Forge.of(ours), start)
         ours.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     os._exit(0)
 
 
 def run_with(forge: Forge, start: Start) -> None:
-    with _starts_by(lambda module: forge):
+    with _starts_by(lambda start: forge):
         run(start)
 
 
 def run(start: Start) -> None:
+    if start.is_script:
+        runpy.run_path(start.module, run_name="__main__")
+        return
     if not hasattr(sys.modules.get(start.module), "__path__"):
         sys.modules.pop(start.module, None)  # it was imported under its own name; it is `__main__` now
     runpy.run_module(start.module, run_name="__main__", alter_sys=True)

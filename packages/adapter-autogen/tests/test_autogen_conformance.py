@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,6 +55,18 @@ has_team_tools = pytest.mark.skipif(
     not needs("autogen_agentchat.tools", "TeamTool"), reason="AutoGen has AgentTool and TeamTool since 0.5.4"
 )
 has_shared_runtimes = pytest.mark.skipif(not load("takes_runtimes")(), reason="teams take a runtime since AutoGen 0.4.9")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _agents_are_imported_once() -> None:
+    """As in a worker; what is imported within a test is gone after it."""
+    load("synchronous")
+
+
+@pytest.fixture
+def imported_anew() -> None:
+    """A runtime that is shared is of the event loop in which it was started."""
+    sys.modules.pop("autogen_agents")
 
 
 @pytest.fixture
@@ -126,6 +139,7 @@ def test_teams_are_attributed_and_named(process: InstrumentedProcess, kind: str)
 
 
 @has_shared_runtimes
+@pytest.mark.usefixtures("imported_anew")
 @pytest.mark.parametrize("kind", SHARED)
 def test_a_runtime_that_the_first_rollout_started_and_all_share_keeps_them_apart(process: InstrumentedProcess, kind: str) -> None:
     check_rollouts(process, kind, SHARED[kind])
@@ -213,6 +227,7 @@ def test_streams_that_are_read_in_turns_or_given_up_keep_their_roles_to_themselv
 
 
 @has_shared_runtimes
+@pytest.mark.usefixtures("imported_anew")
 def test_a_message_from_outside_of_all_rollouts_is_refused_on_a_runtime_that_a_rollout_started(process: InstrumentedProcess) -> None:
     """Its handler runs on a task that has inherited the rollout."""
     shared = load("shared")

@@ -21,6 +21,12 @@ def load(name: str) -> Callable[[str], Any]:
     return load_callable(f"graph_agents.py:{name}", Path(__file__).parent)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _agents_are_imported_once() -> None:
+    """As in a worker; what is imported within a test is gone after it."""
+    load("use_tools")
+
+
 class TestLangChainAdapter(AdapterConformance):
     rollouts: ClassVar[int] = sized(16, 40)
     ends_on_tool_error: ClassVar[bool] = True

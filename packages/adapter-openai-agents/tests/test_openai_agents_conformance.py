@@ -22,6 +22,12 @@ def load(name: str) -> Callable[[str], Any]:
     return load_callable(f"sdk_agents.py:{name}", Path(__file__).parent)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _agents_are_imported_once() -> None:
+    """As in a worker; what is imported within a test is gone after it."""
+    load("answer")
+
+
 class SpeakingConformance(AdapterConformance):
     """With agents whose models are made, at each run, for the SDK's default API."""
 
@@ -31,7 +37,6 @@ class SpeakingConformance(AdapterConformance):
 
     @pytest.fixture(autouse=True)
     def speaking(self) -> Iterator[None]:
-        load("answer")
         agents.set_default_openai_api(self.api)
         yield
         agents.set_default_openai_api("responses")

@@ -31,9 +31,14 @@ def load(name: str) -> Callable[[str], Any]:
     return load_callable(f"sdk_agents.py:{name}", Path(__file__).parent)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _agents_are_imported_once() -> None:
+    """As in a worker; what is imported within a test is gone after it."""
+    load("answer")
+
+
 @pytest.fixture(params=["responses", "chat_completions"])
 def process(request: pytest.FixtureRequest) -> Iterator[InstrumentedProcess]:
-    load("answer")
     agents.set_default_openai_api(request.param)
     with InstrumentedProcess(OpenAIAgentsAdapter()) as process:
         yield process

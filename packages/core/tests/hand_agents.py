@@ -30,7 +30,7 @@ sync_openai = openai.OpenAI(api_key="sk-the-users-own")
 async_openai = openai.AsyncOpenAI(api_key="sk-the-users-own")
 sync_anthropic = anthropic.Anthropic(api_key="sk-the-users-own")
 async_anthropic = anthropic.AsyncAnthropic(api_key="sk-the-users-own")
-sync_httpx = httpx.Client(headers=KEY, timeout=60)
+sync_httpx = httpx.Client(headers=KEY, timeout=None)
 session = requests.Session()
 
 
@@ -78,11 +78,11 @@ def ask_httpx(prompt: str) -> str:
 
 
 def ask_httpx2(prompt: str) -> str:
-    return text_of(httpx2.post(CHAT, json=body(prompt), headers=KEY, timeout=60).raise_for_status().json())
+    return text_of(httpx2.post(CHAT, json=body(prompt), headers=KEY, timeout=None).raise_for_status().json())
 
 
 def ask_requests(prompt: str) -> str:
-    answer = session.post(CHAT, json=body(prompt), headers=KEY, timeout=60)
+    answer = session.post(CHAT, json=body(prompt), headers=KEY, timeout=None)
     answer.raise_for_status()
     return text_of(answer.json())
 
@@ -99,7 +99,7 @@ def ask_httpx_stream(prompt: str) -> str:
 
 
 def ask_requests_stream(prompt: str) -> str:
-    with session.post(CHAT, json=body(prompt, stream=True), headers=KEY, timeout=60, stream=True) as answer:
+    with session.post(CHAT, json=body(prompt, stream=True), headers=KEY, timeout=None, stream=True) as answer:
         return "".join(text_of_event(line.decode()) for line in answer.iter_lines())
 
 
@@ -123,7 +123,7 @@ async def ask_anthropic_async(prompt: str) -> str:
 
 
 async def ask_httpx_async(prompt: str) -> str:
-    async with httpx.AsyncClient(headers=KEY, timeout=60) as client:
+    async with httpx.AsyncClient(headers=KEY, timeout=None) as client:
         return text_of((await client.post(CHAT, json=body(prompt))).raise_for_status().json())
 
 
@@ -133,7 +133,10 @@ async def ask_aiohttp(prompt: str) -> str:
 
 
 async def ask_httpx_async_stream(prompt: str) -> str:
-    async with httpx.AsyncClient(headers=KEY, timeout=60) as client, client.stream("POST", CHAT, json=body(prompt, stream=True)) as answer:
+    async with (
+        httpx.AsyncClient(headers=KEY, timeout=None) as client,
+        client.stream("POST", CHAT, json=body(prompt, stream=True)) as answer,
+    ):
         return "".join([text_of_event(line) async for line in answer.aiter_lines()])
 
 

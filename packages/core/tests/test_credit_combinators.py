@@ -13,6 +13,7 @@ import pytest
 
 from lightningrl.config import Recipe
 from lightningrl.credit import Clip, IdenticalAssignment, PerAgent, StateGroups, Sum, TurnReturns, Whiten, assign_credit
+from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.evidence import check_evidence
 from lightningrl.credit.scoring import Scorer
 from lightningrl.errors import ConfigError
@@ -20,7 +21,7 @@ from lightningrl.loading import load_callable
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, Witness
 from lightningrl.testing.groups import make_group
-from lightningrl.training.parts import build_scorer
+from lightningrl.training.parts import build_credit
 from lightningrl.types import Advantages, Evidence, Trajectory, TrajectoryGroup
 
 
@@ -186,12 +187,12 @@ def recipe_of(folder: Path, use: str, options: dict[str, Any]) -> Recipe:
     )
 
 
-def scorer_of(folder: Path, use: str, options: dict[str, Any]) -> Scorer:
-    return build_scorer(recipe_of(folder, use, options), load_plugins())
+def built(folder: Path, use: str, options: dict[str, Any]) -> tuple[Evaluator, Scorer]:
+    return build_credit(recipe_of(folder, use, options), load_plugins())
 
 
 def credit_of(folder: Path, use: str, options: dict[str, Any]) -> CreditAssigner:
-    return scorer_of(folder, use, options)._credit
+    return built(folder, use, options)[1]._credit
 
 
 def test_a_recipe_names_parts_as_it_names_an_assigner(folder: Path) -> None:
@@ -247,10 +248,10 @@ def test_what_cannot_be_built_is_one_sentence(folder: Path, use: str, options: d
 def test_objects_within_the_options_of_a_python_recipe_are_in_its_frozen_copy_by_their_files(folder: Path) -> None:
     board, mine = (load_callable(f"mixed_credit.py:{name}", folder) for name in ("board", "Mine"))
     recipe = recipe_of(folder, "sum", {"parts": [{"use": "states", "options": {"key": board}}, {"use": mine}]})
-    made = build_scorer(recipe, load_plugins())._credit
+    made = build_credit(recipe, load_plugins())[1]._credit
     assert isinstance(made, Sum)
     frozen = Recipe.model_validate_json(recipe.frozen_text()).model_copy(update={"folder": folder})
-    again = build_scorer(frozen, load_plugins())._credit
+    again = build_credit(frozen, load_plugins())[1]._credit
     assert isinstance(again, Sum)
     assert [type(part) for part in again.parts] == [type(part) for part in made.parts] == [StateGroups, mine]
     assert again.parts[0].key is board  # type: ignore[attr-defined]
@@ -259,7 +260,7 @@ def test_objects_within_the_options_of_a_python_recipe_are_in_its_frozen_copy_by
 def test_evidence_is_asked_for_again_where_a_part_or_its_file_has_changed(folder: Path) -> None:
     def digest(scale: float) -> str:
         part = {"use": "mixed_credit.py:Mine", "options": {"scale": scale}}
-        return scorer_of(folder, "sum", {"parts": ["grpo", {"use": "clip", "options": {"of": part, "at": 1.0}}]})._digests["credit"]
+        return built(folder, "sum", {"parts": ["grpo", {"use": "clip", "options": {"of": part, "at": 1.0}}]})[0]._digests["credit"]
 
     before = digest(1.0)
     assert digest(1.0) == before

@@ -14,14 +14,14 @@ import pytest
 
 from lightningrl.credit import DiscountedReturns, IdenticalAssignment, assign_credit
 from lightningrl.protocols import CreditAssigner
-from lightningrl.rewards import NamedReward, RewardSet
+from lightningrl.rewards import NamedReward, RewardWeights
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Advantages, TrajectoryGroup
 
 RECORDED = Path(__file__).with_name("data") / "credit_of_the_wrappers.json"
 """By assigner, comparison, payment: of each group the advantages' first tokens in order, float32, NaN for None, as the wrapper classes
 `PerAgent` and `PerReward` of 68fb3e1 gave them."""
-PAID = RewardSet(
+PAID = RewardWeights(
     [
         NamedReward(name="team", function=lambda *_: 0.0, weight=2.0),
         NamedReward(name="draft", function=lambda *_: 0.0, agents=frozenset({"write"})),

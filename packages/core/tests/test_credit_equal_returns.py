@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
-from lightningrl.config import OutcomesConfig, SamplesConfig
+from lightningrl.config import SamplesConfig
 from lightningrl.credit import Baseline, DiscountedReturns, IdenticalAssignment, assign_credit, center, has_signal, mean, whiten
 from lightningrl.credit.samples import teaching_rows
 from lightningrl.credit.scoring import Scorer, TrainedCalls
-from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner
-from lightningrl.rewards import NamedReward, RewardSet
+from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.testing.live_gateway import live_gateway
@@ -189,14 +188,11 @@ def test_the_suite_says_what_is_wrong_with_equal_rewards() -> None:
 
 def make_scorer(credit: CreditAssigner, *, whitened: bool = False) -> Scorer:
     return Scorer(
-        rewards=RewardSet([NamedReward(name="none", function=lambda task, output, trajectory: None)]),
-        intermediate={},
+        rewards=RewardWeights([WeightedReward(name="none")]),
         credit=credit,
         whitened=whitened,
         samples=SamplesConfig(),
-        outcomes=OutcomesConfig(),
         trained={"policy": TrainedCalls()},
-        plugins=load_plugins(),
     )
 
 

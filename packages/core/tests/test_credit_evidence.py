@@ -17,7 +17,7 @@ from posts import PostServer
 from lightningrl.config import Recipe
 from lightningrl.credit import judge as judging
 from lightningrl.credit.metrics import describe_rollouts
-from lightningrl.credit.scoring import Scorer, score_of
+from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError, PluginError, RewardError
 from lightningrl.loading import load_callable
 from lightningrl.plugins import load_plugins
@@ -138,7 +138,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make_scorer(folder: Path, server: JudgeServer | None, *, use: str = "Grades", share: float = 1.0, **judge: Any) -> Scorer:
+def make_parts(folder: Path, server: JudgeServer | None, *, use: str = "Grades", share: float = 1.0, **judge: Any) -> Parts:
     recipe = Recipe.model_validate(
         {
             "agent": "judged_credit.py:answer",
@@ -151,7 +151,7 @@ def make_scorer(folder: Path, server: JudgeServer | None, *, use: str = "Grades"
             "folder": folder,
         }
     )
-    return Parts.build(recipe, load_plugins()).scorer
+    return Parts.build(recipe, load_plugins())
 
 
 async def make_store(folder: Path, count: int) -> SqlStore:
@@ -177,11 +177,11 @@ def grades(trajectory: Trajectory) -> list[float]:
 
 async def test_evidence_is_found_kept_and_used_and_the_judges_calls_are_recorded_and_not_trained(folder: Path, server: JudgeServer) -> None:
     store = await make_store(folder, 2)
-    scorer = make_scorer(folder, server)
-    rewarded = await scorer.reward(await store.trajectories(names(2)), store.set_scores)
+    parts = make_parts(folder, server)
+    rewarded = await parts.evaluator.reward(await store.trajectories(names(2)), store.set_scores)
     assert [grades(one) for one in rewarded] == [[0.0, 1.0]] * 2
     assert describe_rollouts(rewarded)["calls_judge"] == 4
-    scored = scorer.build(scorer.credit(rewarded))
+    scored = parts.scorer.build(parts.scorer.credit(rewarded))
     firsts = [[float(tokens[0]) for tokens in calls if tokens is not None] for calls in scored.advantages[0]]
     assert firsts == [[-0.5, 0.5], [0.5, 1.5]]
     assert sum(int(sample.mask.sum()) for sample in scored.samples) == 2 * 2 * 2, "the policy's own tokens alone"
@@ -197,10 +197,10 @@ async def test_evidence_is_found_kept_and_used_and_the_judges_calls_are_recorded
         assert first.request["messages"] == [{"role": "user", "content": f"{one.rollout_id} call 0"}]
         assert (first.request["temperature"], second.answer["usage"]["total_tokens"]) == (0, 10)
         assert len(one.transitions) == 2
-    again = await make_scorer(folder, server).reward(kept, store.set_scores)
+    again = await make_parts(folder, server).evaluator.reward(kept, store.set_scores)
     assert server.asked == {"r0": 2, "r1": 2}, "nobody is asked twice"
     assert [grades(one) for one in again] == [[0.0, 1.0]] * 2
-    await make_scorer(folder, server, share=2.0).reward(kept, store.set_scores)
+    await make_parts(folder, server, share=2.0).evaluator.reward(kept, store.set_scores)
     assert server.asked == {"r0": 4, "r1": 4}, "another option may ask otherwise"
     (score,) = await store.scores(["r0"])
     assert score.evidence is not None
@@ -212,7 +212,7 @@ async def test_what_the_judge_does_not_answer_is_tried_again_then_its_rollout_is
 ) -> None:
     store = await make_store(folder, 3)
     server.refuses = {"r0": [429, 503, 200], "r1": [503]}
-    rewarded = await make_scorer(folder, server, retries=2).reward(await store.trajectories(names(3)), store.set_scores)
+    rewarded = await make_parts(folder, server, retries=2).evaluator.reward(await store.trajectories(names(3)), store.set_scores)
     assert grades(rewarded[0]) == [0.0, 1.0]
     failed = rewarded[1]
     assert (failed.reward, failed.evidence, failed.rewards) == (None, None, {"right": 1.0})
@@ -224,7 +224,7 @@ async def test_what_the_judge_does_not_answer_is_tried_again_then_its_rollout_is
     assert [call.code for call in kept[0].other_calls] == ["http_429", "http_503", None, None]
 
     server.refuses = {}
-    again = await make_scorer(folder, server).reward(kept, store.set_scores)
+    again = await make_parts(folder, server).evaluator.reward(kept, store.set_scores)
     assert server.asked == {"r0": 4, "r1": 5, "r2": 2}
     assert [one.reward for one in again] == [0.0, 1.0, 2.0]
     await store.close()
@@ -236,8 +236,8 @@ async def test_a_request_that_the_judge_cannot_read_is_not_tried_again_and_too_m
     store = await make_store(folder, 2)
     server.refuses = {name: [400] for name in names(2)}
     with pytest.raises(RewardError, match=r"failed on 2 of 2 rollouts, more than outcomes.max_failed_rewards = 0.5.*HTTP 400: busy"):
-        scorer = make_scorer(folder, server)
-        scorer.check_failures(await scorer.reward(await store.trajectories(names(2)), store.set_scores))
+        evaluator = make_parts(folder, server).evaluator
+        evaluator.check_failures(await evaluator.reward(await store.trajectories(names(2)), store.set_scores))
     assert server.asked == {"r0": 1, "r1": 1}
     await store.close()
 
@@ -245,9 +245,9 @@ async def test_a_request_that_the_judge_cannot_read_is_not_tried_again_and_too_m
 @pytest.mark.parametrize(("budget", "says"), [("max_calls", "ask its judge 3 times"), ("max_tokens", "use 30 tokens of its judge")])
 async def test_a_rollout_has_a_budget(folder: Path, server: JudgeServer, budget: str, says: str) -> None:
     store = await make_store(folder, 2)
-    scorer = make_scorer(folder, server, use="Endless", **{budget: 3 if budget == "max_calls" else 30})
+    evaluator = make_parts(folder, server, use="Endless", **{budget: 3 if budget == "max_calls" else 30}).evaluator
     with pytest.raises(RewardError, match=rf"credit: JudgeError: a rollout may {says}; raise judge.{budget}"):
-        scorer.check_failures(await scorer.reward(await store.trajectories(names(2)), store.set_scores))
+        evaluator.check_failures(await evaluator.reward(await store.trajectories(names(2)), store.set_scores))
     assert server.asked["again"] <= 6
     assert server.asked["again"] >= 3
     await store.close()
@@ -256,7 +256,7 @@ async def test_a_rollout_has_a_budget(folder: Path, server: JudgeServer, budget:
 async def test_at_most_so_many_calls_are_under_way_at_a_time(folder: Path, server: JudgeServer) -> None:
     store = await make_store(folder, 6)
     server.meet = threading.Barrier(3)  # each waits for two others: fewer at a time would wait for ever
-    await make_scorer(folder, server, concurrency=3).reward(await store.trajectories(names(6)), store.set_scores)
+    await make_parts(folder, server, concurrency=3).evaluator.reward(await store.trajectories(names(6)), store.set_scores)
     assert server.most == 3
     await store.close()
 
@@ -264,16 +264,16 @@ async def test_at_most_so_many_calls_are_under_way_at_a_time(folder: Path, serve
 async def test_evidence_that_does_not_fit_its_trajectory_is_the_assigners_defect(folder: Path, server: JudgeServer) -> None:
     store = await make_store(folder, 1)
     with pytest.raises(PluginError, match=r"'grade' of shape \(7,\) for rollout 'r0', which needs \(2,\)"):
-        await make_scorer(folder, server, use="Misfit").reward(await store.trajectories(names(1)), store.set_scores)
+        await make_parts(folder, server, use="Misfit").evaluator.reward(await store.trajectories(names(1)), store.set_scores)
     await store.close()
 
 
 async def test_the_key_is_the_environments(folder: Path, server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="judge: the environment variable 'JUDGE_KEY' is not set"):
-        make_scorer(folder, server, api_key_env="JUDGE_KEY")
+        make_parts(folder, server, api_key_env="JUDGE_KEY")
     monkeypatch.setenv("JUDGE_KEY", "secret")
     store = await make_store(folder, 1)
-    await make_scorer(folder, server, api_key_env="JUDGE_KEY").reward(await store.trajectories(names(1)), store.set_scores)
+    await make_parts(folder, server, api_key_env="JUDGE_KEY").evaluator.reward(await store.trajectories(names(1)), store.set_scores)
     assert server.keys == {"Bearer secret"}
     assert "secret" not in str((await store.trajectories(names(1)))[0].other_calls)
     await store.close()
@@ -281,9 +281,9 @@ async def test_the_key_is_the_environments(folder: Path, server: JudgeServer, mo
 
 def test_a_judge_that_nobody_asks_and_one_that_is_missing_are_refused_at_the_start(folder: Path, server: JudgeServer) -> None:
     with pytest.raises(ConfigError, match=r"needs 'judge'; add a \[judge\] table with base_url and model"):
-        make_scorer(folder, None)
+        make_parts(folder, None)
     with pytest.raises(ConfigError, match=r"\[judge\] is set, and credit.use 'grpo' asks none"):
-        make_scorer(folder, server, use="grpo")
+        make_parts(folder, server, use="grpo")
 
 
 class TestGrades(CreditConformance):
@@ -306,5 +306,5 @@ class TestGrades(CreditConformance):
 
 def test_a_memory_that_no_checkpoint_can_hold_is_refused_in_a_sentence(folder: Path) -> None:
     with pytest.raises(PluginError, match=r"state\(\) of credit assigner 'Odd' gave no JSON .*; return numbers, texts, lists, dicts"):
-        make_scorer(folder, None, use="Odd").state()
-    assert make_scorer(folder, None, use="grpo").state() is None
+        make_parts(folder, None, use="Odd").scorer.state()
+    assert make_parts(folder, None, use="grpo").scorer.state() is None

@@ -11,9 +11,9 @@ import pytest
 from lightningrl.config import Recipe
 from lightningrl.credit import Baseline, DiscountedReturns, IdenticalAssignment, assign_credit, has_signal
 from lightningrl.plugins import load_plugins
-from lightningrl.rewards import NamedReward, RewardSet
+from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
-from lightningrl.training.parts import build_scorer
+from lightningrl.training.parts import build_credit
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
 
 WEIGHTS = {"right": 1.0, "format": 0.5}
@@ -90,14 +90,14 @@ def test_turn_rewards_count_once_however_many_rewards_there_are() -> None:
 
 def test_each_role_is_credited_with_its_own_rewards_each_by_itself() -> None:
     roles = ("write", "check")
-    paid = RewardSet(
+    paid = RewardWeights(
         [
-            NamedReward(name="right", function=lambda *_: 0.0),
-            NamedReward(name="format", function=lambda *_: 0.0, weight=0.5, agents=frozenset({"check"})),
+            WeightedReward(name="right"),
+            WeightedReward(name="format", weight=0.5, agents=frozenset({"check"})),
         ]
     )
     group = group_of(episode("a", agents=roles, right=1.0, format=0.0), episode("b", agents=roles, right=0.0, format=7.0))
-    first, second = assign_credit(IdenticalAssignment(epsilon=0.0), group, paid=paid, weights=paid.weights)
+    first, second = assign_credit(IdenticalAssignment(epsilon=0.0), group, paid=paid, weights=paid.by_name)
     half = 2**-0.5
     assert [float(credit[0]) for credit in first if credit is not None] == pytest.approx([half, half - 0.5 * half])
     assert [float(credit[0]) for credit in second if credit is not None] == pytest.approx([-half, -half + 0.5 * half])
@@ -118,10 +118,10 @@ async def test_a_recipe_asks_for_it_with_one_key(tmp_path: Path) -> None:
         "credit": {"use": "grpo", "per_reward": True, "options": {"epsilon": 0.0}},
         "folder": tmp_path,
     }
-    scorer = build_scorer(Recipe.model_validate(recipe), load_plugins())
+    evaluator, scorer = build_credit(Recipe.model_validate(recipe), load_plugins())
     played = [
         make_trajectory(name, [make_transition(f"{name}/0")], output=output, reward=None)
         for name, output in (("a", [1, 0]), ("b", [1, 2]), ("c", [0, 2]))
     ]
-    (credited,) = scorer.credit(await scorer.evaluate(played))
+    (credited,) = scorer.credit(await evaluator.evaluate(played))
     assert firsts(credited.advantages) == pytest.approx([0.0, 1.5 / 3**0.5, -1.5 / 3**0.5], abs=1e-7)

@@ -17,6 +17,7 @@ from posts import PostServer
 from lightningrl.config import Recipe
 from lightningrl.credit import DiscountedReturns
 from lightningrl.credit import judge as judging
+from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.judge_assigner import Bench, GroupJudge, TurnJudge, read_grades
 from lightningrl.credit.metrics import describe_rollouts
 from lightningrl.credit.scoring import Scorer
@@ -29,7 +30,7 @@ from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.testing.store_conformance import leased, make_call, make_spec
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.training.parts import build_scorer
+from lightningrl.training.parts import build_credit
 from lightningrl.types import Evidence, OtherCallKind, Outcome, Task, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
 
 FILE = """
@@ -90,7 +91,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make_scorer(folder: Path, server: JudgeServer, policy: Path, *, judge: Mapping[str, Any] | None = None, **options: Any) -> Scorer:
+def make_both(
+    folder: Path, server: JudgeServer, policy: Path, *, judge: Mapping[str, Any] | None = None, **options: Any
+) -> tuple[Evaluator, Scorer]:
     recipe = Recipe.model_validate(
         {
             "agent": "graded.py:answer",
@@ -103,7 +106,11 @@ def make_scorer(folder: Path, server: JudgeServer, policy: Path, *, judge: Mappi
             "folder": folder,
         }
     )
-    return build_scorer(recipe, load_plugins(), {"policy": str(policy)})
+    return build_credit(recipe, load_plugins(), {"policy": str(policy)})
+
+
+def make_evaluator(*arguments: Any, **options: Any) -> Evaluator:
+    return make_both(*arguments, **options)[0]
 
 
 async def make_store(folder: Path, *rollouts: Sequence[str], group: bool = False) -> SqlStore:
@@ -152,8 +159,8 @@ async def test_a_judge_reads_what_was_said_and_its_grades_are_turn_rewards_besid
 ) -> None:
     store = await make_store(folder, ("guess", "41"), ("work", "42"), group=True)
     server.answers = lambda messages: graded(0.5, 0.0) if "41" in messages[1]["content"] else graded(1.0, 0.5)
-    scorer = make_scorer(folder, server, policy, baseline="dr_grpo", aggregate="sum", settings={"temperature": 0})
-    rewarded = await scorer.reward(await store.trajectories(names(2)), store.set_scores)
+    evaluator, scorer = make_both(folder, server, policy, baseline="dr_grpo", aggregate="sum", settings={"temperature": 0})
+    rewarded = await evaluator.reward(await store.trajectories(names(2)), store.set_scores)
     of_first = next(messages for messages in server.asked if "41" in messages[1]["content"])
     assert shown(of_first) == [
         {"task": "6*7?"},
@@ -173,7 +180,7 @@ async def test_a_judge_reads_what_was_said_and_its_grades_are_turn_rewards_besid
     assert sum(int(row.mask.sum()) for row in scored.samples) == sum(len(call.completion_ids) for call in calls)
     assert describe_rollouts(rewarded)["calls_judge"] == 2
     assert scored.metrics["credit/grade"] == 0.5
-    again = await make_scorer(folder, server, policy, baseline="dr_grpo", aggregate="sum", settings={"temperature": 0}).reward(
+    again = await make_evaluator(folder, server, policy, baseline="dr_grpo", aggregate="sum", settings={"temperature": 0}).reward(
         await store.trajectories(names(2)), store.set_scores
     )
     assert len(server.asked) == 2, "nobody is asked twice"
@@ -224,7 +231,7 @@ async def test_what_a_rollout_says_can_neither_leave_its_line_nor_speak_with_the
 ) -> None:
     store = await make_store(folder, HOSTILE)
     server.answers = lambda messages: graded(0.0, 0.0, 0.0, 0.0)
-    (one,) = await make_scorer(folder, server, policy, longest_text=500, longest=5000).reward(
+    (one,) = await make_evaluator(folder, server, policy, longest_text=500, longest=5000).reward(
         await store.trajectories(names(1)), store.set_scores
     )
     (system, user), lines = server.asked[0], shown(server.asked[0])
@@ -282,25 +289,25 @@ async def test_where_a_judge_fails_its_rollout_is_left_out_and_counted_and_the_r
     store = await make_store(folder, ("a", "b"), ("c", "hard"), ("e", "f"), group=True)
     cheap = (200, json.dumps({"choices": [{"message": {"content": graded(0.5, 0.5)}}]}).encode())
     server.answers = lambda messages: said if "hard" in messages[1]["content"] else cheap
-    scorer = make_scorer(folder, server, policy, judge=settings)
-    rewarded = await scorer.reward(await store.trajectories(names(3)), store.set_scores)
+    evaluator, scorer = make_both(folder, server, policy, judge=settings)
+    rewarded = await evaluator.reward(await store.trajectories(names(3)), store.set_scores)
     assert [one.reward for one in rewarded] == [0.0, None, 2.0]
     assert rewarded[1].evidence is None
     assert re.search(f"^credit: .*{why}", rewarded[1].unrewarded or "") is not None
     assert sum("hard" in messages[1]["content"] for messages in server.asked) == questions
     assert describe_rollouts(rewarded)["rewards_failed"] == 1
-    scorer.check_failures(rewarded)  # one of three, below the limit of a half
+    evaluator.check_failures(rewarded)  # one of three, below the limit of a half
     scored = scorer.build(scorer.credit(rewarded))
     assert {row.rollout_id for row in scored.samples if row.mask.any()} == {"r0", "r2"}
     taught = [row.token_ids[row.calls == call].tolist() for row in scored.samples for call in set(row.calls.tolist()) - {-1}]
     assert taught
     assert all(tokens in [call.completion_ids.tolist() for one in rewarded for call in one.transitions] for tokens in taught)
     with pytest.raises(RewardError, match="failed on 1 of 1 rollouts"):
-        scorer.check_failures(rewarded[1:2])
+        evaluator.check_failures(rewarded[1:2])
     kept = await store.trajectories(["r1"])
     assert [call.kind for call in kept[0].other_calls] == [OtherCallKind.JUDGE] * questions
     server.answers = lambda messages: cheap
-    (again,) = await make_scorer(folder, server, policy).reward(kept, store.set_scores)
+    (again,) = await make_evaluator(folder, server, policy).reward(kept, store.set_scores)
     assert again.reward == 1.0, "mended, it is asked again"
     await store.close()
 
@@ -309,7 +316,7 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again_with_the_reason(
     store = await make_store(folder, ("a", "b"))
     answers = [NONSENSE, "<think>{}</think>\n```json\n" + graded(0.25, 1) + "\n```"]
     server.answers = lambda messages: answers.pop(0)
-    (one,) = await make_scorer(folder, server, policy).reward(await store.trajectories(names(1)), store.set_scores)
+    (one,) = await make_evaluator(folder, server, policy).reward(await store.trajectories(names(1)), store.set_scores)
     assert one.evidence is not None
     assert one.evidence.calls["grade"].tolist() == [0.25, 1.0]
     first, second = server.asked
@@ -359,8 +366,8 @@ async def test_a_group_is_ranked_in_one_question_that_shows_once_what_its_rollou
 ) -> None:
     store = await make_store(folder, ("work", "42"), ("work", "41"), ("guess",), group=True)
     server.answers = lambda messages: graded(0.9, 0.3, 0.0, what="rollout")
-    scorer = make_scorer(folder, server, policy, per="group", baseline="dr_grpo")
-    rewarded = await scorer.reward(await store.trajectories(names(3)), store.set_scores)
+    evaluator, scorer = make_both(folder, server, policy, per="group", baseline="dr_grpo")
+    rewarded = await evaluator.reward(await store.trajectories(names(3)), store.set_scores)
     (question,) = server.asked
     content = question[1]["content"]
     assert content.count("6*7?") == 2, "in the task and in the message, once for all"
@@ -371,14 +378,14 @@ async def test_a_group_is_ranked_in_one_question_that_shows_once_what_its_rollou
     assert [len(one.other_calls) for one in rewarded] == [1, 0, 0]
 
     kept = await store.trajectories(names(3))
-    again = await make_scorer(folder, server, policy, per="group", baseline="dr_grpo").reward(kept, store.set_scores)
+    again = await make_evaluator(folder, server, policy, per="group", baseline="dr_grpo").reward(kept, store.set_scores)
     assert len(server.asked) == 1, "nobody is asked twice"
     assert firsts(scorer, again) == [[0.5, 0.5], [-0.1, -0.1], [-0.4]]
     one_is_missing = [kept[0], replace(kept[1], evidence=None), kept[2]]
-    await make_scorer(folder, server, policy, per="group", baseline="dr_grpo").reward(one_is_missing, store.set_scores)
+    await make_evaluator(folder, server, policy, per="group", baseline="dr_grpo").reward(one_is_missing, store.set_scores)
     assert len(server.asked) == 2, "grades of one ranking are compared with each other alone"
-    joined = make_scorer(folder, server, policy, per="group", baseline="dr_grpo", outcome="join", weight=2.0)
-    assert firsts(joined, await joined.reward(kept, store.set_scores)) == [[0.0, 0.0], [-0.2, -0.2], [0.2]]  # 2·judge + (-1, 0, 1)
+    evaluator, joined = make_both(folder, server, policy, per="group", baseline="dr_grpo", outcome="join", weight=2.0)
+    assert firsts(joined, await evaluator.reward(kept, store.set_scores)) == [[0.0, 0.0], [-0.2, -0.2], [0.2]]  # 2·judge + (-1, 0, 1)
     await store.close()
 
 
@@ -390,13 +397,13 @@ async def test_where_a_judge_fails_a_group_all_of_it_is_left_out_and_counted_and
     kept = await store.trajectories(names(4))
     trajectories = [replace(one, group_id="h" if number > 1 else "g") for number, one in enumerate(kept)]
     server.answers = lambda messages: said if "hard" in messages[1]["content"] else graded(0.1, 0.9, what="rollout")
-    scorer = make_scorer(folder, server, policy, per="group")
-    rewarded = await scorer.evaluate(trajectories, store.set_scores)
+    evaluator, scorer = make_both(folder, server, policy, per="group")
+    rewarded = await evaluator.evaluate(trajectories, store.set_scores)
     assert [one.reward for one in rewarded] == [None, None, 2.0, 3.0]
     assert rewarded[0].unrewarded == rewarded[1].unrewarded
     assert (rewarded[0].unrewarded or "").startswith("credit: JudgeError: ")
     assert describe_rollouts(rewarded)["rewards_failed"] == 2
-    scorer.check_failures(rewarded)
+    evaluator.check_failures(rewarded)
     assert {row.rollout_id for row in scorer.build(scorer.credit(rewarded)).samples if row.mask.any()} == {"r2", "r3"}
     await store.close()
 
@@ -407,7 +414,7 @@ async def test_only_rollouts_with_a_reward_are_ranked_and_a_groups_budget_is_tha
     store = await make_store(folder, ("a",), ("b",), ("c",), group=True)
     kept = [replace(one, outcome=Outcome.TIMEOUT) if one.rollout_id == "r1" else one for one in await store.trajectories(names(3))]
     server.answers = lambda messages: NONSENSE
-    rewarded = await make_scorer(folder, server, policy, per="group", tries=9, judge={"max_calls": 2}).reward(kept, store.set_scores)
+    rewarded = await make_evaluator(folder, server, policy, per="group", tries=9, judge={"max_calls": 2}).reward(kept, store.set_scores)
     assert len(server.asked) == 4, "two rollouts of two questions each"
     assert "every rollout from 1 to 2 once" in server.asked[0][1]["content"]
     assert [one.unrewarded for one in rewarded] == [
@@ -427,7 +434,7 @@ async def test_evidence_of_a_group_that_is_not_one_for_each_rollout_is_the_assig
     monkeypatch.setattr(GroupJudge, "score_group", score_group)
     store = await make_store(folder, ("a",), ("b",), group=True)
     with pytest.raises(PluginError, match="`score_group` returned 0 pieces of evidence for 2 rollouts; return one for each"):
-        await make_scorer(folder, server, policy, per="group").reward(await store.trajectories(names(2)))
+        await make_evaluator(folder, server, policy, per="group").reward(await store.trajectories(names(2)))
     await store.close()
 
 
@@ -437,13 +444,13 @@ async def test_evidence_of_a_group_that_is_not_one_for_each_rollout_is_the_assig
 async def test_a_users_own_prompt_stands_in_our_place_and_a_changed_one_asks_again(folder: Path, server: JudgeServer, policy: Path) -> None:
     store = await make_store(folder, ("a", "b"))
     server.answers = lambda messages: graded(0.5, 0.5)
-    (before,) = await make_scorer(folder, server, policy, prompt="graded.py:question").reward(await store.trajectories(names(1)))
+    (before,) = await make_evaluator(folder, server, policy, prompt="graded.py:question").reward(await store.trajectories(names(1)))
     assert server.asked[0] == [{"role": "user", "content": "Is it good? 1 The reco"}]
     (folder / "graded.py").write_text(FILE + "\n# another rubric\n", encoding="utf-8")
-    (after,) = await make_scorer(folder, server, policy, prompt="graded.py:question").reward(await store.trajectories(names(1)))
+    (after,) = await make_evaluator(folder, server, policy, prompt="graded.py:question").reward(await store.trajectories(names(1)))
     assert before.digests["credit"] != after.digests["credit"]
     with pytest.raises(ConfigError, match=r"no file .*absent\.py"):
-        make_scorer(folder, server, policy, prompt="absent.py:question")
+        make_evaluator(folder, server, policy, prompt="absent.py:question")
     await store.close()
 
 
@@ -468,7 +475,7 @@ def test_an_option_that_cannot_be_is_refused_in_a_sentence(
     folder: Path, server: JudgeServer, policy: Path, options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        make_scorer(folder, server, policy, **options)
+        make_evaluator(folder, server, policy, **options)
 
 
 # ---------------------------------------------------------------------- arithmetic

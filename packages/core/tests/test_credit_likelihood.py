@@ -22,7 +22,7 @@ from lightningrl.protocols import CreditAssigner, Services, Witness
 from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.testing.scripted_services import ScriptedServices
-from lightningrl.training.parts import build_scorer
+from lightningrl.training.parts import build_credit
 from lightningrl.types import Task, Trajectory, TrajectoryGroup
 
 Logprobs = Callable[[list[int], list[int]], Sequence[float]]
@@ -318,7 +318,7 @@ def make_scorer(folder: Path, **options: Any) -> Any:
         "credit": {"use": "likelihood", "options": options},
         "folder": folder,
     }
-    return build_scorer(Recipe.model_validate(recipe), load_plugins())
+    return build_credit(Recipe.model_validate(recipe), load_plugins())[1]
 
 
 def test_a_recipe_says_what_it_needs(tmp_path: Path) -> None:

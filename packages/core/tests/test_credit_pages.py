@@ -10,7 +10,7 @@ import pytest
 
 from lightningrl.config import Recipe
 from lightningrl.plugins import load_plugins
-from lightningrl.training.parts import build_scorer
+from lightningrl.training.parts import build_credit
 
 DOCS = Path(__file__).parents[3] / "docs" / "credit"
 PARTS = [
@@ -37,7 +37,7 @@ def build(folder: Path, part: str) -> None:
         "folder": folder,
         **tomllib.loads(part),
     }
-    build_scorer(Recipe.model_validate({key: value for key, value in whole.items() if value is not None}), load_plugins())
+    build_credit(Recipe.model_validate({key: value for key, value in whole.items() if value is not None}), load_plugins())
 
 
 @pytest.mark.parametrize(("page", "title", "part"), PARTS, ids=[f"{page}:{title}" for page, title, _ in PARTS])

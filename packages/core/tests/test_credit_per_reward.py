@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from lightningrl.credit import IdenticalAssignment, assign_credit
-from lightningrl.rewards import NamedReward, RewardSet
+from lightningrl.rewards import NamedReward, RewardSet, RewardWeights
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Trajectory, TrajectoryGroup
 
-REWARDS = RewardSet(
+REWARDS = RewardWeights(
     [
         NamedReward(name="team", function=lambda *_: 0.0, weight=2.0),
         NamedReward(name="draft", function=lambda *_: 0.0, agents=frozenset({"write"})),

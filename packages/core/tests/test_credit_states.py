@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightningrl.config import OutcomesConfig, SamplesConfig
+from lightningrl.config import SamplesConfig
 from lightningrl.credit import IdenticalAssignment, StateGroups, assign_credit
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.credit.state_keys import KEYS, find_key, normalize, state_keys
 from lightningrl.errors import ConfigError, PluginError
-from lightningrl.plugins import load_plugins
-from lightningrl.rewards import NamedReward, RewardSet
+from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Advantages, ToolCall, Trajectory, TrajectoryGroup
 
@@ -286,13 +285,10 @@ def test_keys_that_cannot_be_used_are_one_sentence(returned: Any, says: str) -> 
 
 def test_a_run_reports_how_many_calls_have_a_state_to_be_compared_in() -> None:
     scorer = Scorer(
-        rewards=RewardSet([NamedReward(name="none", function=lambda task, output, trajectory: None)]),
-        intermediate={},
+        rewards=RewardWeights([WeightedReward(name="none")]),
         credit=StateGroups(),
         samples=SamplesConfig(),
-        outcomes=OutcomesConfig(),
         trained={"policy": TrainedCalls()},
-        plugins=load_plugins(),
     )
     rollouts = (walk("a", [1, 2], 1.0), walk("b", [1, 3, 4], 0.0))
     metrics = scorer.build(scorer.credit(rollouts)).metrics

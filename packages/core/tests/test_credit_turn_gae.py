@@ -10,13 +10,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from lightningrl.config import OutcomesConfig, Recipe, SamplesConfig
+from lightningrl.config import Recipe, SamplesConfig
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.credit.turn_gae import Level, TurnGae
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, Services
-from lightningrl.rewards import NamedReward, RewardSet
+from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.scripted_services import ScriptedServices
@@ -188,14 +188,11 @@ def test_a_critic_that_is_right_leaves_exactly_nothing_of_equal_rewards() -> Non
 
 def make_scorer(assigner: TurnGae, *, whitened: bool, rows: Any = "merged") -> Scorer:
     return Scorer(
-        rewards=RewardSet([NamedReward(name="reward", function=lambda task, output, trajectory: 0.0)]),
-        intermediate={},
+        rewards=RewardWeights([WeightedReward(name="reward")]),
         credit=cast("CreditAssigner", assigner),
         whitened=whitened,
         samples=SamplesConfig(rows=rows),
-        outcomes=OutcomesConfig(),
         trained={"policy": TrainedCalls()},
-        plugins=load_plugins(),
     )
 
 

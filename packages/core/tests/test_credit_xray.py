@@ -21,12 +21,11 @@ from typer.testing import CliRunner
 import lightningrl
 from lightningrl.cli.app import app
 from lightningrl.cli.xray import read_steps
-from lightningrl.config import OutcomesConfig, SamplesConfig
+from lightningrl.config import SamplesConfig
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.credit.xray import XRay
 from lightningrl.look.reader import open_run
-from lightningrl.plugins import load_plugins
-from lightningrl.rewards import NamedReward, RewardSet
+from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.run import Run
 from lightningrl.testing.groups import make_group
 from lightningrl.training.xray import TriedMethod, open_xray
@@ -367,13 +366,10 @@ def test_arithmetic_that_broke_is_told_as_it_is_and_not_as_evidence_that_lacks(h
     group = make_group((0.0,), (1.0,))
     heard = [replace(one, evidence=Evidence(calls={"grade": np.zeros(1, np.float32)})) for one in group.trajectories]
     scorer = Scorer(
-        rewards=RewardSet([NamedReward(name="right", function=lambda task, output, trajectory: 1.0)]),
-        intermediate={},
+        rewards=RewardWeights([WeightedReward(name="right")]),
         credit=Broken(),
         samples=SamplesConfig(),
-        outcomes=OutcomesConfig(),
         trained={"policy": TrainedCalls()},
-        plugins=load_plugins(),
     )
     method = TriedMethod(name="broken", summary="", scorer=scorer, requires=Broken.requires)
     assert method.credit([replace(group, trajectories=tuple(heard)) if has_evidence else group]) is None

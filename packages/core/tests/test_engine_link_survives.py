@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from sizes import PATIENCE_S
 from websockets.asyncio.client import connect
 
 from lightningrl.engines.link import EngineLink
@@ -25,7 +26,7 @@ FAST = (0.01, 0.05)
 
 
 async def post(attempt: LiveAttempt, **body: Any) -> tuple[int, dict[str, Any]]:
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         answer = await client.post(
             f"{attempt.base_url}/chat/completions",
             headers={"Authorization": f"Bearer {attempt.key}"},
@@ -35,7 +36,7 @@ async def post(attempt: LiveAttempt, **body: Any) -> tuple[int, dict[str, Any]]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -99,7 +100,7 @@ async def test_an_engine_whose_answer_cannot_be_sent_fails_that_call_alone(
 ) -> None:
     engine = OddEngine(spoil)
     async with live_gateway(tmp_path, engine=engine, attach=False) as gateway, EngineLink(engine, gateway.url, gateway.run_key):
-        async with httpx.AsyncClient(timeout=20) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             odd = await gateway.attempt(rollout_id="odd")
             answer = await client.post(
                 f"{odd.base_url}/chat/completions",

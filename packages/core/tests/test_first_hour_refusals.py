@@ -16,12 +16,14 @@ from lightningrl.cli.train import train_command
 from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError
 from lightningrl.plugins import PluginManager, load_plugins
+from lightningrl.run import begin_run
 from lightningrl.runtime.agent_loader import agent_reference
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.training.agent_check import check_agent
 from lightningrl.training.models import check_on_hub
 from lightningrl.training.parts import Parts
 from lightningrl.training.run_folder import LoopState, RunFolder, newest_run
+from lightningrl.training.tasks import explain_few_tasks
 
 pytestmark = pytest.mark.slow
 DATA = """
@@ -61,6 +63,23 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in set(sys.modules) - modules:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
+
+
+def test_a_step_that_asks_for_more_tasks_than_there_are_is_warned_of_at_the_start_and_trains(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for asked, said in ((4, 1), (3, 0)):
+        settings = {"loop.tasks_per_step": asked}
+        assert list(problems(here / "recipe.toml", settings=settings)) == []
+        caplog.clear()
+        with begin_run(here / "recipe.toml", run=here / f"run-{asked}", resume=False, overwrite=False, settings=settings) as opened:
+            assert not opened.is_resumed
+        found = [record.getMessage() for record in caplog.records if "tasks_per_step" in record.getMessage()]
+        assert len(found) == said
+    assert explain_few_tasks(opened.recipe, opened.parts.tasks.train[:1]) == (
+        "loop.tasks_per_step is 3, but there is 1 training task: each step asks for some more than once; give more tasks, or set "
+        "loop.tasks_per_step=1 (loop.group_size says how often a task is tried)"
+    )
 
 
 def refused(here: Path, **settings: Any) -> str:

@@ -29,7 +29,7 @@ rollout = ActiveRollout(rollout_id="r0", attempt=1, base_path=base_path, key=key
 BODY = {"model": "m", "messages": [{"role": "user", "content": "best of four"}]}
 
 def ask(_=None):
-    return httpx.post("https://api.openai.com/v1/chat/completions", json=BODY, timeout=30).raise_for_status().json()["id"]
+    return httpx.post("https://api.openai.com/v1/chat/completions", json=BODY, timeout=None).raise_for_status().json()["id"]
 """
 POOL = """
 with scope.entered(rollout):

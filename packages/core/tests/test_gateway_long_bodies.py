@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sizes import PATIENCE_S
 
 from lightningrl.errors import ContextOverflow
 from lightningrl.rendering.renderer import PolicyRenderer
@@ -31,7 +32,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
 
 
 async def post(attempt: LiveAttempt, path: str = "chat/completions", **body: Any) -> tuple[int, str]:
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         answer = await client.post(
             f"{attempt.base_url}/{path}", headers={"Authorization": f"Bearer {attempt.key}"}, json={"model": "m", **body}
         )
@@ -47,7 +48,7 @@ class WaitingRenderer(PolicyRenderer):
 
     def render(self, messages: Any, tools: Any, context_length: int | None = None) -> tuple[int, ...]:
         if len(messages[0]["content"]) > 1000:
-            assert self.answered.wait(30), "the event loop was held"
+            assert self.answered.wait(PATIENCE_S), "the event loop was held"
         return super().render(messages, tools, context_length)
 
 

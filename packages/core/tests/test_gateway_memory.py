@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sizes import PATIENCE_S
 from starlette.applications import Starlette
 from starlette.types import Message
 
@@ -31,7 +32,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[LiveGateway]:
 
 async def post(attempt: LiveAttempt, messages: Sequence[Any], app: Starlette | None = None, **headers: str) -> dict[str, Any]:
     transport = httpx.ASGITransport(app=app) if app is not None else None
-    async with httpx.AsyncClient(transport=transport, timeout=20) as client:
+    async with httpx.AsyncClient(transport=transport, timeout=PATIENCE_S) as client:
         answer = await client.post(
             f"{attempt.base_url}/chat/completions",
             content=json.dumps({"model": "m", "messages": messages}),

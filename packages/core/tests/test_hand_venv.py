@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -39,22 +40,22 @@ def tasks():
         yield {"id": f"t{number}", "input": f"Write one SQLite query: count {number}"}
 
 
-def short(task, output, trajectory):
-    return 1 / (1 + len(output))
+def told_apart(task, output, trajectory):
+    return sum(output.encode()) % 97 / 97
 """
 RECIPE = """
 agent = "agent.py:answer"
 tasks.train = "agent.py:tasks"
 policy.model = "starter"
-rewards.short.use = "agent.py:short"
+rewards.told_apart.use = "agent.py:told_apart"
 runtime = { workers = 1, concurrency = 2 }
-loop = { steps = 2, tasks_per_step = 2, group_size = 4, checkpoint_every = 2 }
+loop = { steps = 1, tasks_per_step = 2, group_size = 4, checkpoint_every = 1 }
 sampling.max_tokens = 8
 """
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, certificates: Mapping[str, str]) -> Path:
     """The recipe's folder, with the agent's own environment `theirs` in it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "theirs"], cwd=tmp_path, check=True)
     if importlib.util.find_spec("uv"):
@@ -62,7 +63,7 @@ def folder(tmp_path: Path) -> Path:
     else:
         pip = [sys.executable, "-m", "pip", "--python", "theirs/bin/python", "--disable-pip-version-check"]
         command = [*pip, "install", "--quiet", "--no-compile", "openai"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, cwd=tmp_path, env={**os.environ, **certificates}, capture_output=True, text=True, check=False)
     if ran.returncode != 0:
         pytest.skip(f"pip could not install the package: {ran.stderr.strip()[-200:]}")
     for name, text in (("program.py", PROGRAM), ("agent.py", AGENT), ("recipe.toml", RECIPE)):
@@ -80,7 +81,7 @@ def test_an_agent_in_its_own_virtual_environment_is_trained(folder: Path, warm: 
         assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "rows" in line]
-    assert [line["outcome/succeeded"] for line in steps] == [8, 8]
+    assert [line["outcome/succeeded"] for line in steps] == [8]
     assert all(line["rows"] > 0 for line in steps)
     before, after = load_file(STARTER / "model.safetensors"), load_file(folder / "trained" / "model.safetensors")
     assert any(not np.array_equal(before[name], after[name]) for name in after if name in before)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +33,7 @@ def test_a_new_package_passes_its_conformance_suite(tmp_path: Path, kind: str) -
     folder = new_package(kind, "my-own", tmp_path / "mine")
     assert [str(file) for file in folder.rglob("*") if "NAME_" in str(file) or (file.is_file() and "NAME_" in file.read_text())] == []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:langsmith_plugin"]
     tests = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert tests.returncode == 0, tests.stdout[-3000:]
     assert " passed" in tests.stdout
@@ -63,16 +65,29 @@ def test_a_new_agent_is_a_recipe_whose_parts_are_there(tmp_path: Path) -> None:
         new_agent(folder)
 
 
+def test_init_says_what_it_made_before_it_makes_the_policy(tmp_path: Path) -> None:
+    """It is ended then; the fixture `first_agent` runs one to its end."""
+    command = [sys.executable, "-m", "lightningrl.cli", "init", "mine"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as init:
+        assert init.stdout is not None
+        try:
+            said = [init.stdout.readline(), init.stdout.readline()]
+        finally:
+            os.killpg(init.pid, signal.SIGKILL)
+    assert said[0] == "made mine: agent.py, recipe.toml, reward.py, starter.py, tasks.py\n"
+    assert said[1].startswith("making its starting policy")
+
+
 @pytest.mark.slow
-def test_a_new_agent_learns(tmp_path: Path, warm: WarmCommand) -> None:
+def test_a_new_agent_learns(tmp_path: Path, warm: WarmCommand, first_agent: Path) -> None:
     """In about a minute on two idle cores, with nothing downloaded."""
+    shutil.copytree(first_agent, tmp_path / "mine")
 
     def run(*words: str) -> str:
         ran = warm.run("lightningrl", *words, cwd=tmp_path, environment={"COLUMNS": "160", "HF_HUB_OFFLINE": "1"})
         assert ran.returncode == 0, ran.stdout + ran.stderr
         return ran.stdout
 
-    assert "made mine: agent.py, recipe.toml, reward.py, starter.py, tasks.py\n" in run("init", "mine")
     assert "reward    " in run("try", "mine")
     assert {path.name for path in tmp_path.iterdir()} == {"mine"}, "nothing is left of a try"
     said = run("train", "mine", "--steps", str(sized(5, 15)))

@@ -25,6 +25,12 @@ def load(name: str) -> Callable[..., Any]:
     return load_callable(f"otel_agents.py:{name}", Path(__file__).parent)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _agents_are_imported_once() -> None:
+    """As in a worker; what is imported within a test is gone after it."""
+    load("use")
+
+
 class Spanned(AdapterConformance):
     rollouts: ClassVar[int] = sized(16, 40)
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from lightningrl.config import Recipe
+from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.metrics import describe_rollouts
-from lightningrl.credit.scoring import Scorer, score_of
+from lightningrl.credit.scoring import score_of
 from lightningrl.errors import RewardError
 from lightningrl.plugins import load_plugins
 from lightningrl.rewards import NamedReward, RewardSet, reward_set
@@ -151,7 +152,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
-def make_scorer(folder: Path, **tables: Any) -> Scorer:
+def make_evaluator(folder: Path, **tables: Any) -> Evaluator:
     recipe = Recipe.model_validate(
         {
             "agent": "judged.py:answer",
@@ -165,7 +166,7 @@ def make_scorer(folder: Path, **tables: Any) -> Scorer:
             "folder": folder,
         }
     )
-    return Parts.build(recipe, load_plugins()).scorer
+    return Parts.build(recipe, load_plugins()).evaluator
 
 
 def judged() -> Any:
@@ -190,9 +191,9 @@ def names(count: int) -> list[str]:
 
 async def test_a_rollout_whose_reward_failed_is_left_out_named_and_counted_and_asked_again_alone(folder: Path) -> None:
     store = await make_store(folder, 10)
-    scorer = make_scorer(folder)
+    evaluator = make_evaluator(folder)
     judged().broken.add("r3")
-    rewarded = await scorer.reward(await store.trajectories(names(10)), store.set_scores)
+    rewarded = await evaluator.reward(await store.trajectories(names(10)), store.set_scores)
     assert rewarded[3].reward is None
     assert rewarded[3].unrewarded == "judge: ConnectionError: no route to the judge"
     assert [one.reward for one in rewarded if one.rollout_id != "r3"] == [number + 0.5 for number in range(10) if number != 3]
@@ -208,7 +209,7 @@ async def test_a_rollout_whose_reward_failed_is_left_out_named_and_counted_and_a
 
     judged().asked.clear()
     judged().broken.clear()
-    again = await make_scorer(folder).reward(kept, store.set_scores)
+    again = await make_evaluator(folder).reward(kept, store.set_scores)
     assert judged().asked == ["r3"]
     assert [one.reward for one in again] == [number + 0.5 for number in range(10)]
     assert again[3].unrewarded is None
@@ -217,16 +218,16 @@ async def test_a_rollout_whose_reward_failed_is_left_out_named_and_counted_and_a
 
 async def test_values_are_durable_as_they_are_made_so_that_a_step_that_is_cut_off_asks_nobody_twice(folder: Path) -> None:
     store = await make_store(folder, 8)
-    scorer = make_scorer(folder)
+    evaluator = make_evaluator(folder)
     judged().held.update(["r6", "r7"])
-    rewarding = asyncio.create_task(scorer.reward(await store.trajectories(names(8)), store.set_scores))
+    rewarding = asyncio.create_task(evaluator.reward(await store.trajectories(names(8)), store.set_scores))
     while sum(len(one.rewards) for one in await store.trajectories(names(8))) < 6 + 8:  # six verdicts, and each that is exact
         await asyncio.sleep(0.001)
     rewarding.cancel()
     await asyncio.gather(rewarding, return_exceptions=True)
     judged().held.clear()
     judged().asked.clear()
-    rewarded = await make_scorer(folder).reward(await store.trajectories(names(8)), store.set_scores)
+    rewarded = await make_evaluator(folder).reward(await store.trajectories(names(8)), store.set_scores)
     assert sorted(judged().asked) == ["r6", "r7"]
     assert [one.reward for one in rewarded] == [number + 0.5 for number in range(8)]
     await store.close()
@@ -234,12 +235,12 @@ async def test_values_are_durable_as_they_are_made_so_that_a_step_that_is_cut_of
 
 async def test_above_the_limit_it_stops_with_a_sentence_and_keeps_what_was_made(folder: Path) -> None:
     store = await make_store(folder, 8)
-    scorer = make_scorer(folder)
+    evaluator = make_evaluator(folder)
     judged().broken.update(names(3))
-    rewarded = await scorer.reward(await store.trajectories(names(8)), store.set_scores)
-    scorer.check_failures(rewarded[1:4], to_come=5)  # two of eight may fail
+    rewarded = await evaluator.reward(await store.trajectories(names(8)), store.set_scores)
+    evaluator.check_failures(rewarded[1:4], to_come=5)  # two of eight may fail
     with pytest.raises(RewardError) as caught:
-        scorer.check_failures(rewarded[:4], to_come=4)
+        evaluator.check_failures(rewarded[:4], to_come=4)
     said = str(caught.value)
     assert said.startswith(
         "a reward or evidence failed on 3 of 8 rollouts, more than outcomes.max_failed_rewards = 0.25 of them; last, on 'r2'"
@@ -248,31 +249,31 @@ async def test_above_the_limit_it_stops_with_a_sentence_and_keeps_what_was_made(
     assert all("exact" in one.rewards for one in await store.trajectories(names(8)))
     judged().asked.clear()
     judged().broken.clear()
-    await scorer.reward(await store.trajectories(names(8)), store.set_scores)
+    await evaluator.reward(await store.trajectories(names(8)), store.set_scores)
     assert sorted(judged().asked) == names(3), "what was rewarded is kept and not asked again"
-    make_scorer(folder, max_failed=1.0).check_failures(rewarded)
-    make_scorer(folder).check_failures([])
+    make_evaluator(folder, max_failed=1.0).check_failures(rewarded)
+    make_evaluator(folder).check_failures([])
     await store.close()
 
 
 async def test_a_recorded_run_is_rescored_by_what_has_changed_alone(folder: Path) -> None:
     store = await make_store(folder, 3)
     trajectories = await store.trajectories(names(3))
-    rewarded = await make_scorer(folder).reward(trajectories, store.set_scores)
+    rewarded = await make_evaluator(folder).reward(trajectories, store.set_scores)
     await store.set_scores([score_of(one) for one in rewarded])
     await store.close()
 
     store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
     recorded = await store.trajectories(names(3))
     judged().asked.clear()
-    assert [one.reward for one in await make_scorer(folder).reward(recorded)] == [0.5, 1.5, 2.5]
+    assert [one.reward for one in await make_evaluator(folder).reward(recorded)] == [0.5, 1.5, 2.5]
     assert judged().asked == []
-    rescored = await make_scorer(folder, scale=10.0).reward(recorded, store.set_scores)
+    rescored = await make_evaluator(folder, scale=10.0).reward(recorded, store.set_scores)
     assert [one.reward for one in rescored] == [0.5, 10.5, 20.5]
     assert judged().asked == names(3), "its options changed; the other reward's did not"
     judged().asked.clear()
     (folder / "judged.py").write_text(REWARDS + "\n# mended\n", encoding="utf-8")
-    await make_scorer(folder).reward(await store.trajectories(names(3)))
+    await make_evaluator(folder).reward(await store.trajectories(names(3)))
     assert sorted(judged().asked) == ["exact"] * 3 + names(3), "the file changed"
     await store.close()
 
@@ -282,4 +283,4 @@ async def test_what_fails_while_it_is_kept_stops_the_run(folder: Path) -> None:
         raise RewardError("the store is full")
 
     with pytest.raises(RewardError, match="the store is full"):
-        await make_scorer(folder).reward([EPISODE], keep)
+        await make_evaluator(folder).reward([EPISODE], keep)

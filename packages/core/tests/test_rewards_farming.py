@@ -20,6 +20,7 @@ from sizes import sized
 
 from lightningrl.config import OutcomesConfig, SamplesConfig
 from lightningrl.credit import Baseline, DiscountedReturns
+from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.farming import FarmingWatch
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.plugins import load_plugins
@@ -64,15 +65,18 @@ class Policy:
         self.logits += rate * gradient / len(trajectories)
 
 
-def make_scorer(reward: TurnReward, gamma: float, baseline: Baseline) -> Scorer:
-    return Scorer(
-        rewards=RewardSet([NamedReward(name="right", function=lambda task, output, trajectory: float(output))]),
-        intermediate={reward.name: reward},
-        credit=DiscountedReturns(gamma=gamma, baseline=baseline),
+def make_scorers(reward: TurnReward, gamma: float, baseline: Baseline) -> tuple[Evaluator, Scorer]:
+    rewards = RewardSet([NamedReward(name="right", function=lambda task, output, trajectory: float(output))])
+    credit = DiscountedReturns(gamma=gamma, baseline=baseline)
+    evaluator = Evaluator(
+        rewards=rewards, intermediate={reward.name: reward}, credit=credit, outcomes=OutcomesConfig(), plugins=load_plugins()
+    )
+    return evaluator, Scorer(
+        credit=credit,
+        rewards=rewards.weights,
         samples=SamplesConfig(),
-        outcomes=OutcomesConfig(),
         trained={"policy": TrainedCalls()},
-        plugins=load_plugins(),
+        farmed=[] if reward.is_potential else [reward.name],
     )
 
 
@@ -80,13 +84,13 @@ def train(
     form: Literal["plain", "potential"], *, ok: float, gamma: float = 1.0, baseline: Baseline = "dr_grpo"
 ) -> tuple[Policy, list[dict[str, float]]]:
     """A policy after so many steps of four groups of eight, and the metrics of each step."""
-    scorer = make_scorer(TurnReward(name="tools", function=ToolStatusReward(ok=ok), form=form, gamma=gamma), gamma, baseline)
+    evaluator, scorer = make_scorers(TurnReward(name="tools", function=ToolStatusReward(ok=ok), form=form, gamma=gamma), gamma, baseline)
     policy, random, metrics = Policy(), np.random.default_rng(7), []
 
     async def run() -> None:
         for step in range(STEPS):
             played = [policy.play(f"{step}-{g}-{i}", f"{step}-{g}", step, random) for g in range(4) for i in range(8)]
-            scored = scorer.build(scorer.credit(await scorer.evaluate(played)))
+            scored = scorer.build(scorer.credit(await evaluator.evaluate(played)))
             metrics.append(dict(scored.metrics))
             members = [one for group in scored.groups for one in group.trajectories]
             policy.learn(members, [calls for group in scored.advantages for calls in group], rate=3.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -15,10 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sizes import PATIENCE_S
 
 from lightningrl.config import Recipe
 from lightningrl.credit import DiscountedReturns
-from lightningrl.credit.scoring import Scorer
+from lightningrl.credit.evaluator import Evaluator
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import IntermediateReward
@@ -34,7 +36,7 @@ from lightningrl.rewards import (
 )
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.reward_conformance import IntermediateRewardConformance
-from lightningrl.training.parts import build_scorer
+from lightningrl.training.parts import build_credit
 from lightningrl.types import Task, ToolCall, ToolStatus, Trajectory
 
 OK, ERROR, TIMEOUT, UNKNOWN = ToolStatus.OK, ToolStatus.ERROR, ToolStatus.TIMEOUT, ToolStatus.UNKNOWN
@@ -263,9 +265,15 @@ def test_a_weight_weighs_either_form() -> None:
 # ---------------------------------------------------------------------- in a run
 
 
-def make_scorer(folder: Path, *, credit: Mapping[str, Any] | None = None, **air: Any) -> Scorer:
+def make_evaluator(folder: Path, *, credit: Mapping[str, Any] | None = None, **air: Any) -> Evaluator:
     (folder / "turns.py").write_text(
-        "seen = {}\n"
+        "import pathlib, time\n"
+        "here = pathlib.Path(__file__).parent\n"
+        "def waits(trajectory):\n"
+        "    (here / 'begun').touch()\n"
+        "    while not (here / 'goes_on').exists():\n"
+        "        time.sleep(0.01)\n"
+        "    return [0.5 for _ in trajectory.transitions]\n"
         "def turns(trajectory, *, values):\n"
         "    return [eval(value, {}, {}) for value in values]\n"
         "def tasks():\n    return [{'id': 't', 'input': 1}]\n"
@@ -281,19 +289,19 @@ def make_scorer(folder: Path, *, credit: Mapping[str, Any] | None = None, **air:
         "credit": credit or {"use": "discounted"},
         "folder": folder,
     }
-    return build_scorer(Recipe.model_validate(recipe), load_plugins())
+    return build_credit(Recipe.model_validate(recipe), load_plugins())[0]
 
 
 async def test_a_recipe_names_weighs_and_shapes_with_the_credits_own_discount(tmp_path: Path) -> None:
     credit = {"use": "discounted", "options": {"gamma": 0.5}}
-    scorer = make_scorer(tmp_path, credit=credit, use="tool_status", options={"ok": 1.0}, weight=2.0, form="potential")
-    (rewarded,) = await scorer.evaluate([tree((None, 0, 1), (OK, None, None))])
+    evaluator = make_evaluator(tmp_path, credit=credit, use="tool_status", options={"ok": 1.0}, weight=2.0, form="potential")
+    (rewarded,) = await evaluator.evaluate([tree((None, 0, 1), (OK, None, None))])
     assert [call.rewards for call in rewarded.transitions] == [{"air": 1.0}, {"air": -1.0}, {"air": -2.0}]  # γΦ - 0, γΦ - Φ, 0 - Φ
 
 
 def test_a_potential_needs_credit_that_says_how_it_discounts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"form 'potential' is discounted as returns are, and credit\.use 'grpo' has no `gamma`; take"):
-        make_scorer(tmp_path, credit={"use": "grpo"}, use="tool_status", form="potential")
+        make_evaluator(tmp_path, credit={"use": "grpo"}, use="tool_status", form="potential")
 
 
 @pytest.mark.parametrize(
@@ -309,14 +317,14 @@ async def test_a_turn_reward_that_fails_leaves_its_rollout_out_and_says_why(
     tmp_path: Path, values: list[str], air: dict[str, Any], sentence: str
 ) -> None:
     """NaN went to the store, which refused the whole step; an exception ended the run."""
-    scorer = make_scorer(tmp_path, use="turns.py:turns", options={"values": values}, **air)
-    (rewarded,) = await scorer.evaluate([tree((None, 0), (OK, OK))])
+    evaluator = make_evaluator(tmp_path, use="turns.py:turns", options={"values": values}, **air)
+    (rewarded,) = await evaluator.evaluate([tree((None, 0), (OK, OK))])
     assert (rewarded.reward, rewarded.rewards) == (None, {"right": 1.0}), "what was made is kept"
     assert rewarded.unrewarded is not None
     assert re.match(sentence, rewarded.unrewarded)
     assert [call.rewards for call in rewarded.transitions] == [{}, {}]
     with pytest.raises(RewardError, match="a reward or evidence failed on 1 of 1 rollouts"):
-        scorer.check_failures([rewarded])
+        evaluator.check_failures([rewarded])
 
 
 @pytest.mark.parametrize(
@@ -327,9 +335,22 @@ async def test_a_turn_reward_that_fails_leaves_its_rollout_out_and_says_why(
     ],
 )
 async def test_a_turn_reward_of_another_type_is_a_defect_and_stops_the_run(tmp_path: Path, values: list[str], sentence: str) -> None:
-    scorer = make_scorer(tmp_path, use="turns.py:turns", options={"values": values})
+    evaluator = make_evaluator(tmp_path, use="turns.py:turns", options={"values": values})
     with pytest.raises(RewardError, match=sentence):
-        await scorer.evaluate([tree((None, 0), (OK, OK))])
+        await evaluator.evaluate([tree((None, 0), (OK, OK))])
+
+
+async def test_a_turn_reward_that_takes_its_time_leaves_the_loop_to_others(tmp_path: Path) -> None:
+    """Engines and workers of a run are talked to on that loop."""
+    evaluator = make_evaluator(tmp_path, use="turns.py:waits")
+    begun, goes_on = tmp_path / "begun", tmp_path / "goes_on"
+    evaluating = asyncio.create_task(evaluator.evaluate([tree((None, 0), (OK, OK))]))
+    async with asyncio.timeout(PATIENCE_S):
+        while not begun.exists():
+            await asyncio.sleep(0.01)
+    goes_on.touch()
+    (rewarded,) = await evaluating
+    assert [call.rewards["air"] for call in rewarded.transitions] == [0.5, 0.5]
 
 
 def test_every_reward_of_ours_is_in_the_table_that_says_how_it_finds_its_call() -> None:
@@ -356,7 +377,7 @@ async def test_the_parts_of_recipes_on_the_pages_run(page: str, tmp_path: Path, 
     for block in blocks:
         whole = {"agent": "mine.py:tasks", "tasks": {"train": "mine.py:tasks"}, "policy": {"model": "org/model"}, "folder": tmp_path}
         recipe = Recipe.model_validate({"rewards": {"right": {"use": "exact"}}, **whole, **tomllib.loads(block)})
-        rewarded = await build_scorer(recipe, load_plugins()).evaluate(
+        rewarded = await build_credit(recipe, load_plugins())[0].evaluate(
             [replace(SEARCHES, task=Task(id="t", input=1, answer="4"), output="4")]
         )
         assert [one.unrewarded for one in rewarded] == [None]

@@ -76,7 +76,7 @@ async def test_return_is_the_weighted_sum() -> None:
         ]
     )
     assert await score(rewards) == ({"exact": 1.0, "async": 1.0, "shown": 9.0}, 2.5)
-    assert rewards.names == ("exact", "async", "shown")
+    assert rewards.weights.names == ("exact", "async", "shown")
 
 
 async def test_missing_term_leaves_the_return_missing() -> None:

@@ -44,8 +44,8 @@ import httpx
 
 URL = "https://api.openai.com/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-client = httpx.Client(timeout=30)
-aclient = httpx.AsyncClient(timeout=30)
+client = httpx.Client(timeout=None)
+aclient = httpx.AsyncClient(timeout=None)
 
 def ask():
     return client.post(URL, json=BODY).raise_for_status().json()["choices"][0]["message"]["content"]

@@ -19,7 +19,7 @@ def test_a_new_adapter_passes_its_own_tests(tmp_path: Path) -> None:
     assert [str(file) for file in folder.rglob("*") if "NAME_" in str(file) or (file.is_file() and "NAME_" in file.read_text())] == []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     tests = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:langsmith_plugin"],
         cwd=folder,
         env=environment,
         capture_output=True,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from sizes import PATIENCE_S
+
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.server.app import create_app
@@ -33,7 +35,7 @@ async def test_a_rollout_that_takes_longer_than_the_servers_longest_wait_is_wait
     store.wait_finished = counted  # type: ignore[method-assign, assignment]
     app = create_app(store, EngineRegistry(), run_key=RUN_KEY, longest_wait_s=0.01)
     try:
-        async with serving(app) as url, ServerClient(url, RUN_KEY) as client, asyncio.timeout(60):
+        async with serving(app) as url, ServerClient(url, RUN_KEY) as client, asyncio.timeout(PATIENCE_S):
             path = WholePath(engine=ScriptedEngine(tiny_tokenizer()), client=client, url=url, folder=tmp_path)
             trajectory = await path.run_one("r", "x")
     finally:

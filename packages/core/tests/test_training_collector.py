@@ -170,7 +170,7 @@ class Scene:
         )
 
     def collector(self, *, in_order: bool) -> Collector:
-        return Collector(self.server, Parts.build(self.recipe(), load_plugins()).scorer, self.start_workers, in_order=in_order)
+        return Collector(self.server, Parts.build(self.recipe(), load_plugins()).evaluator, self.start_workers, in_order=in_order)
 
     async def start_workers(self) -> None:
         self.started += 1
@@ -192,6 +192,7 @@ class Scene:
                 folder=folder,
                 control=self.server,
                 policies=Policies([RunningPolicy(name="policy", backend=self.backend, link=Link(), is_trained=True)]),  # type: ignore[arg-type]
+                evaluator=parts.evaluator,
                 scorer=parts.scorer,
                 plugins=plugins,
                 progress=LineProgress(Console(file=io.StringIO())),

@@ -170,6 +170,7 @@ class Scene:
                 folder=folder,
                 control=self.client,
                 policies=Policies([RunningPolicy(name="policy", backend=self.backend, link=Link(), is_trained=True)]),  # type: ignore[arg-type]
+                evaluator=parts.evaluator,
                 scorer=parts.scorer,
                 plugins=self.plugins,
                 progress=LineProgress(Console(file=self.screen, width=200)),

@@ -11,11 +11,12 @@ import pytest
 from sizes import PATIENCE_S
 
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope
+from lightningrl.credit.metrics import describe_rollouts
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.testing.live_control import live_control
 from lightningrl.testing.scripted_server import ScriptedServer
 from lightningrl.testing.store_conformance import make_spec
-from lightningrl.training.reasons import explain_silence
+from lightningrl.training.reasons import explain_left_threads, explain_silence
 from lightningrl.types import OtherCallKind
 
 AGENT = """
@@ -99,6 +100,28 @@ async def test_hosts_that_an_agent_called_past_us_are_named_in_the_runs_sentence
     assert explain_silence(trajectories) == (
         "none of 2 rollouts made a model call that came here: the agent called models at '127.0.0.1' (2 rollouts); "
         "if the policy is to answer in their place, name them in runtime.base_urls"
+    )
+
+
+async def test_threads_that_outlive_their_rollout_are_in_its_record_the_metrics_and_the_systems_condition(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    async with live_control(tmp_path) as control:
+        specs = [make_spec("r0", "leaves a thread"), make_spec("r1", "leaves nothing")]
+        await control.store.create_rollouts(specs)
+        async with WorkerPool(control.url, control.run_key, "agent.py:answer", workers=1, base_dir=tmp_path, log_folder=tmp_path):
+            await control.store.wait_finished([spec.id for spec in specs], PATIENCE_S)
+        trajectories = await control.store.trajectories([spec.id for spec in specs])
+        (counted,) = (await control.store.condition()).refusals
+    (left,) = trajectories[0].other_calls
+    assert (left.kind, left.path) == (OtherCallKind.LEFT_BEHIND, "memory-writer")
+    assert trajectories[1].other_calls == ()
+    assert describe_rollouts(trajectories)["threads_left"] == 1.0
+    assert "threads_left" not in describe_rollouts(trajectories[1:])
+    assert (counted.count, counted.rollout_id, counted.message) == (1, "r0", left.message)
+    assert explain_left_threads(trajectories[1:]) is None
+    assert explain_left_threads(trajectories) == (
+        "1 of 2 rollouts left threads running ('memory-writer'); model calls that they make from now on are taken for those of the "
+        "rollouts that follow: join them before the agent returns, or use ThreadPoolExecutor or asyncio.to_thread"
     )
 
 

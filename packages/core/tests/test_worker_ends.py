@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sizes import PATIENCE_S
 
 from lightningrl.private import open_private
 from lightningrl.runtime.pool import WorkerPool
@@ -79,9 +80,9 @@ def pool_of_one(server: ScriptedServer, folder: Path, agent: str, **options: Any
 async def run(server: ScriptedServer, folder: Path, agent: str, *tasks: str, **options: Any) -> list[dict[str, Any]]:
     """Results of the tasks, in order; the pool has stopped."""
     for number, task in enumerate(tasks):
-        server.add_rollout(f"r{number}", task, timeout_s=50)
+        server.add_rollout(f"r{number}", task, timeout_s=PATIENCE_S)
     async with pool_of_one(server, folder, agent, **options):
-        await server.wait_finished(timeout_s=40)
+        await server.wait_finished(timeout_s=PATIENCE_S)
     results = [server.result(f"r{number}") for number in range(len(tasks))]
     return [result for result in results if result is not None]
 
@@ -95,7 +96,7 @@ def is_alive(pid: int) -> bool:
 
 async def wait_dead(*pids: int) -> None:
     """A process that was killed takes a moment to die."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while any(map(is_alive, pids)):
             await asyncio.sleep(0.01)
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from lightningrl.config import OutcomesConfig, SamplesConfig
+from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.credit.services import PolicyQueries
 from lightningrl.credit.turn_gae import TurnGae
@@ -242,22 +243,17 @@ async def ppo(backend: TorchBackend, steps: int) -> tuple[list[float], dict[str,
     """Mean reward of each step, and the last step's metrics: as a run does it, values from the backend that learns them."""
     policies = PolicyQueries({})
     policies.connect("main", backend)
-    scorer = Scorer(
-        rewards=RewardSet([NamedReward(name="wanted", function=reward)]),
-        intermediate={},
-        credit=cast("CreditAssigner", TurnGae(level="token", gamma=1.0, lam=0.95)),
-        whitened=True,
-        samples=SamplesConfig(),
-        outcomes=OutcomesConfig(),
-        trained={"main": TrainedCalls()},
-        plugins=load_plugins(),
-        policies=policies,
+    rewards = RewardSet([NamedReward(name="wanted", function=reward)])
+    credit = cast("CreditAssigner", TurnGae(level="token", gamma=1.0, lam=0.95))
+    evaluator = Evaluator(
+        rewards=rewards, intermediate={}, credit=credit, outcomes=OutcomesConfig(), plugins=load_plugins(), policies=policies
     )
+    scorer = Scorer(credit=credit, rewards=rewards.weights, whitened=True, samples=SamplesConfig(), trained={"main": TrainedCalls()})
     means: list[float] = []
     metrics: dict[str, float] = {}
     for step in range(steps):
         played = await asyncio.gather(*(play(backend, f"{step}-{number}") for number in range(32)))
-        rewarded = await scorer.reward(played)
+        rewarded = await evaluator.reward(played)
         means.append(float(np.mean([one.reward for one in rewarded if one.reward is not None])))
         scored = scorer.build(scorer.credit(rewarded))
         report = await asyncio.to_thread(backend.learn, scored.samples)

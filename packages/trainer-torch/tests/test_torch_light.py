@@ -21,6 +21,7 @@ from lightningrl_torch.testing import make_sample, save_policy
 CPU = torch.device("cpu")
 SERVES = """
 import asyncio, sys
+from pathlib import Path
 from lightningrl.types import GenerateRequest, SamplingSettings
 from lightningrl_torch.backend import TorchBackend
 
@@ -30,6 +31,7 @@ async def answer(engine):
 
 backend = TorchBackend(policy=sys.argv[1])
 assert len(asyncio.run(answer(backend.engine))) == 4
+backend.save(Path(sys.argv[2]))
 assert not {"transformers", "torch._dynamo"} & set(sys.modules)
 """
 
@@ -39,8 +41,8 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_policy(tmp_path_factory.mktemp("policy") / "policy")
 
 
-def test_an_engine_answers_without_transformers(policy: str) -> None:
-    subprocess.run([sys.executable, "-c", SERVES, policy], check=True, timeout=300)
+def test_an_engine_answers_and_is_saved_without_transformers(policy: str, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", SERVES, policy, str(tmp_path / "checkpoint")], check=True, timeout=300)
 
 
 def test_what_is_read_is_what_transformers_reads(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +91,23 @@ def test_a_checkpoint_is_exported_without_a_learner(policy: str, tmp_path: Path)
         one.close()
     assert backend.learner.step == 2
     assert all(torch.equal(one, trained.learner.parameters[name]) for name, one in backend.learner.parameters.items())
+
+
+def test_a_checkpoint_from_before_there_was_a_learner_is_where_learning_begins(policy: str, tmp_path: Path) -> None:
+    """Also for a backend that has learned meanwhile: weights, momentum and order of minibatches are a new one's."""
+    first, again = (TorchBackend(policy=policy, device="cpu", learning_rate=0.1, minibatches=2) for _ in range(2))
+    first.save(tmp_path / "checkpoint")
+    assert first._built is None
+    rows = [make_sample((7, 8, 9), (4, 5)), make_sample((1, 2), (3, 6)), make_sample((1, 3), (2, 6))]
+    for _ in range(2):
+        again.learn(rows)
+    again.load(tmp_path / "checkpoint")
+    assert again.engine.info.version == 0
+    for one in (first, again):
+        one.learn(rows)
+        one.close()
+    assert again.learner.step == 1
+    assert all(torch.equal(one, first.learner.parameters[name]) for name, one in again.learner.parameters.items())
 
 
 @pytest.mark.parametrize(

@@ -343,6 +343,7 @@ class LoopConfig(_Frozen):
 
     steps: int = Field(default=100, ge=0)
     tasks_per_step: int = Field(default=16, ge=1)
+    """More than there are: each step asks for some of them more than once, and a warning says so."""
     group_size: int = Field(default=8, ge=1)
     """Rollouts per task, G."""
     dynamic_sampling: int = Field(default=0, ge=0)

@@ -85,7 +85,7 @@ class HookSpecs:
 
     @hookspec
     def lightningrl_dialects(self) -> Iterable[Plugin]:
-        """Yield APIs that agents speak; each factory returns a `lightningrl.dialects.Dialect`."""
+        """Yield APIs that agents speak; each factory returns a `lightningrl.Dialect`."""
         return ()
 
     @hookspec(firstresult=True)

@@ -9,6 +9,7 @@ run = Run("runs/mine")  ─►  .metrics  .steps  .rollouts()  .trace(id)  .curv
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from lightningrl.training.session import Address
 
 __all__ = ["OpenRun", "Run", "begin_run", "doctor", "evaluate", "problems", "train", "train_async"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Source = str | Path | Recipe
@@ -385,15 +388,15 @@ def begin_run(
     """Check everything that can be refused in seconds, then open the folder. A new one goes again when the body fails before anything was
     begun in it."""
     from lightningrl.training.checks import build_checked
+    from lightningrl.training.tasks import explain_few_tasks
 
     plugins = load_plugins()
     source = Path(recipe) if isinstance(recipe, str) else recipe
     if resume:
         folder, whole = RunFolder.resume(Path(run) if run is not None else newest_run(runs), settings, source)
         try:
-            yield OpenRun(
-                recipe=whole, parts=build_checked(whole, plugins, will_work=True), plugins=plugins, folder=folder, is_resumed=True
-            )
+            parts = build_checked(whole, plugins, will_work=True)
+            yield OpenRun(recipe=whole, parts=parts, plugins=plugins, folder=folder, is_resumed=True)
         finally:
             folder.close()
         return
@@ -401,6 +404,8 @@ def begin_run(
         raise ConfigError("no recipe given; name a recipe's file or folder")
     whole = _load(source, settings)
     parts = build_checked(whole, plugins, will_work=True)
+    if few := explain_few_tasks(whole, parts.tasks.train):
+        logger.warning("%s", few)
     path = Path(run) if run is not None else default_run(runs, whole.name)
     origin = str(recipe_file(source).resolve()) if isinstance(source, Path) else None
     folder = RunFolder.create(path, whole, origin, settings, models=parts.models, overwrite=overwrite)

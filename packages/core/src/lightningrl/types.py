@@ -108,6 +108,9 @@ class OtherCallKind(_Choice):
     """It went past the gateway, to a host that the worker saw."""
     JUDGE = "judge"
     """The run asked it about the finished rollout."""
+    LEFT_BEHIND = "left_behind"
+    """No call, but a bare thread, by its name, that still ran when its rollout was over: what it asks is taken for calls of the rollouts
+    that follow."""
 
 
 class FinishReason(_Choice):
@@ -225,7 +228,7 @@ class OtherCall:
 
     kind: OtherCallKind
     path: str
-    """Below the base URL (`chat/completions`); of one elsewhere, the host."""
+    """Below the base URL (`chat/completions`); of one elsewhere, the host; of a thread, its name."""
     model: str = ""
     """As asked for; empty = not known."""
     agent: str | None = None

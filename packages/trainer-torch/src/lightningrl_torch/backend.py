@@ -198,9 +198,11 @@ class TorchBackend:
         return measure(self._engine, rehearse, parameters=self._policy.parameters, trained=trained)
 
     def save(self, folder: Path) -> None:
-        """Write trained weights (safetensors), optimiser, schedule and random generators; complete when it returns."""
-        state = {"policy": self.settings.policy, "learner": self._learner.state(), "engine": self._engine.random_state()}
-        write_checkpoint(folder, self._weights, state)
+        """Write trained weights (safetensors), optimiser, schedule and random generators; complete when it returns. What nobody has
+        asked for yet, the learner, has no state: the first rollouts do not wait for its imports."""
+        is_fresh = self._policy.light is not None and self._built is None and self._restored is None
+        learner = None if is_fresh else self._learner.state()
+        write_checkpoint(folder, self._weights, {"policy": self.settings.policy, "learner": learner, "engine": self._engine.random_state()})
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote: on the CPU, learning and sampling go on bit for bit."""
@@ -217,11 +219,13 @@ class TorchBackend:
             with torch.no_grad():
                 for name, parameter in parameters.items():
                     parameter.copy_(weights[name])
-            self._restored = state["learner"]
-            if self._built is not None:
-                self._built.load_state(state["learner"])
+            learner = self._restored = state["learner"]
+            if learner is None:
+                self._built = None
+            elif self._built is not None:
+                self._built.load_state(learner)
             self._engine.set_random_state(state["engine"])
-            self._swap(int(state["learner"]["step"]))
+            self._swap(0 if learner is None else int(learner["step"]))
             restore_generators(state)
 
     def export(self, folder: Path) -> None:

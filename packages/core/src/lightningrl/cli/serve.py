@@ -22,7 +22,7 @@ from lightningrl.training.run_folder import RunOrigin, checkpoints
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 
 if TYPE_CHECKING:
-    from lightningrl.training.session import Served
+    from lightningrl.training.session import RunningServices
 
 __all__ = ["serve_command"]
 
@@ -77,7 +77,7 @@ def _scratch_store(database: str | None, scratch: Path) -> Iterator[str]:
         drop_schema(store, scratch)
 
 
-async def _say_and_wait(served: Served, parts: Parts, run_key: str, console: Console) -> None:
+async def _say_and_wait(served: RunningServices, parts: Parts, run_key: str, console: Console) -> None:
     # a rollout of its own for whoever tries the endpoint by hand; the lease lasts a day
     await served.client.create_rollouts(
         [RolloutSpec(id=BY_HAND, task=Task(id=BY_HAND, input=None), group_id=BY_HAND, mode=RolloutMode.VALIDATION, timeout_s=DAY_S)]

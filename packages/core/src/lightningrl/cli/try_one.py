@@ -19,6 +19,7 @@ from lightningrl.errors import ConfigError, Stopped
 from lightningrl.plugins import load_plugins
 from lightningrl.runtime.launcher import build_launcher
 from lightningrl.training.checks import build_checked
+from lightningrl.training.collector import fetch_ended
 from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts
 from lightningrl.types import RolloutMode, RolloutSpec, Task
@@ -26,7 +27,6 @@ from lightningrl.types import RolloutMode, RolloutSpec, Task
 __all__ = ["try_command"]
 
 ROLLOUT = "try"
-POLL_S = 10.0
 
 
 def try_command(source: Path, *, task: str | None, full: bool, settings: Mapping[str, Any]) -> None:
@@ -69,9 +69,7 @@ async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, cons
                 timeout_s=give_time(recipe, running.policies.speed).runtime.limit_s,
             )
             await running.client.create_rollouts([spec])
-            while not await running.client.wait([ROLLOUT], POLL_S):
-                pass
-            (trajectory,) = await parts.scorer.reward(await running.client.trajectories([ROLLOUT]))
+            (trajectory,) = await parts.evaluator.reward(await fetch_ended(running.client, [ROLLOUT]))
             await running.client.set_scores([score_of(trajectory)])
             status.update("stopping")
 

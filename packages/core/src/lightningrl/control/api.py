@@ -168,6 +168,8 @@ class Result(_Body):
     duration_s: Seconds = 0.0
     unseen_hosts: Annotated[Sequence[Annotated[str, Meta(max_length=300)]], Meta(max_length=100)] = ()
     """Where the agent called models past the gateway."""
+    left_threads: Annotated[Sequence[Annotated[str, Meta(max_length=300)]], Meta(max_length=100)] = ()
+    """Bare threads that still ran when the agent had returned, by name."""
     spans: bytes | None = None
     """OTLP in protobuf, as it could be exported before. Where it cannot be read, the result is not taken either."""
     then: ThenLease | None = None

@@ -21,7 +21,7 @@
 normalises over all of a step:
 `reinforce` whitened is REINFORCE++, `dr_grpo` whitened is REINFORCE++-baseline (arXiv 2501.03262).
 
-`mean` and `center` are for assigners of one's own: of equal rewards they leave exactly nothing, where
+`mean` and `center`, of `lightningrl` too, are for assigners of one's own: of equal rewards they leave exactly nothing, where
 `sum(rewards) / len(rewards)` may leave a rounding. `has_signal` says whether a group teaches anything.
 """
 
@@ -30,9 +30,12 @@ from lightningrl.credit.branches import Branches
 from lightningrl.credit.combinators import Clip, PerAgent, Sum, Whiten
 from lightningrl.credit.comparison import Compare, assign_credit
 from lightningrl.credit.identical import IdenticalAssignment
+from lightningrl.credit.judge_assigner import GroupJudge, TurnJudge
+from lightningrl.credit.likelihood import Hindsight, InformationGain
 from lightningrl.credit.signal import has_signal
 from lightningrl.credit.spread import Channel, ReturnBased
 from lightningrl.credit.states import StateGroups
+from lightningrl.credit.turn_gae import TurnGae
 from lightningrl.credit.turns import TurnReturns
 from lightningrl.credit.whiten import whiten
 
@@ -46,11 +49,16 @@ __all__ = [
     "Clip",
     "Compare",
     "DiscountedReturns",
+    "GroupJudge",
+    "Hindsight",
     "IdenticalAssignment",
+    "InformationGain",
     "PerAgent",
     "ReturnBased",
     "StateGroups",
     "Sum",
+    "TurnGae",
+    "TurnJudge",
     "TurnReturns",
     "Whiten",
     "assign_credit",

@@ -31,7 +31,7 @@ class ComparesRoles(Protocol):
 
 
 class PaidRoles(Protocol):
-    """Who is paid what; `lightningrl.rewards.RewardSet` is one."""
+    """Who is paid what; `lightningrl.rewards.RewardWeights` is one."""
 
     def paid_to(self, agent: str | None) -> frozenset[str]:
         """Names of the rewards that a role's calls are paid."""

@@ -13,8 +13,8 @@ __all__ = ["describe_branches", "describe_rollouts", "describe_rows"]
 
 
 def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over trajectories: `reward`, each named reward, calls; sums: tokens, breaks, refused calls. NaN-free: keys without a value
-    are left out."""
+    """Means over trajectories: `reward`, each named reward, calls; sums: tokens, breaks, refused calls, threads left behind. NaN-free: keys
+    without a value are left out."""
     metrics: dict[str, float] = {}
     rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
     if rewards:
@@ -34,6 +34,8 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     others = [call.kind for trajectory in trajectories for call in trajectory.other_calls]
     if asked := others.count(OtherCallKind.JUDGE):
         metrics["calls_judge"] = float(asked)
+    if left := others.count(OtherCallKind.LEFT_BEHIND):
+        metrics["threads_left"] = float(left)
     metrics["calls_refused"] = float(others.count(OtherCallKind.REFUSED))
     return metrics
 

@@ -1,66 +1,46 @@
-"""From finished trajectories to rows: rewards → credit → samples, with everything that was left out counted.
+"""From rewarded trajectories to rows, with everything that was left out counted: pure numpy, which asks nobody.
 
-trajectories ─► terminal rewards + AIR ─► evidence ─► groups ─► credit ─► advantages ─► samples ─► learner
-                   └───────────────────────────┴─► kept as they are made: a resumed run asks none again whose digest is the same
+Evaluator ─► trajectories with rewards and evidence ─► groups ─► credit ─► advantages ─► samples ─► learner
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from lightningrl.config import OutcomesConfig, SamplesConfig
+from lightningrl.config import SamplesConfig
 from lightningrl.credit import Compare, assign_credit, has_signal, whiten
 from lightningrl.credit.comparison import check_comparison
-from lightningrl.credit.evidence import check_evidence
 from lightningrl.credit.farming import FarmingWatch
-from lightningrl.credit.judge import Judge
 from lightningrl.credit.metrics import describe_branches, describe_rollouts, describe_rows
 from lightningrl.credit.samples import build_samples
-from lightningrl.credit.services import PolicyQueries, RolloutServices
-from lightningrl.errors import LightningError, PluginError, RewardError
-from lightningrl.plugins import PluginManager
+from lightningrl.errors import PluginError
 from lightningrl.protocols import (
     Brancher,
     CreditAssigner,
     CreditMemory,
     CreditMonitor,
     CriticTeacher,
-    GroupWitness,
-    Services,
-    Witness,
 )
-from lightningrl.rewards import RewardSet, TurnReward
-from lightningrl.rewards.reward_set import describe_failure
-from lightningrl.rewards.value import BadValue
+from lightningrl.rewards.weights import RewardWeights
 from lightningrl.roles import is_role_among
 from lightningrl.store.protocol import Score
 from lightningrl.types import (
     Advantages,
     BranchPoint,
-    Evidence,
-    RolloutMode,
     Sample,
-    ToolStatus,
     Trajectory,
     TrajectoryGroup,
     Transition,
 )
 
-__all__ = ["CreditedGroup", "Scored", "Scorer", "TrainedCalls", "score_of"]
-
-WITNESSES_AT_ONCE = 32
-LONGEST_SCORE_S = 900.0
-"""That a credit assigner's `score` may take."""
-KeepScores = Callable[[Sequence[Score]], Awaitable[None]]
-"""Durable when it returns."""
+__all__ = ["CreditedGroup", "Scored", "Scorer", "TrainedCalls", "only_trained", "score_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,45 +112,32 @@ def score_of(trajectory: Trajectory) -> Score:
 
 
 class Scorer:
-    """Rewards trajectories and assigns credit; knows no algorithm of its own."""
+    """Assigns credit and builds rows; knows no algorithm of its own."""
 
     def __init__(
         self,
         *,
-        rewards: RewardSet,
-        intermediate: Mapping[str, TurnReward],
         credit: CreditAssigner,
+        rewards: RewardWeights,
         compare: Compare = "group",
         per_reward: bool = False,
         whitened: bool = False,
         dynamic_sampling: bool = False,
         samples: SamplesConfig,
-        outcomes: OutcomesConfig,
         trained: Mapping[str, TrainedCalls],
-        plugins: PluginManager,
-        digests: Mapping[str, str] | None = None,
-        judge: Judge | None = None,
-        policies: PolicyQueries | None = None,
+        farmed: Sequence[str] = (),
     ) -> None:
         """`trained`: by policy; a policy that is not in it stays as it is. `dynamic_sampling`: groups without signal are left
-        out of the step and its means (DAPO); others stand in for them. `digests`: of the parts, by the recipe's key."""
-        self._rewards = rewards
-        self._intermediate = intermediate
+        out of the step and its means (DAPO); others stand in for them. `farmed`: turn rewards that a policy could farm."""
         self._credit = credit
+        self._rewards = rewards
         self._compare: Compare = compare
-        self._weights = rewards.weights if per_reward else None
-        self._farming = FarmingWatch([name for name, reward in intermediate.items() if not reward.is_potential])
+        self._weights = rewards.by_name if per_reward else None
         self._whitened = whitened
         self._dynamic_sampling = dynamic_sampling
         self._samples = samples
-        self._outcomes = outcomes
         self._trained = dict(trained)
-        self._plugins = plugins
-        self._digests = dict(digests or {})
-        self._judge = judge
-        self.policies = policies or PolicyQueries({})
-        """What evidence asks the run's policies by; whoever builds their backends connects them."""
-        self._witnesses = asyncio.Semaphore(WITNESSES_AT_ONCE)
+        self._farming = FarmingWatch(farmed)
 
     @property
     def requires(self) -> frozenset[str]:
@@ -194,60 +161,12 @@ class Scorer:
         other._credit = credit
         return other
 
-    def recorded(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """What `evaluate` made of finished trajectories, from what was kept of it: nobody is asked."""
-        return [self._classify_tools(trajectory) for trajectory in trajectories]
-
-    async def reward(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
-        """`evaluate`, and tell whoever watches rollouts."""
-        rewarded = await self.evaluate(trajectories, keep)
-        for trajectory in rewarded:
-            self._plugins.notify("lightningrl_rollout_finished", trajectory=trajectory)
-        return rewarded
-
-    async def evaluate(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
-        """The trajectories with their rewards; one whose outcome is dropped, or whose reward failed, has `reward=None`. Each value is
-        kept by `keep` as it is made; those that were kept before, by the same reward, are taken as they are."""
-        called = [self._reward_calls(self._classify_tools(trajectory)) for trajectory in trajectories]
-        together: dict[str, list[str]] = {}
-        """Rollouts that a witness sees at once."""
-        for trajectory, _ in called:
-            key = trajectory.group_id if isinstance(self._credit, GroupWitness) else trajectory.rollout_id
-            together.setdefault(key, []).append(trajectory.rollout_id)
-
-        async def hear(names: Sequence[str]) -> list[Trajectory]:
-            rewarded = [await rewards[name] for name in names]
-            if isinstance(self._credit, Witness | GroupWitness):
-                async with self._witnesses:
-                    rewarded = await self._add_evidence(self._credit, rewarded, keep)
-            return rewarded
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                rewards = {one.rollout_id: group.create_task(self._reward_one(one, keep, failure)) for one, failure in called}
-                tasks = [group.create_task(hear(names)) for names in together.values()]
-        except* LightningError as errors:
-            raise errors.exceptions[0] from None
-        found = {one.rollout_id: one for task in tasks for one in task.result()}
-        return [found[trajectory.rollout_id] for trajectory in trajectories]
-
-    def check_failures(self, rewarded: Sequence[Trajectory], *, to_come: int = 0) -> None:
-        """Raise RewardError where more rewards failed than the recipe allows, also if none of the rollouts fails that are `to_come`."""
-        asked = to_come + sum(self._outcomes.is_trained(trajectory.outcome) for trajectory in rewarded)
-        failed = [trajectory for trajectory in rewarded if trajectory.unrewarded is not None]
-        if len(failed) > self._outcomes.max_failed_rewards * asked:
-            raise RewardError(
-                f"a reward or evidence failed on {len(failed)} of {asked} rollouts, more than outcomes.max_failed_rewards = "
-                f"{self._outcomes.max_failed_rewards:g} of them; last, on {failed[-1].rollout_id!r}: {failed[-1].unrewarded}; mend it, "
-                "or raise the limit; what was rewarded is kept and not asked again"
-            )
-
     def branch_points(self, rewarded: Sequence[Trajectory]) -> Mapping[BranchPoint, int]:
         """Where credit wants a group's rollouts to branch, and how often."""
         return self._credit.branch_points(rewarded) if isinstance(self._credit, Brancher) else {}
 
     def credit(self, trajectories: Sequence[Trajectory], branches: Sequence[Trajectory] = ()) -> list[CreditedGroup]:
-        """Group and assign credit, once for each group. Pure numpy: run it in a thread."""
+        """Group and assign credit, once for each group. Run it in a thread."""
         return [self.credit_group(group) for group in self.group(trajectories, branches)]
 
     def credit_group(self, group: TrajectoryGroup) -> CreditedGroup:
@@ -259,7 +178,7 @@ class Scorer:
 
     def finish(self, credited: Sequence[CreditedGroup]) -> tuple[tuple[Advantages, ...], Mapping[str, float]]:
         """What a step is trained on, and credit's own metrics: groups without signal are silent, all is whitened where the recipe says so.
-        Pure numpy, too. Once for each step."""
+        Once for each step."""
         groups, advantages = tuple(one.group for one in credited), tuple(one.advantages for one in credited)
         monitored = self._credit.finish_step(groups, advantages) if isinstance(self._credit, CreditMonitor) else {}
         silent = _unscored if self._dynamic_sampling else _without_rounding
@@ -267,7 +186,7 @@ class Scorer:
         return whiten(groups, advantages) if self._whitened else advantages, monitored
 
     def build(self, credited: Sequence[CreditedGroup]) -> Scored:
-        """The rows of a step's groups. Pure numpy, too. Once for each step."""
+        """The rows of a step's groups. Once for each step."""
         groups, signals = tuple(one.group for one in credited), [one.has_signal for one in credited]
         advantages, monitored = self.finish(credited)
         targets = [one.value_targets for one in credited] if isinstance(self._credit, CriticTeacher) else None
@@ -313,12 +232,12 @@ class Scorer:
         """Those of one task together, with their branches; calls that are not trained are said to be so."""
         by_group: dict[str, list[Trajectory]] = {}
         for trajectory in trajectories:
-            by_group.setdefault(trajectory.group_id, []).append(self._select_agents(trajectory))
+            by_group.setdefault(trajectory.group_id, []).append(only_trained(trajectory, self._trained))
         group_of = {trajectory.rollout_id: trajectory.group_id for trajectory in trajectories}
         left: dict[str, list[Trajectory]] = {}
         for branch in branches:
             if branch.branch is not None:
-                left.setdefault(group_of[branch.branch.rollout_id], []).append(self._select_agents(branch))
+                left.setdefault(group_of[branch.branch.rollout_id], []).append(only_trained(branch, self._trained))
         return tuple(
             TrajectoryGroup(id=group_id, trajectories=tuple(members), branches=tuple(left.get(group_id, ())))
             for group_id, members in by_group.items()
@@ -341,131 +260,16 @@ class Scorer:
             value_targets=value_targets,
         )
 
-    async def _reward_one(self, trajectory: Trajectory, keep: KeepScores | None, failure: str | None) -> Trajectory:
-        """`failure`: of an intermediate reward."""
-        if not self._outcomes.is_trained(trajectory.outcome):
-            return replace(trajectory, reward=None, unrewarded=None)
 
-        async def keep_value(name: str, value: float | None) -> None:
-            if keep is not None:
-                digests = self._digests_of(f"rewards.{name}")
-                await keep([Score(rollout_id=trajectory.rollout_id, attempt=trajectory.attempt, rewards={name: value}, digests=digests)])
+def only_trained(trajectory: Trajectory, trained: Mapping[str, TrainedCalls]) -> Trajectory:
+    """Selective training: calls of policies and roles that are not trained stay in the trajectory and out of the gradient."""
 
-        known = {
-            name: trajectory.rewards[name]
-            for name in self._rewards.names
-            if name in trajectory.rewards and trajectory.digests.get(f"rewards.{name}", "") == self._digests.get(f"rewards.{name}")
-        }
-        result = await self._rewards.score(trajectory, known=known, keep=keep_value)
-        keys = (*(f"rewards.{name}" for name in result.values), *(f"intermediate_rewards.{name}" for name in self._intermediate))
-        digests = self._digests_of(*keys)
-        if "credit" in trajectory.digests:  # of its evidence
-            digests["credit"] = trajectory.digests["credit"]
-        is_failed = failure is not None and result.total is not None
-        total, unrewarded = (None, failure) if is_failed else (result.total, result.failure)
-        return replace(trajectory, rewards=result.values, reward=total, unrewarded=unrewarded, digests=digests)
+    def select(call: Transition) -> Transition:
+        calls = trained.get(call.policy)
+        is_role = calls is not None and (calls.agents is None or (call.agent is not None and is_role_among(call.agent, calls.agents)))
+        return call if is_role or not call.trainable else replace(call, trainable=False)
 
-    async def _add_evidence(
-        self, witness: Witness | GroupWitness, trajectories: Sequence[Trajectory], keep: KeepScores | None
-    ) -> list[Trajectory]:
-        """The trajectories with the evidence that credit needs of them; unrewarded where there is none to be had."""
-        asked = [one for one in trajectories if one.reward is not None and one.mode is RolloutMode.TRAIN and one.transitions]
-        digests = self._digests_of("credit")
-        if all(one.evidence is not None and digests.items() <= one.digests.items() for one in asked):
-            return list(trajectories)
-        services = RolloutServices(self._judge, self.policies, *asked)
-        found: Sequence[Evidence | None]
-        failure = None
-        try:
-            async with asyncio.timeout(LONGEST_SCORE_S):
-                found = await _hear(witness, asked, services)
-        except PluginError:
-            raise
-        except Exception as error:  # noqa: BLE001  the boundary to an assigner that waits for others
-            found, failure = [None] * len(asked), describe_failure("credit", f"{type(error).__name__}: {error}")
-        heard: dict[str, Trajectory] = {}
-        for one, evidence in zip(asked, found, strict=True):
-            heard[one.rollout_id] = replace(
-                one,
-                reward=None if evidence is None else one.reward,
-                unrewarded=failure,
-                evidence=evidence,
-                digests={**one.digests, **(digests if evidence is not None else {})},
-                other_calls=one.other_calls if heard else (*one.other_calls, *services.asked),
-            )
-        if keep is not None:
-            await keep(
-                [
-                    Score(
-                        rollout_id=one.rollout_id,
-                        attempt=one.attempt,
-                        evidence=evidence,
-                        digests=digests if evidence is not None else {},
-                        asked=() if number else tuple(services.asked),
-                    )
-                    for number, (one, evidence) in enumerate(zip(asked, found, strict=True))
-                ]
-            )
-        return [heard.get(one.rollout_id, one) for one in trajectories]
-
-    def _digests_of(self, *keys: str) -> dict[str, str]:
-        return {key: self._digests[key] for key in keys if key in self._digests}
-
-    def _classify_tools(self, trajectory: Trajectory) -> Trajectory:
-        if not trajectory.tool_calls:
-            return trajectory
-        classified = []
-        for call in trajectory.tool_calls:
-            verdict: ToolStatus | None = self._plugins.hook.lightningrl_classify_tool_result(tool_call=call)
-            classified.append(call if verdict is None else replace(call, status=verdict))
-        return replace(trajectory, tool_calls=tuple(classified))
-
-    def _reward_calls(self, trajectory: Trajectory) -> tuple[Trajectory, str | None]:
-        """The trajectory with its turn rewards; where one of them failed with none, and why."""
-        if not self._intermediate and not any(call.rewards for call in trajectory.transitions):
-            return trajectory, None
-        values: dict[str, Sequence[float | None]] = {}
-        failure: str | None = None
-        for name, reward in self._intermediate.items():
-            try:
-                values[name] = list(reward(trajectory))
-            except LightningError:
-                raise
-            except Exception as error:  # noqa: BLE001  the boundary to a function of the user's
-                why = str(error) if isinstance(error, BadValue) else f"{type(error).__name__}: {error}"
-                values, failure = {}, describe_failure(name, why)
-                break
-        calls = [
-            replace(call, rewards={name: column[index] for name, column in values.items()})
-            for index, call in enumerate(trajectory.transitions)
-        ]
-        return replace(trajectory, transitions=tuple(calls)), failure
-
-    def _select_agents(self, trajectory: Trajectory) -> Trajectory:
-        """Selective training: calls of policies and roles that are not trained stay in the trajectory and out of the gradient."""
-        return replace(trajectory, transitions=tuple(self._select(call) for call in trajectory.transitions))
-
-    def _select(self, call: Transition) -> Transition:
-        trained = self._trained.get(call.policy)
-        is_role = trained is not None and (trained.agents is None or (call.agent is not None and is_role_among(call.agent, trained.agents)))
-        trainable = call.trainable and is_role
-        return call if trainable == call.trainable else replace(call, trainable=trainable)
-
-
-async def _hear(witness: Witness | GroupWitness, trajectories: Sequence[Trajectory], services: Services) -> Sequence[Evidence]:
-    """Evidence of each. Raises PluginError where it does not fit."""
-    if isinstance(witness, GroupWitness):
-        group = TrajectoryGroup(id=trajectories[0].group_id, trajectories=tuple(trajectories))
-        found = await witness.score_group(group, services)
-        if len(found) != len(trajectories):
-            raise PluginError(
-                f"`score_group` returned {len(found)} pieces of evidence for {len(trajectories)} rollouts; return one for each"
-            )
-    else:
-        found = [await witness.score(trajectory, services) for trajectory in trajectories]
-    for evidence, trajectory in zip(found, trajectories, strict=True):
-        check_evidence(evidence, trajectory)
-    return found
+    return replace(trajectory, transitions=tuple(map(select, trajectory.transitions)))
 
 
 def _without_rounding(advantages: Advantages) -> Advantages:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightningrl.config import Recipe
-from lightningrl.credit.scoring import CreditedGroup, Scorer
+from lightningrl.credit.evaluator import Evaluator
+from lightningrl.credit.scoring import CreditedGroup
 from lightningrl.credit.unread import unread_rewards
 from lightningrl.doctor.lesson import teach
 from lightningrl.doctor.machine import cpu_seconds, folder_bytes, free_disk, memory_used, read_machine
@@ -29,13 +30,14 @@ from lightningrl.loggers import JsonlLogger, draw_curve
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
 from lightningrl.runtime.launcher import build_launcher
+from lightningrl.training.collector import fetch_ended
 from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts
 from lightningrl.training.tasks import plan_branches, plan_group, plan_validation
 from lightningrl.types import BranchPoint, RolloutSpec, Sample, Task, Trajectory
 
 if TYPE_CHECKING:
-    from lightningrl.training.session import Served
+    from lightningrl.training.session import RunningServices
 
 __all__ = ["observe", "reward"]
 
@@ -45,8 +47,6 @@ MOST_STEPS = 4
 """That are collected."""
 REPEATS = 8
 """Rollouts that are run again, each of another task."""
-POLL_S = 10.0
-FETCH = 64
 
 
 async def observe(
@@ -92,7 +92,7 @@ class _Examination:
 
     recipe: Recipe
     parts: Parts
-    served: Served
+    served: RunningServices
     starting: Callable[[str], None]
     reward_error: str | None = None
 
@@ -207,7 +207,7 @@ class _Examination:
 
     async def _try(self, specs: Sequence[RolloutSpec]) -> list[Trajectory]:
         """Run them, rewarded."""
-        found, error = await reward(self.parts.scorer, await self._run(specs))
+        found, error = await reward(self.parts.evaluator, await self._run(specs))
         self.reward_error = self.reward_error or error
         return found
 
@@ -216,9 +216,7 @@ class _Examination:
         if not specs:
             return []
         await client.create_rollouts(specs)
-        while len(await client.wait(ids, POLL_S)) < len(ids):
-            pass
-        return [one for start in range(0, len(ids), FETCH) for one in await client.trajectories(ids[start : start + FETCH])]
+        return await fetch_ended(client, ids)
 
     async def _teach(self, samples: Sequence[Sample]) -> tuple[dict[str, Lesson], Cost]:
         """A step of each policy that is trained, and what these took without the looking."""
@@ -252,10 +250,10 @@ class _Examination:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-async def reward(scorer: Scorer, trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], str | None]:
+async def reward(evaluator: Evaluator, trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], str | None]:
     """The trajectories, rewarded; what a reward raised for good, and then without any."""
     try:
-        return await scorer.evaluate(trajectories), None
+        return await evaluator.evaluate(trajectories), None
     except LightningError as error:
         return _unrewarded(trajectories), str(error)
 

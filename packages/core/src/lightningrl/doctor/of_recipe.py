@@ -10,6 +10,7 @@ from typing import Any
 from lightningrl.doctor.bill import make_bill
 from lightningrl.doctor.findings import Finding, failed, passed, warned
 from lightningrl.doctor.observation import Observation
+from lightningrl.training.tasks import explain_few_tasks
 from lightningrl.types import Task
 
 __all__ = ["disk_enough", "memory_enough", "settings_read", "tasks_differ"]
@@ -60,7 +61,7 @@ def _unread_options(below: str, options: dict[str, Any], steps: int) -> Iterator
 
 
 def tasks_differ(seen: Observation) -> Finding:
-    """Whether held-out tasks are held out, and training tasks are no copies."""
+    """Whether held-out tasks are held out, training tasks are no copies, and a step has enough of them."""
     train, held_out = seen.tasks.train, seen.tasks.validation
     counts = Counter(map(_key, train))
     shared = [task for task in held_out if _key(task) in counts]
@@ -76,6 +77,9 @@ def tasks_differ(seen: Observation) -> Finding:
             f"{twice} of {len(train)} training tasks repeat another's input{answers}",
             "remove them, if they are not meant to count more",
         )
+    if few := explain_few_tasks(seen.recipe, train):
+        evidence, _, remedy = few.partition("; ")
+        return warned(evidence, remedy)
     return passed(f"{len(train)} training tasks, {twice} of them twice; {len(held_out)} held out, none of them trained")
 
 

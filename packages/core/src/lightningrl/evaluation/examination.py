@@ -28,16 +28,16 @@ from lightningrl.loading import is_reference
 from lightningrl.plugins import load_plugins
 from lightningrl.runtime.launcher import build_launcher
 from lightningrl.training.checks import build_checked
+from lightningrl.training.collector import fetch_ended
 from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts, resolve
-from lightningrl.training.session import Served, serve_policy, server_settings
+from lightningrl.training.session import RunningServices, serve_policy, server_settings
 from lightningrl.training.tasks import plan_evaluation, read_tasks
 from lightningrl.types import SamplingSettings, Task, Trajectory
 from lightningrl.wire import encode
 
 __all__ = ["Examination", "examine"]
 
-POLL_S = 10.0
 AT_ONCE = 64
 """Rollouts per request."""
 LONGEST_SLICE = 60
@@ -124,7 +124,7 @@ class _Candidate:
     candidate: Candidate
     how: Examination
     parts: Parts
-    served: Served
+    served: RunningServices
     tasks: list[Task]
     folder: Path
     done: list[EvaluatedTask]
@@ -149,16 +149,12 @@ class _Candidate:
             self.done.append(EvaluatedTask(id=task.id, slices=_slices(task), samples=tuple(map(sample_of, mine))))
 
     async def _collect(self, ids: Sequence[str], show: Callable[[int], None]) -> list[Trajectory]:
-        client, scorer, found = self.served.client, self.parts.scorer, list[Trajectory]()
+        client, evaluator, found = self.served.client, self.parts.evaluator, list[Trajectory]()
         for start in range(0, len(ids), AT_ONCE):
-            window, ended = ids[start : start + AT_ONCE], 0
-            while ended < len(window):
-                show(start + ended)
-                ended = len(await client.wait(window, POLL_S, ended + 1))
-            rewarded = await scorer.evaluate(await client.trajectories(window), client.set_scores)
+            ended = await fetch_ended(client, ids[start : start + AT_ONCE], lambda more: show(len(found) + more))
+            rewarded = await evaluator.evaluate(ended, client.set_scores)
             await client.set_scores([score_of(one) for one in rewarded])
-            found += rewarded
-        show(len(ids))
+            found.extend(rewarded)
         return found
 
     @property

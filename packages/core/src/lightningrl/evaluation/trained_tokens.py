@@ -6,18 +6,19 @@ steps ─► rows as they were trained ─► every trained token is a sampled o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from lightningrl.config import Recipe
 from lightningrl.credit.samples import build_samples, teaching_rows
+from lightningrl.credit.scoring import only_trained
 from lightningrl.evaluation.check import Check
 from lightningrl.evaluation.recomputation import is_sampled, read_trajectories
 from lightningrl.look.reader import StoredRun
-from lightningrl.roles import is_role_among
 from lightningrl.store.protocol import StepRecord
-from lightningrl.types import Sample, Trajectory, TrajectoryGroup, Transition
+from lightningrl.training.parts import trained_calls
+from lightningrl.types import Sample, Trajectory, TrajectoryGroup
 
 __all__ = ["TrainedTokens", "find_trained"]
 
@@ -73,25 +74,13 @@ class TrainedTokens:
 
 async def find_trained(run: StoredRun, recipe: Recipe) -> TrainedTokens:
     """The rows that teach, made again from trajectories and advantages as the store has them."""
-    trained = TrainedTokens()
+    trained, calls = TrainedTokens(), trained_calls(recipe)
     for step in await run.steps():
         trajectories = {one.rollout_id: one async for one in read_trajectories(run, step.rollout_ids)}
         scores = {score.rollout_id: score.advantages for score in await run.scores(step.rollout_ids)}
-        chosen = [_only_trained(one, recipe) for one in trajectories.values()]
+        chosen = [only_trained(one, calls) for one in trajectories.values()]
         group = TrajectoryGroup(id=f"step {step.step}", trajectories=tuple(chosen))
         advantages = tuple(tuple(scores.get(one.rollout_id, {}).get(call.id) for call in one.transitions) for one in chosen)
         for row in teaching_rows(build_samples([group], [advantages], rows=recipe.samples.rows, aggregation="token_mean")):
             trained.add(step.step, row, trajectories[row.rollout_id])
     return trained
-
-
-def _only_trained(trajectory: Trajectory, recipe: Recipe) -> Trajectory:
-    """With the calls alone trainable that the recipe trains."""
-
-    def select(call: Transition) -> Transition:
-        policy = recipe.all_policies.get(call.policy)
-        roles = None if policy is None or policy.trained_agents is None else frozenset(policy.trained_agents)
-        is_role = roles is None or (call.agent is not None and is_role_among(call.agent, roles))
-        return replace(call, trainable=call.trainable and policy is not None and policy.trainable and is_role)
-
-    return replace(trajectory, transitions=tuple(map(select, trajectory.transitions)))

@@ -9,6 +9,7 @@ from lightningrl.rewards.reward_set import NamedReward, RewardResult, RewardSet
 from lightningrl.rewards.tool_arguments import RepeatedCalls, ValidArguments
 from lightningrl.rewards.tool_status import ExecutionErrors, ToolStatusReward, ToolStatusShaping
 from lightningrl.rewards.turn_reward import TurnReward
+from lightningrl.rewards.weights import RewardWeights, WeightedReward
 
 __all__ = [
     "F1",
@@ -25,9 +26,11 @@ __all__ = [
     "ReportedOfCalls",
     "RewardResult",
     "RewardSet",
+    "RewardWeights",
     "TokenBudget",
     "ToolStatusReward",
     "ToolStatusShaping",
     "TurnReward",
     "ValidArguments",
+    "WeightedReward",
 ]

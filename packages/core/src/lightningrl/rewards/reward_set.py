@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from lightningrl.clean import clean_text
 from lightningrl.errors import ConfigError
 from lightningrl.rewards._threads import DaemonThreads
 from lightningrl.rewards.value import BadValue, Range, check_range, read_value
-from lightningrl.roles import is_role_among
+from lightningrl.rewards.weights import RewardWeights, WeightedReward
 from lightningrl.types import Trajectory
 
 __all__ = ["NamedReward", "RewardResult", "RewardSet", "describe_failure"]
@@ -34,16 +33,11 @@ Keep = Callable[[str, float | None], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NamedReward:
+class NamedReward(WeightedReward):
     """One terminal reward of a run."""
 
-    name: str
     function: Callable[..., Any]
     """A `protocols.Reward`: sync functions run in a thread, coroutines on the loop."""
-    weight: float = 1.0
-    """0.0 = computed and shown, but no part of the return."""
-    agents: frozenset[str] | None = None
-    """Roles that it pays; None = all."""
     timeout_s: float = 30.0
     retries: int = 0
     concurrency: int = 16
@@ -52,9 +46,8 @@ class NamedReward:
     """Least and most that it may return; another value is a failure. None = any."""
 
     def __post_init__(self) -> None:
+        WeightedReward.__post_init__(self)
         check_range(f"reward {self.name!r}", self.range)
-        if not math.isfinite(self.weight):
-            raise ConfigError(f"reward {self.name!r}: weight {self.weight!r} is not a finite number; set one, such as 1.0")
         if not self.timeout_s > 0:
             raise ConfigError(f"reward {self.name!r}: timeout_s {self.timeout_s!r} is not positive; give it some seconds, such as 30")
         if not callable(self.function):
@@ -68,8 +61,7 @@ class RewardResult:
     values: Mapping[str, float | None]
     """Of those that did not fail. None = nothing to say."""
     total: float | None
-    """Σ weight · value; None where a term with a weight is None or failed. A reward that pays some roles alone may be None beside
-    others: then it adds nothing."""
+    """Σ weight · value; None where a term with a weight is None or failed. See `RewardWeights.of_rollout`."""
     failure: str | None = None
     """The first in order that failed, of those with a weight: `judge: ConnectionError: no route`."""
 
@@ -82,17 +74,9 @@ class RewardSet:
     """Scores trajectories. A reward that raises, hangs or returns NaN is tried again, and is never a zero."""
 
     def __init__(self, rewards: Sequence[NamedReward]) -> None:
-        if not rewards:
-            raise ConfigError("no reward is configured; add one under [rewards]")
-        names = [reward.name for reward in rewards]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"two rewards are named {twice[0]!r}; rename one")
+        self.weights = RewardWeights(rewards)
         self._rewards = tuple(rewards)
         self._threads = {reward.name: DaemonThreads(reward.concurrency) for reward in rewards}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(reward.name for reward in self._rewards)
 
     async def score(
         self, trajectory: Trajectory, *, known: Mapping[str, float | None] | None = None, keep: Keep | None = None
@@ -117,33 +101,8 @@ class RewardSet:
                 values[reward.name] = value
         if failure is not None:
             return RewardResult(values=values, total=None, failure=failure)
-        counted = [reward for reward in self._rewards if reward.weight != 0.0]
-        present = [reward for reward in counted if reward.agents is None or values[reward.name] is not None]
-        total = None if counted and not present else _weighted_sum(present, values)
-        return RewardResult(values={name: values[name] for name in self.names if name in values}, total=total)
-
-    @property
-    def weights(self) -> Mapping[str, float]:
-        """Of the rewards that are part of the return."""
-        return {reward.name: reward.weight for reward in self._rewards if reward.weight != 0.0}
-
-    @property
-    def roles(self) -> frozenset[str]:
-        """Roles that have rewards of their own."""
-        return frozenset().union(*(reward.agents for reward in self._rewards if reward.agents is not None and reward.weight != 0.0))
-
-    def paid_to(self, agent: str | None) -> frozenset[str]:
-        """Names of the rewards that a role's calls are paid."""
-        return frozenset(
-            reward.name
-            for reward in self._rewards
-            if reward.weight != 0.0 and (reward.agents is None or (agent is not None and is_role_among(agent, reward.agents)))
-        )
-
-    def total(self, values: Mapping[str, float | None], names: Collection[str]) -> float | None:
-        """The weighted sum of some rewards; None when one of them is None, or none is named."""
-        paid = [reward for reward in self._rewards if reward.name in names]
-        return _weighted_sum(paid, values) if paid else None
+        ordered = {name: values[name] for name in self.weights.names if name in values}
+        return RewardResult(values=ordered, total=self.weights.of_rollout(values))
 
     async def _value(self, reward: NamedReward, trajectory: Trajectory, keep: Keep | None) -> float | None:
         pause = FIRST_PAUSE_S
@@ -186,16 +145,6 @@ class RewardSet:
             lambda: reward.function(*arguments), on_start=lambda: limit.reschedule(loop.time() + reward.timeout_s), name=reward.name
         )
         return await value if inspect.isawaitable(value) else value
-
-
-def _weighted_sum(rewards: Sequence[NamedReward], values: Mapping[str, float | None]) -> float | None:
-    total = 0.0
-    for reward in rewards:
-        value = values.get(reward.name)
-        if value is None:
-            return None
-        total += reward.weight * value
-    return total
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

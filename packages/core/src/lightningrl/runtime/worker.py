@@ -39,6 +39,8 @@ from lightningrl.types import Outcome
 __all__ = ["Worker", "Workplace", "main"]
 
 MOST_HOSTS: Final = 100
+MOST_THREADS: Final = 100
+LONGEST_NAME: Final = 300
 ASYNC_GRACE_S: Final = 5.0
 """How long an async agent may take to react to its cancellation at the time limit, before the process is killed."""
 
@@ -190,8 +192,10 @@ class Worker:
                 report = attempt.run(self._agent, self._run_on_loop)
             if os.getpid() != self._pid:
                 os._exit(1)  # a process that the agent has forked, and whose work ended where the agent's did, is no worker
-            self._warn_of_threads(rollout, threads)
+            left = self._warn_of_threads(rollout, threads)
             report = self._hand_in(attempt, client) or report
+            if left:
+                report.left_threads = [clean_text(name, LONGEST_NAME) for name in left[:MOST_THREADS]]
             if rollout.unseen_hosts:
                 report.unseen_hosts = sorted(rollout.unseen_hosts)[:MOST_HOSTS]
             if self._telemetry is not None:
@@ -201,8 +205,8 @@ class Worker:
         finally:
             self._heart.remove(attempt)
 
-    def _warn_of_threads(self, rollout: ActiveRollout, threads: ThreadWatch) -> None:
-        """Where the process is the rollout's, nothing tells a thread that it left behind from one of the next rollout's."""
+    def _warn_of_threads(self, rollout: ActiveRollout, threads: ThreadWatch) -> list[str]:
+        """Their names. Where the process is the rollout's, nothing tells a thread that it left behind from one of the next rollout's."""
         names = threads.left_behind() if self._scope.exclusive else []
         if names:
             logger.warning(
@@ -212,6 +216,7 @@ class Worker:
                 len(names),
                 ", ".join(names[:10]),
             )
+        return names
 
     def _hand_in(self, attempt: Attempt, client: ControlClient) -> Result | None:
         """What the agent reported; a failure where it is not taken, the agent's if it is wrong: of a call that never was, say."""

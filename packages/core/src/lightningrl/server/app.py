@@ -77,7 +77,13 @@ def create_app(
     async def live() -> Live:
         known = await workers.look(WorkerFilter(), store.running)
         pause = None if vitals is None else vitals.longest_pause_s
-        return Live(policies=engines.status(), workers=known.workers, longest_pause_s=pause, memory_bytes=memory_bytes())
+        return Live(
+            policies=engines.status(),
+            workers=known.workers,
+            longest_pause_s=pause,
+            memory_bytes=memory_bytes(),
+            calls_of_no_rollout=0 if metrics is None else metrics.calls_of_no_rollout,
+        )
 
     viewed = None if folder is None else OneRun(ViewedRun(name=folder.name, folder=folder, run=run, live=live))
 

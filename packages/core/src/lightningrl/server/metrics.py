@@ -43,6 +43,8 @@ class ServerMetrics:
         )
         self._tokens = Counter("lightningrl_tokens", "Tokens of recorded calls", ["policy", "kind"], registry=self._registry)
         self._refused = Counter("lightningrl_calls_refused", "Model calls that were refused", ["code"], registry=self._registry)
+        self.calls_of_no_rollout = 0
+        """Of those that were refused."""
         self._of_policy: dict[str, tuple[Histogram, Counter, Counter]] = {}
 
     def answered(self, policy: str, seconds: float, prompt_tokens: int, completion_tokens: int) -> None:
@@ -57,6 +59,7 @@ class ServerMetrics:
 
     def refused(self, code: str) -> None:
         self._refused.labels(code).inc()
+        self.calls_of_no_rollout += code == "no_rollout"
 
     async def text(self, look: Look, engines: Engines, workers: Workers, vitals: Vitals | None, folder: Path | None) -> bytes:
         """All of it, in Prometheus' text format."""

@@ -150,11 +150,11 @@ def _failures(db: Connection, tries: Sequence[Any]) -> tuple[FailureCount, ...]:
 
 
 def _refusals(db: Connection) -> tuple[RefusalCount, ...]:
-    """By code, the newest of each as its example."""
+    """Refused calls and threads left behind, by code, the newest of each as its example."""
     newest = select(other_calls.c.pk, other_calls.c.kind, other_calls.c.code).order_by(other_calls.c.pk.desc()).limit(_NEWEST).subquery()
     rows = db.execute(
         select(newest.c.code, func.count().label("calls"), func.max(newest.c.pk).label("pk"))
-        .where(newest.c.kind == OtherCallKind.REFUSED)
+        .where(newest.c.kind.in_((OtherCallKind.REFUSED, OtherCallKind.LEFT_BEHIND)))
         .group_by(newest.c.code)
         .order_by(func.count().desc())
     ).all()

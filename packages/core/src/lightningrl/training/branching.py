@@ -27,6 +27,7 @@ from lightningrl.runtime.launcher import build_launcher
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import CallRecord, ToolCallRecord
 from lightningrl.training.checks import build_checked
+from lightningrl.training.collector import fetch_ended
 from lightningrl.training.pace import give_time
 from lightningrl.training.run_folder import RunOrigin, checkpoints
 from lightningrl.training.tasks import plan_branches
@@ -34,12 +35,10 @@ from lightningrl.types import BranchPoint, Outcome, RolloutSpec, Trajectory
 
 if TYPE_CHECKING:
     from lightningrl.training.parts import Parts
-    from lightningrl.training.session import Served
+    from lightningrl.training.session import RunningServices
 
 __all__ = ["BranchedRollout", "BranchedState", "branch_rollout"]
 
-POLL_S = 10.0
-FETCH = 64
 COPY_S = 600.0
 
 
@@ -183,13 +182,8 @@ async def _copy(url: str, spec: RolloutSpec, recorded: Trajectory, calls: Sequen
         await store.close()
 
 
-async def _collect(served: Served, parts: Parts, ids: Sequence[str], progress: Callable[[int, int], None]) -> list[Trajectory]:
-    done: Sequence[str] = ()
-    while len(done) < len(ids):
-        progress(len(done), len(ids))
-        done = await served.client.wait(ids, POLL_S, len(done) + 1)
-    progress(len(ids), len(ids))
-    found = [one for start in range(0, len(ids), FETCH) for one in await served.client.trajectories(ids[start : start + FETCH])]
-    rewarded = await parts.scorer.evaluate(found, served.client.set_scores)
+async def _collect(served: RunningServices, parts: Parts, ids: Sequence[str], progress: Callable[[int, int], None]) -> list[Trajectory]:
+    found = await fetch_ended(served.client, ids, lambda ended: progress(ended, len(ids)))
+    rewarded = await parts.evaluator.evaluate(found, served.client.set_scores)
     await served.client.set_scores([score_of(branch) for branch in rewarded])
     return rewarded

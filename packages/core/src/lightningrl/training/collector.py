@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from lightningrl.credit.scoring import Scorer
+from lightningrl.credit.evaluator import Evaluator
 from lightningrl.errors import ServerError
 from lightningrl.store.protocol import Score
 from lightningrl.types import RolloutSpec, Trajectory
 
-__all__ = ["Collector", "RewardedGroup", "Rollouts"]
+__all__ = ["Collector", "RewardedGroup", "Rollouts", "fetch_ended"]
 
 POLL_S = 10.0
 FETCH = 64
@@ -33,6 +33,16 @@ class Rollouts(Protocol):
     async def trajectories(self, rollout_ids: Sequence[str]) -> Sequence[Trajectory]: ...
     async def set_scores(self, scores: Sequence[Score]) -> None: ...
     async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int: ...
+
+
+async def fetch_ended(rollouts: Rollouts, ids: Sequence[str], show: Callable[[int], None] = lambda ended: None) -> list[Trajectory]:
+    """Trajectories in this order, once all have ended; `show` hears how many have."""
+    ended: Sequence[str] = ()
+    while len(ended) < len(ids):
+        show(len(ended))
+        ended = await rollouts.wait(ids, POLL_S, len(ended) + 1)
+    show(len(ids))
+    return [one for start in range(0, len(ids), FETCH) for one in await rollouts.trajectories(ids[start : start + FETCH])]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +75,7 @@ class Collector:
     def __init__(
         self,
         rollouts: Rollouts,
-        scorer: Scorer,
+        evaluator: Evaluator,
         start_workers: Callable[[], Awaitable[None]],
         *,
         in_order: bool = True,
@@ -74,7 +84,7 @@ class Collector:
         """`start_workers` is awaited where the store does not have what is ordered yet. `in_order`: groups are taken in the order of
         their positions; else as they are finished. `plan_branches`: what else is to run before a rewarded group is whole."""
         self._rollouts = rollouts
-        self._scorer = scorer
+        self._evaluator = evaluator
         self._start_workers = start_workers
         self._in_order = in_order
         self._plan_branches = plan_branches
@@ -202,7 +212,7 @@ class Collector:
 
     async def _reward(self, position: int, order: _Order) -> None:
         ended_at = time.monotonic()
-        rewarded = await self._scorer.reward([order.found[name] for name in order.ids], self._scores)
+        rewarded = await self._evaluator.reward([order.found[name] for name in order.ids], self._scores)
         branches = await self._branch(self._plan_branches(rewarded))
         self._ready[position] = RewardedGroup(
             position=position,
@@ -222,10 +232,7 @@ class Collector:
         ids = [spec.id for spec in specs]
         await self._rollouts.create_rollouts(specs)
         await self._start_workers()
-        while len(await self._rollouts.wait(ids, POLL_S)) < len(ids):
-            pass
-        found = [one for start in range(0, len(ids), FETCH) for one in await self._rollouts.trajectories(ids[start : start + FETCH])]
-        return await self._scorer.reward(found, self._scores)
+        return await self._evaluator.reward(await fetch_ended(self._rollouts, ids), self._scores)
 
 
 class _Batches:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from lightningrl.config import Recipe
+from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.metrics import describe_rollouts
 from lightningrl.credit.scoring import CreditedGroup, Scored, Scorer, score_of
 from lightningrl.credit.unread import unread_rewards
@@ -33,7 +34,7 @@ from lightningrl.telemetry.steps import NO_SPANS, StepSpans, note
 from lightningrl.training.collector import Collector, RewardedGroup, Rollouts
 from lightningrl.training.pace import forecast_step
 from lightningrl.training.policies import Policies
-from lightningrl.training.reasons import explain_failed_rewards, explain_failures, explain_silence, explain_timeouts
+from lightningrl.training.reasons import explain_failed_rewards, explain_failures, explain_left_threads, explain_silence, explain_timeouts
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.tasks import TaskSets, plan_branches, plan_group, plan_validation
 from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Trajectory
@@ -93,6 +94,7 @@ class Trainer:
     folder: RunFolder
     control: ControlPlane
     policies: Policies
+    evaluator: Evaluator
     scorer: Scorer
     plugins: PluginManager
     progress: Progress
@@ -110,6 +112,7 @@ class Trainer:
     _warned: str | None = None
     """Why the last step without a signal had none."""
     _warned_of_rewards: bool = False
+    _warned_of_threads: bool = False
 
     async def run(self) -> LoopState:
         """Train to the end of the recipe. Returns where the loop stands; the last state is in a checkpoint.
@@ -185,6 +188,9 @@ class Trainer:
             logger.warning("step 1: %s", missing)
         if self.state.step == 0 and not self.scorer.remembers and (unread := unread_rewards(self.recipe, self.scorer, taken.credited)):
             logger.warning("step 1: %s", unread)
+        if not self._warned_of_threads and (left := explain_left_threads(trajectories)):
+            logger.warning("step %d: %s; threads_left counts them", self.state.step + 1, left)
+            self._warned_of_threads = True
         if timeouts := self._explain_timeouts(trajectories):
             logger.warning("step %d: %s", self.state.step + 1, timeouts)
         self._warn_of_failed_rewards(f"step {self.state.step + 1}", trajectories)
@@ -309,7 +315,7 @@ class Trainer:
     # ------------------------------------------------------------------ collecting
 
     def _make_collector(self, *, in_order: bool) -> Collector:
-        return Collector(self.control, self.scorer, self.start_workers, in_order=in_order, plan_branches=self._plan_branches)
+        return Collector(self.control, self.evaluator, self.start_workers, in_order=in_order, plan_branches=self._plan_branches)
 
     def _plan_branches(self, rewarded: Sequence[Trajectory]) -> list[RolloutSpec]:
         sources = {trajectory.rollout_id: trajectory for trajectory in rewarded}
@@ -374,7 +380,7 @@ class Trainer:
             group = await collector.take(missing, show)
             if any(trajectory.unrewarded is not None for trajectory in group.trajectories):
                 rewarded = [trajectory for one in (*taken, group) for trajectory in one.trajectories]
-                self.scorer.check_failures(rewarded, to_come=to_come - phase.group_size)
+                self.evaluator.check_failures(rewarded, to_come=to_come - phase.group_size)
         except RewardError as error:
             raise RewardError(f"{phase.where}: {error}; {self._resume_remedy()}") from None
         return group

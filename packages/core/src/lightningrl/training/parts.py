@@ -1,6 +1,6 @@
 """A recipe's parts, found and built: everything that can be refused is refused here, before anything heavy starts.
 
-Recipe + PluginManager  ─►  Parts(tasks, scorer, a backend factory for each policy)
+Recipe + PluginManager  ─►  Parts(tasks, evaluator, scorer, a backend factory for each policy)
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightningrl.config import Recipe, check_options
+from lightningrl.config import Recipe, RewardConfig, check_options
 from lightningrl.credit.combinators import Combination
 from lightningrl.credit.comparison import check_comparison
+from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.judge import Judge
 from lightningrl.credit.needs import check_answers, check_needs
 from lightningrl.credit.scoring import Scorer, TrainedCalls
@@ -26,11 +27,11 @@ from lightningrl.errors import ConfigError, PluginError, gather
 from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
-from lightningrl.rewards import NamedReward, RewardSet, TurnReward
+from lightningrl.rewards import NamedReward, RewardSet, RewardWeights, TurnReward, WeightedReward
 from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.tasks import TaskSets
 
-__all__ = ["Parts", "build_assigner", "build_backends", "build_scorer", "resolve", "trained_calls"]
+__all__ = ["Parts", "build_assigner", "build_backends", "build_credit", "build_scorer", "resolve", "trained_calls"]
 
 KNOWN_BACKENDS = ("torch", "verl")
 """Backends a recipe may carry settings for although they are not installed here."""
@@ -41,6 +42,7 @@ class Parts:
     """What a run is made of."""
 
     tasks: TaskSets
+    evaluator: Evaluator
     scorer: Scorer
     backends: Mapping[str, Callable[[], Backend]]
     """By policy: builds its trainer backend; takes seconds (imports torch, loads weights)."""
@@ -57,9 +59,11 @@ class Parts:
             check_lengths(recipe, models)
             for adapter in recipe.adapters:
                 plugins.find("lightningrl_adapters", adapter)
+            evaluator, scorer = build_credit(recipe, plugins, models)
             parts = cls(
                 backends=build_backends(recipe, plugins, models, will_run=will_run),
-                scorer=build_scorer(recipe, plugins, models),
+                evaluator=evaluator,
+                scorer=scorer,
                 models=models,
                 dialects=build_dialects(plugins),
                 tasks=TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder)),
@@ -94,13 +98,47 @@ def _one_by_one(recipe: Recipe, plugins: PluginManager, *, will_run: bool) -> It
     yield partial(build_dialects, plugins)
 
 
-def build_scorer(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str] | None = None) -> Scorer:
-    """Rewards, judge and credit as the recipe has them; `models` by policy, for its tokenizers. Raises ConfigError or PluginError."""
+def build_credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str] | None = None) -> tuple[Evaluator, Scorer]:
+    """What rewards rollouts and what credits their calls, as the recipe has them; `models` by policy, for its tokenizers. Raises
+    ConfigError or PluginError."""
     assigner = _credit(recipe, plugins)
     gamma = _potential_gamma(recipe, assigner)
     intermediate = {name: _turn_reward(name, recipe, plugins, gamma) for name in recipe.intermediate_rewards}
-    named = [_reward(name, recipe, plugins) for name in recipe.rewards]
-    digests = {f"rewards.{reward.name}": digest_of(reward.function, recipe.rewards[reward.name].options) for reward in named}
+    rewards = [_reward(name, recipe, plugins) for name in recipe.rewards]
+    evaluator = Evaluator(
+        rewards=RewardSet(rewards),
+        intermediate=intermediate,
+        credit=assigner,
+        outcomes=recipe.outcomes,
+        plugins=plugins,
+        digests=_digests(recipe, rewards, intermediate, assigner),
+        judge=_judge(recipe, plugins),
+        policies=PolicyQueries(models or {}, max_tokens=recipe.credit.max_tokens),
+    )
+    _check_samples(recipe, plugins)
+    return evaluator, build_scorer(recipe, assigner, farmed=[name for name, one in intermediate.items() if not one.is_potential])
+
+
+def build_scorer(recipe: Recipe, assigner: CreditAssigner, *, farmed: Sequence[str] = ()) -> Scorer:
+    """Credit by `assigner`, all else as the recipe has it; `farmed`: turn rewards that a policy could farm. Raises ConfigError."""
+    return Scorer(
+        credit=assigner,
+        rewards=RewardWeights([WeightedReward(**_part_in_return(name, reward)) for name, reward in recipe.rewards.items()]),
+        compare=recipe.credit.compare,
+        per_reward=recipe.credit.per_reward,
+        whitened=recipe.credit.whiten,
+        dynamic_sampling=recipe.loop.dynamic_sampling > 0,
+        samples=recipe.samples,
+        trained=trained_calls(recipe),
+        farmed=farmed,
+    )
+
+
+def _digests(
+    recipe: Recipe, rewards: Sequence[NamedReward], intermediate: Mapping[str, TurnReward], assigner: CreditAssigner
+) -> dict[str, str]:
+    """Of what computes values, by the recipe's key: what was kept of another is not taken."""
+    digests = {f"rewards.{reward.name}": digest_of(reward.function, recipe.rewards[reward.name].options) for reward in rewards}
     for name, part in recipe.intermediate_rewards.items():
         settings = part.model_dump(exclude_unset=True, exclude={"use", "options"})
         digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name].function, {**part.options, **settings})
@@ -108,23 +146,7 @@ def build_scorer(recipe: Recipe, plugins: PluginManager, models: Mapping[str, st
     nested = {"nested": [digest_of(part, {}) for part in _nested(assigner)]} if isinstance(assigner, Combination) else {}
     files = [digest_of(resolve(reference, recipe.folder), {}) for reference in _files(recipe.credit.options)]
     digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge, **nested, **({"files": files} if files else {})})
-    _check_samples(recipe, plugins)
-    return Scorer(
-        rewards=RewardSet(named),
-        intermediate=intermediate,
-        credit=assigner,
-        compare=recipe.credit.compare,
-        per_reward=recipe.credit.per_reward,
-        whitened=recipe.credit.whiten,
-        dynamic_sampling=recipe.loop.dynamic_sampling > 0,
-        samples=recipe.samples,
-        outcomes=recipe.outcomes,
-        trained=trained_calls(recipe, plugins),
-        plugins=plugins,
-        digests=digests,
-        judge=_judge(recipe, plugins),
-        policies=PolicyQueries(models or {}, max_tokens=recipe.credit.max_tokens),
-    )
+    return digests
 
 
 def resolve(reference: Any, folder: Path) -> Callable[..., Any]:
@@ -186,17 +208,18 @@ def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
     config = recipe.rewards[name]
     reward = _part(plugins, "lightningrl_reward_functions", config.use, config.options, recipe.folder)
     _check_reward(name, config.use, reward)
-    agents = None if config.agents is None else frozenset(config.agents)
     return NamedReward(
-        name=name,
+        **_part_in_return(name, config),
         function=reward,
-        weight=config.weight,
-        agents=agents,
         timeout_s=config.timeout_s,
         retries=config.retries,
         concurrency=config.concurrency,
         range=config.range,
     )
+
+
+def _part_in_return(name: str, config: RewardConfig) -> dict[str, Any]:
+    return {"name": name, "weight": config.weight, "agents": None if config.agents is None else frozenset(config.agents)}
 
 
 def _turn_reward(name: str, recipe: Recipe, plugins: PluginManager, gamma: float = 1.0) -> TurnReward:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lightningrl.types import OtherCallKind, Outcome, Trajectory
 
-__all__ = ["explain_failed_rewards", "explain_failures", "explain_silence", "explain_timeouts"]
+__all__ = ["explain_failed_rewards", "explain_failures", "explain_left_threads", "explain_silence", "explain_timeouts"]
 
 _LONGEST = 400
 """Characters of somebody else's message."""
@@ -67,6 +67,19 @@ def explain_failures(trajectories: Sequence[Trajectory]) -> str:
 def explain_failed_rewards(failed: Sequence[Trajectory]) -> str:
     """How many are `unrewarded`, and what the first one's reward said."""
     return f"a reward or evidence failed on {len(failed)} rollouts; first, on {failed[0].rollout_id!r}: {failed[0].unrewarded}"
+
+
+def explain_left_threads(trajectories: Sequence[Trajectory]) -> str | None:
+    """What rollouts left running; None = nothing."""
+    left = [[call.path for call in one.other_calls if call.kind is OtherCallKind.LEFT_BEHIND] for one in trajectories]
+    names = sorted({name for of_rollout in left for name in of_rollout})
+    if not names:
+        return None
+    shown = ", ".join(map(repr, names[:_MOST_HOSTS])) + (" …" if len(names) > _MOST_HOSTS else "")
+    return (
+        f"{sum(map(bool, left))} of {len(left)} rollouts left threads running ({shown}); model calls that they make from now on are "
+        "taken for those of the rollouts that follow: join them before the agent returns, or use ThreadPoolExecutor or asyncio.to_thread"
+    )
 
 
 def explain_timeouts(trajectories: Sequence[Trajectory], call_speed: float | None, *, max_tokens: int, timeout_s: float) -> str | None:

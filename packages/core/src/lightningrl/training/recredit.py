@@ -1,7 +1,7 @@
 """Recorded rollouts credited anew, by another assigner, judge or rewards; nothing is trained, nothing is written.
 
-each step of the ledger ─► its trajectories ─► Scorer: rewards, evidence, credit, as in the run ─► beside what the store has
-                                                  └─ values of the same digest are taken as they are: nobody is asked twice
+each step of the ledger ─► its trajectories ─► Evaluator: rewards, evidence ─► Scorer: credit ─► beside what the store has
+                                              └─ values of the same digest are taken as they are: nobody is asked twice
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from lightningrl.config import Recipe
 from lightningrl.look.reader import open_run
 from lightningrl.plugins import load_plugins
-from lightningrl.training.parts import build_scorer
+from lightningrl.training.parts import build_credit
 from lightningrl.training.recorded import read_rollouts
 from lightningrl.training.run_folder import RunOrigin
 from lightningrl.types import Array, Trajectory
@@ -46,7 +46,7 @@ class Recredit:
 
 async def recredit(folder: Path, recipe: Recipe, steps: Collection[int] | None = None) -> list[Recredit]:
     """Of the steps that were trained; None = all of them. An assigner that remembers begins anew with the first. Raises LightningError."""
-    scorer = build_scorer(recipe, load_plugins(), RunOrigin.read(folder).models)
+    evaluator, scorer = build_credit(recipe, load_plugins(), RunOrigin.read(folder).models)
     found: list[Recredit] = []
     async with open_run(folder) as run:
         for step in await run.steps():
@@ -55,7 +55,7 @@ async def recredit(folder: Path, recipe: Recipe, steps: Collection[int] | None =
             rollouts, branches = await read_rollouts(run, step.rollout_ids)
             recorded = {one.rollout_id: one for one in rollouts}
             kept = {score.rollout_id: score for score in await run.scores(tuple(recorded))}
-            credited = scorer.credit(await scorer.evaluate(rollouts), await scorer.evaluate(branches))
+            credited = scorer.credit(await evaluator.evaluate(rollouts), await evaluator.evaluate(branches))
             for one, credit in zip(credited, scorer.finish(credited)[0], strict=True):
                 for after, advantages in zip(one.group.trajectories, credit, strict=False):  # those of branches follow
                     known = kept[after.rollout_id].advantages if after.rollout_id in kept else {}

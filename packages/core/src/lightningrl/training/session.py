@@ -42,7 +42,7 @@ from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.workers import start_pool
 from lightningrl.types import RolloutMode, RolloutState
 
-__all__ = ["Address", "Served", "serve_policy", "server_settings", "train_run"]
+__all__ = ["Address", "RunningServices", "serve_policy", "server_settings", "train_run"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +76,8 @@ Announce = Callable[[Address], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Served:
-    """Policies that are being served."""
+class RunningServices:
+    """Server, policies and whoever starts workers, while a run or an examination lasts."""
 
     server: ServerProcess
     """The first."""
@@ -141,6 +141,7 @@ async def train_run(
                 folder=folder,
                 control=served.client,
                 policies=served.policies,
+                evaluator=parts.evaluator,
                 scorer=parts.scorer,
                 plugins=plugins,
                 progress=progress,
@@ -192,7 +193,7 @@ async def serve_policy(
     servers: int = 1,
     spans: StepSpans = NO_SPANS,
     starting: Callable[[str], None] = lambda what: None,
-) -> AsyncIterator[Served]:
+) -> AsyncIterator[RunningServices]:
     """Servers, workers and engines, up and watched; the body is cancelled with the sentence of whatever fails for good.
 
     `launchers`: where workers run, one for each server; none = here. `starting` is told what is being waited for. With a checkpoint the
@@ -235,7 +236,7 @@ async def serve_policy(
         links: dict[str, EngineLinks] = {}
         for name, backend in (await asyncio.shield(building)).items():
             is_trained = settings.policies[name].trainable
-            stack.callback(parts.scorer.policies.connect(name, backend))
+            stack.callback(parts.evaluator.policies.connect(name, backend))
             link = EngineLinks([EngineLink(backend.engine, server.url, settings.run_key) for server in (first, *others)])
             await link.start()
             stack.push_async_callback(link.close)
@@ -246,7 +247,7 @@ async def serve_policy(
                 starting("starting workers")
             await starter.ready()
         running = [replace(one, speed=await _measure(one.backend)) for one in running]
-        yield Served(
+        yield RunningServices(
             server=first,
             client=client,
             policies=Policies(running, spans),

@@ -15,7 +15,7 @@ from lightningrl.config import Recipe, check_options
 from lightningrl.errors import ConfigError, gather
 from lightningrl.types import BranchPoint, RolloutMode, RolloutSpec, SamplingSettings, Task, Trajectory
 
-__all__ = ["TaskSets", "plan_branches", "plan_evaluation", "plan_group", "plan_validation", "read_tasks"]
+__all__ = ["TaskSets", "explain_few_tasks", "plan_branches", "plan_evaluation", "plan_group", "plan_validation", "read_tasks"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +39,18 @@ class TaskSets:
         if recipe.validation.tasks is not None:
             validation = validation[: recipe.validation.tasks]
         return cls(train=train, validation=validation)
+
+
+def explain_few_tasks(recipe: Recipe, train: Sequence[Task]) -> str | None:
+    """Why a step asks the same thing again; None = it need not."""
+    asked, there = recipe.loop.tasks_per_step, len(train)
+    if asked <= there:
+        return None
+    exist = "is 1 training task" if there == 1 else f"are {there} training tasks"
+    return (
+        f"loop.tasks_per_step is {asked}, but there {exist}: each step asks for some more than once; give more tasks, or "
+        f"set loop.tasks_per_step={there} (loop.group_size says how often a task is tried)"
+    )
 
 
 def plan_group(tasks: Sequence[Task], recipe: Recipe, position: int) -> list[RolloutSpec]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from lightningrl.config import Recipe
+from lightningrl.credit.evaluator import classify_tools
 from lightningrl.credit.needs import NEEDS, find_unrecorded
 from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.xray import CreditTable, MissingMethod, XRay, join_tables, make_table, read_table
@@ -24,9 +25,8 @@ from lightningrl.errors import ConfigError, LightningError, PluginError
 from lightningrl.look.reader import StoredRun, open_run
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.protocols import CreditAssigner
-from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.store.protocol import RolloutFilter, Score
-from lightningrl.training.parts import build_assigner, required_settings, trained_calls
+from lightningrl.training.parts import build_assigner, build_scorer, required_settings
 from lightningrl.training.recorded import find_measured, read_measured, read_rollouts
 from lightningrl.training.run_folder import RunOrigin
 from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
@@ -158,7 +158,7 @@ class RunXRay:
         methods: Sequence[TriedMethod],
     ) -> CreditTable:
         scorer = self._scorer
-        groups = scorer.group(scorer.recorded(rollouts), branches)
+        groups = scorer.group([classify_tools(one, self._plugins) for one in rollouts], branches)
         used = {
             one.rollout_id: [score.advantages.get(call.id) for call in one.transitions] for one, score in zip(rollouts, scores, strict=True)
         }
@@ -180,30 +180,8 @@ class RunXRay:
 
     @property
     def _scorer(self) -> Scorer:
-        """Of rollouts that were scored before: rewards are asked nothing, so they are not loaded."""
-        recipe = self._recipe
-        rewards = [
-            NamedReward(
-                name=name,
-                function=_not_asked,
-                weight=reward.weight,
-                agents=None if reward.agents is None else frozenset(reward.agents),
-            )
-            for name, reward in recipe.rewards.items()
-        ]
-        return Scorer(
-            rewards=RewardSet(rewards),
-            intermediate={},
-            credit=build_assigner(self._plugins, "grpo", {}, recipe.folder),
-            compare=recipe.credit.compare,
-            per_reward=recipe.credit.per_reward,
-            whitened=recipe.credit.whiten,
-            dynamic_sampling=recipe.loop.dynamic_sampling > 0,
-            samples=recipe.samples,
-            outcomes=recipe.outcomes,
-            trained=trained_calls(recipe),
-            plugins=self._plugins,
-        )
+        """Of rollouts that were rewarded before: rewards are not loaded."""
+        return build_scorer(self._recipe, build_assigner(self._plugins, "grpo", {}, self._recipe.folder))
 
     def _methods(self) -> list[TriedMethod]:
         """Built anew for each X-ray: one that remembers begins with the first step. The run's own first."""
@@ -253,7 +231,3 @@ async def open_xray(folder: Path, methods: Mapping[str, Any] | None = None) -> A
 def _left(group: TrajectoryGroup, branches: Sequence[Trajectory]) -> list[Trajectory]:
     names = {one.rollout_id for one in group.trajectories}
     return [branch for branch in branches if branch.branch is not None and branch.branch.rollout_id in names]
-
-
-def _not_asked(*_: object) -> float:
-    raise AssertionError("recorded rewards are not asked for again")

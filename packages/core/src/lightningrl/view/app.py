@@ -23,6 +23,7 @@ from lightningrl.view import pages
 from lightningrl.view.events import Place, stream_news
 from lightningrl.view.guard import Guard
 from lightningrl.view.page import Asked, NoSuchPage, Page, Shown, ViewedRun
+from lightningrl.view.pages.runs import show_runs
 from lightningrl.view.runs import OneRun, RunsFolder
 from lightningrl.view.templates import STATIC, render, static_version
 
@@ -111,8 +112,7 @@ async def _nothing(request: Request) -> Response:
 
 def _of_folder(runs: RunsFolder) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
-        shown, values = await runs.folder_page(request)
-        return HTMLResponse(await _write(request, shown, values))
+        return HTMLResponse(await _write(request, await show_runs(runs, Asked(query=request.query_params)), {}))
 
     return _answer(handle)
 

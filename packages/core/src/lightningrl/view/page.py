@@ -32,6 +32,8 @@ class Live:
     longest_pause_s: float | None
     """For which its event loop stood still; None = nobody watches."""
     memory_bytes: int | None
+    calls_of_no_rollout: int = 0
+    """Refused since its start: a task or thread that made them outlived its rollout, or never had one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

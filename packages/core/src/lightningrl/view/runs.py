@@ -7,13 +7,11 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
-
-from starlette.requests import Request
+from typing import Final
 
 from lightningrl.look.reader import open_run
 from lightningrl.look.runs import is_run
-from lightningrl.view.page import Asked, NoSuchPage, Shown, ViewedRun
+from lightningrl.view.page import NoSuchPage, ViewedRun
 
 __all__ = ["OneRun", "RunsFolder"]
 
@@ -52,12 +50,6 @@ class RunsFolder:
             yield self._open[name][1]
         finally:
             self._users[name] -= 1
-
-    async def folder_page(self, request: Request) -> tuple[Shown, dict[str, Any]]:
-        """All of them, beside each other."""
-        from lightningrl.view.pages.runs import show_runs
-
-        return await show_runs(self, Asked(query=request.query_params)), {}
 
     async def close(self) -> None:
         while self._open:

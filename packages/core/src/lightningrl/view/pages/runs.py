@@ -6,16 +6,14 @@ compare=NAME, again and again   q   after
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lightningrl.errors import LightningError
 from lightningrl.look.runs import RunLine, differences, read_runs
 from lightningrl.look.summary import Summary, read_summary
 from lightningrl.view.charts import Series, draw_chart, sparkline
 from lightningrl.view.page import Asked, NoSuchPage, Shown
-
-if TYPE_CHECKING:
-    from lightningrl.view.runs import RunsFolder
+from lightningrl.view.runs import RunsFolder
 
 __all__ = ["show_runs"]
 
