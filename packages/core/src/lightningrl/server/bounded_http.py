@@ -41,8 +41,9 @@ class BoundedHttp(HttpToolsProtocol):
     _body_bytes = 0
     """Of the body that is coming in."""
     _waited_s = 0.0
-    """For pieces of it, the times left out in which we did not read on."""
-    _waits_since = 0.0
+    """For pieces of it."""
+    _waits_since: float | None = None
+    """None = we do not wait: what came is more than the app has read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -55,10 +56,10 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         was_in_head = self._in_head
         self._unused += len(data)
-        if self._in_message and not was_in_head and not self.flow.read_paused:
+        if self._in_message and not was_in_head and self._waits_since is not None:
             self._waited_s += self.loop.time() - self._waits_since
         super().data_received(data)
-        self._waits_since = self.loop.time()
+        self._waits_since = None if self.flow.read_paused else self.loop.time()
         if self._is_upgraded or self.transport.is_closing():
             self._wait(None)
         elif self._in_message and self._unused > HEAD_BYTES:
