@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import json
 import os
@@ -65,6 +66,9 @@ COMMANDS: Final = (
 """What `lightningrl train` imports, at once or when it learns."""
 SCRIPT: Final = ("-X", "warm")
 """Before a script that a forge makes. A fresh interpreter ignores it."""
+FIRST_OF_FORGE: Final = 900
+"""Descriptors from here on are the forge's, for a moment."""
+MOST_KEPT: Final = 8
 PR_SET_NAME: Final = 15
 PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -144,6 +148,8 @@ class Start:
     environment: Mapping[str, str]
     cwd: str
     has_own_session: bool
+    kept: Sequence[int] = ()
+    """Numbers of the descriptors that it has beside its three files."""
 
     @property
     def is_script(self) -> bool:
@@ -181,10 +187,12 @@ class Forge:
         return forge
 
     def fork(self, start: Start, files: Sequence[int]) -> int:
-        """Start it with `files` as stdin, stdout and stderr. Returns its pid; it is a child of this process."""
+        """Start it with `files` as stdin, stdout, stderr and what it keeps. Returns its pid; it is a child of this process."""
         with self._lock:
             connection = self._connection or self._open()
-            body = json.dumps([start.module, start.arguments, dict(start.environment), start.cwd, start.has_own_session, os.getpid()])
+            body = json.dumps(
+                [start.module, start.arguments, dict(start.environment), start.cwd, start.has_own_session, [*start.kept], os.getpid()]
+            )
             socket.send_fds(connection, [len(body.encode()).to_bytes(8)], files)
             connection.sendall(body.encode())
             pid = int.from_bytes(read(connection, 8))
@@ -213,7 +221,7 @@ def _starts_by(choose: Callable[[Start], Forge]) -> Iterator[None]:
         if request is None:
             return fork_exec(*arguments)
         files = [given if given >= 0 else ours for ours, given in enumerate((arguments[6], arguments[9], arguments[11]))]
-        return choose(request).fork(request, files)
+        return choose(request).fork(request, [*files, *request.kept])
 
     subprocess._fork_exec = start  # type: ignore[attr-defined]
     try:
@@ -228,7 +236,7 @@ def _read_start(arguments: Sequence[Any]) -> Start | None:
     args, _, _, kept, cwd, given = arguments[:6]
     has_own_session, group, gid, gids, uid, umask, preexec_fn = arguments[15:22]
     words = [os.fsdecode(word) for word in args]
-    is_plain = len(kept) == 1 and (group, gid, gids, uid, umask, preexec_fn) == (-1, None, None, None, -1, None)
+    is_plain = max(kept) < FIRST_OF_FORGE and (group, gid, gids, uid, umask, preexec_fn) == (-1, None, None, None, -1, None)
     is_script = words[0] == sys.executable and tuple(words[1:3]) == SCRIPT
     if not is_plain or not (is_script or (words[:2] == [sys.executable, "-m"] and words[2].startswith("lightningrl"))):
         return None
@@ -237,7 +245,8 @@ def _read_start(arguments: Sequence[Any]) -> Start | None:
         return None
     folder = Path(os.fsdecode(cwd) if cwd is not None else "").absolute()
     module, *rest = words[3:] if is_script else words[2:]
-    return Start(str(folder / module) if is_script else module, rest, environment, str(folder), bool(has_own_session))
+    theirs = [one for one in kept if one != arguments[13]]  # that one tells the caller why no program could be started
+    return Start(str(folder / module) if is_script else module, rest, environment, str(folder), bool(has_own_session), theirs)
 
 
 def _of_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
@@ -251,8 +260,8 @@ def serve(connection: socket.socket) -> Start | None:
     """Fork a process for each request, until the caller is gone. Returns in each of them with what it is to be."""
     while (head := _receive_head(connection)) is not None:
         length, files = head
-        module, arguments, environment, cwd, has_own_session, parent = json.loads(read(connection, length))
-        start = Start(module, arguments, environment, cwd, has_own_session)
+        *of_start, parent = json.loads(read(connection, length))
+        start = Start(*of_start)
         read_end, write_end = os.pipe()
         go_read, go_write = os.pipe()
         middle = os.fork()
@@ -284,7 +293,7 @@ def serve(connection: socket.socket) -> Start | None:
 
 
 def _receive_head(connection: socket.socket) -> tuple[int, list[int]] | None:
-    head, files, _, _ = socket.recv_fds(connection, 8, 3)
+    head, files, _, _ = socket.recv_fds(connection, 8, 3 + MOST_KEPT)
     return (int.from_bytes(head), files) if head else None
 
 
@@ -302,9 +311,11 @@ def become(start: Start, files: Sequence[int]) -> None:
     """Turn this forked child into the process."""
     if start.has_own_session:
         os.setsid()
-    for target, source in enumerate(files):
+    aside = [fcntl.fcntl(file, fcntl.F_DUPFD, FIRST_OF_FORGE) for file in files]
+    os.closerange(3, FIRST_OF_FORGE)
+    for target, source in zip((0, 1, 2, *start.kept), aside, strict=True):
         os.dup2(source, target)
-    os.closerange(3, 1024)
+        os.close(source)
     os.environ.clear()
     os.environ.update(start.environment)
     os.chdir(start.cwd)

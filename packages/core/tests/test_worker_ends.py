@@ -114,6 +114,7 @@ async def test_what_a_crashed_worker_has_started_neither_survives_it_nor_keeps_i
     await wait_dead(*map(int, (tmp_path / "left").read_text().split()))
 
 
+@pytest.mark.usefixtures("fresh_processes")  # a forked worker has another's environment, where the mark is looked for
 async def test_a_process_that_left_its_workers_session_ends_with_it(server: ScriptedServer, tmp_path: Path) -> None:
     (result,) = await run(server, tmp_path, "escape", "go")
     assert result["outcome"] == "infrastructure_error"
