@@ -18,6 +18,7 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from sizes import PATIENCE_S
 from starlette.types import Receive, Scope, Send
 
 from lightningrl import wire
@@ -329,9 +330,12 @@ async def test_a_worker_asks_for_a_lease_only_where_its_report_brought_none(tmp_
     store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db")
     app = create_app(store, EngineRegistry(), run_key=RUN_KEY)
     requests: Counter[str] = Counter()
+    waits = asyncio.Event()
 
     async def counting(scope: Scope, receive: Receive, send: Send) -> None:
         requests[scope["path"].rpartition("/")[2]] += 1
+        if requests["leases"] == 2:
+            waits.set()
         await app(scope, receive, send)
 
     names = [f"r{number}" for number in range(12)]
@@ -340,7 +344,8 @@ async def test_a_worker_asks_for_a_lease_only_where_its_report_brought_none(tmp_
         serving(counting, ws="none") as url,
         WorkerPool(url, RUN_KEY, "agent.py:answer", workers=1, base_dir=tmp_path, log_folder=tmp_path),
     ):
-        assert set(await store.wait_finished(names, 60.0)) == set(names)
+        assert set(await store.wait_finished(names, PATIENCE_S)) == set(names)
+        await asyncio.wait_for(waits.wait(), PATIENCE_S)
     assert {one.outcome for one in await store.trajectories(names)} == {Outcome.SUCCEEDED}
     assert (requests["result"], requests["leases"]) == (12, 2), "one at first, one that waits where the queue is empty"
     await store.close()
