@@ -20,6 +20,7 @@ from sizes import PATIENCE_S
 
 from lightningrl.config import Recipe
 from lightningrl.credit import DiscountedReturns
+from lightningrl.credit import evaluator as evaluator_module
 from lightningrl.credit.evaluator import Evaluator
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.plugins import load_plugins
@@ -39,6 +40,7 @@ from lightningrl.testing.reward_conformance import IntermediateRewardConformance
 from lightningrl.training.parts import build_credit
 from lightningrl.types import Task, ToolCall, ToolStatus, Trajectory
 
+NAP_S = 0.05
 OK, ERROR, TIMEOUT, UNKNOWN = ToolStatus.OK, ToolStatus.ERROR, ToolStatus.TIMEOUT, ToolStatus.UNKNOWN
 PAGES = Path(__file__).parents[3] / "docs" / "credit"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -274,6 +276,9 @@ def make_evaluator(folder: Path, *, credit: Mapping[str, Any] | None = None, **a
         "    while not (here / 'goes_on').exists():\n"
         "        time.sleep(0.01)\n"
         "    return [0.5 for _ in trajectory.transitions]\n"
+        "def naps(trajectory):\n"
+        f"    time.sleep({NAP_S})\n"
+        "    return [0.5 for _ in trajectory.transitions]\n"
         "def turns(trajectory, *, values):\n"
         "    return [eval(value, {}, {}) for value in values]\n"
         "def tasks():\n    return [{'id': 't', 'input': 1}]\n"
@@ -351,6 +356,24 @@ async def test_a_turn_reward_that_takes_its_time_leaves_the_loop_to_others(tmp_p
     goes_on.touch()
     (rewarded,) = await evaluating
     assert [call.rewards["air"] for call in rewarded.transitions] == [0.5, 0.5]
+
+
+async def test_turn_rewards_that_never_end_stop_the_run_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluator = make_evaluator(tmp_path, use="turns.py:waits")
+    monkeypatch.setattr(evaluator_module, "LONGEST_SCORE_S", 0.1)
+    with pytest.raises(RewardError, match=r"intermediate rewards \('air'\) of 1 rollouts took more than 0\.1 s"):
+        await evaluator.evaluate([tree((None, 0), (OK, OK))])
+    (tmp_path / "goes_on").touch()
+
+
+async def test_turn_rewards_have_all_their_time_however_long_they_waited_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one group after the other."""
+    evaluator = make_evaluator(tmp_path, use="turns.py:naps")
+    monkeypatch.setattr(evaluator_module, "LONGEST_SCORE_S", 40 * NAP_S)
+    groups = [evaluator.evaluate([tree((None, 0), (OK, OK))]) for _ in range(45)]
+    assert len(await asyncio.gather(*groups)) == 45
 
 
 def test_every_reward_of_ours_is_in_the_table_that_says_how_it_finds_its_call() -> None:

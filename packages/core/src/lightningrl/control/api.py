@@ -31,7 +31,7 @@ MOST_NAMES: Final = 1000
 
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
-Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_ROLE)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Number = Annotated[Any, Meta(extra_json_schema={"type": ["number", "null"], "minimum": -1e9, "maximum": 1e9})]
 """A reward, null = nobody scored it; checked by `_check_rewards`, which can say which."""
 NamedRewards = Annotated[dict[Name, Number], Meta(max_length=MOST_NAMES)]

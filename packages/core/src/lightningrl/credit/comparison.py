@@ -16,9 +16,10 @@ import numpy as np
 from lightningrl.credit.spread import Counted, ReturnBased, spread
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import CreditAssigner
+from lightningrl.rewards.weights import RewardWeights
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
 
-__all__ = ["Compare", "ComparesRoles", "PaidRoles", "assign_by_role", "assign_credit", "check_comparison", "of_members"]
+__all__ = ["Compare", "ComparesRoles", "assign_by_role", "assign_credit", "check_comparison", "of_members"]
 
 Compare = Literal["group", "role"]
 
@@ -28,18 +29,6 @@ class ComparesRoles(Protocol):
     """An assigner that knows itself how its calls are compared within each role."""
 
     def assign_by_role(self, group: TrajectoryGroup, /) -> Advantages: ...
-
-
-class PaidRoles(Protocol):
-    """Who is paid what; `lightningrl.rewards.RewardWeights` is one."""
-
-    def paid_to(self, agent: str | None) -> frozenset[str]:
-        """Names of the rewards that a role's calls are paid."""
-        ...
-
-    def total(self, values: Mapping[str, float | None], names: Collection[str]) -> float | None:
-        """The weighted sum of some rewards; None where it is not known."""
-        ...
 
 
 def check_comparison(assigner: CreditAssigner, compare: Compare) -> None:
@@ -72,7 +61,7 @@ def assign_credit(
     group: TrajectoryGroup,
     *,
     compare: Compare = "group",
-    paid: PaidRoles | None = None,
+    paid: RewardWeights | None = None,
     weights: Mapping[str, float] | None = None,
 ) -> Advantages:
     """Advantages of the group. `compare="role"`: returns are compared within each role's calls; those that name none are a role of their
@@ -110,7 +99,7 @@ def assign_credit(
     return tuple(tuple(found[names][i][t] for t, names in enumerate(calls)) for i, calls in enumerate(names_of))
 
 
-def _paid_only(trajectory: Trajectory, paid: PaidRoles, names: frozenset[str]) -> Trajectory:
+def _paid_only(trajectory: Trajectory, paid: RewardWeights, names: frozenset[str]) -> Trajectory:
     """The trajectory as those see it who are paid `names`: its return is theirs."""
     if trajectory.reward is None:  # left out of training, whatever it earned
         return trajectory

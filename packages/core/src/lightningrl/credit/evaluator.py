@@ -19,8 +19,8 @@ from lightningrl.errors import LightningError, PluginError, RewardError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, GroupWitness, Services, Witness
 from lightningrl.rewards import RewardSet, TurnReward
-from lightningrl.rewards._threads import DaemonThreads
 from lightningrl.rewards.reward_set import describe_failure
+from lightningrl.rewards.threads import DaemonThreads
 from lightningrl.rewards.value import BadValue
 from lightningrl.store.protocol import Score
 from lightningrl.types import Evidence, RolloutMode, ToolStatus, Trajectory, TrajectoryGroup
@@ -178,14 +178,17 @@ class Evaluator:
 
     async def _reward_all_calls(self, trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, str | None]]:
         """Beside the loop, which engines and workers talk through: they are functions of the user's."""
-        if not (self._intermediate or any(one.tool_calls or any(call.rewards for call in one.transitions) for one in trajectories)):
-            return [(trajectory, None) for trajectory in trajectories]
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(LONGEST_SCORE_S):
+            async with asyncio.timeout(None) as limit:
                 found: list[tuple[Trajectory, str | None]] = await self._threads.run(
-                    lambda: [self._reward_calls(trajectory) for trajectory in trajectories], on_start=lambda: None, name="of-calls"
+                    lambda: [self._reward_calls(trajectory) for trajectory in trajectories],
+                    on_start=lambda: limit.reschedule(loop.time() + LONGEST_SCORE_S),
+                    name="of-calls",
                 )
         except TimeoutError:
+            if not limit.expired():
+                raise
             names = ", ".join(map(repr, self._intermediate)) or "lightningrl_classify_tool_result"
             raise RewardError(
                 f"intermediate rewards ({names}) of {len(trajectories)} rollouts took more than {LONGEST_SCORE_S:g} s; mend the slow one"

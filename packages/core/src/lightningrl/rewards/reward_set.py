@@ -15,7 +15,7 @@ from typing import Any
 
 from lightningrl.clean import clean_text
 from lightningrl.errors import ConfigError
-from lightningrl.rewards._threads import DaemonThreads
+from lightningrl.rewards.threads import DaemonThreads
 from lightningrl.rewards.value import BadValue, Range, check_range, read_value
 from lightningrl.rewards.weights import RewardWeights, WeightedReward
 from lightningrl.types import Trajectory
