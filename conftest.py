@@ -81,7 +81,7 @@ def crowd() -> Crowd:
 def certificates() -> Iterator[Mapping[str, str]]:
     """Where this machine's certificates are, in environment variables, for whoever installs from the network.
 
-    Everybody else speaks plain HTTP to this machine, and finds an empty folder of certificates: to read hundreds of them takes each client
+    Everybody else speaks plain HTTP to this machine, and finds a folder without certificates: to read hundreds of them takes each client
     of each test, agent and judge tens of milliseconds. With `--long` they are read, as users' clients do.
     """
     found = {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 from lightningrl.credit import Branches, IdenticalAssignment, Sum, Whiten, assign_credit
 from lightningrl.credit.samples import build_samples
 from lightningrl.errors import ConfigError
+from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.testing.groups import make_group
 from lightningrl.types import Advantages, BranchPoint, RolloutMode, TrajectoryGroup
 
@@ -139,13 +140,7 @@ def test_a_sum_branches_where_a_part_does_and_its_other_parts_see_no_branch() ->
 
 
 def test_roles_that_are_paid_apart_see_the_branches_with_their_own_rewards() -> None:
-    class Paid:
-        def paid_to(self, agent: str | None) -> frozenset[str]:
-            return frozenset({agent or ""})
-
-        def total(self, values: Mapping[str, float | None], names: Collection[str]) -> float | None:
-            return sum(values[name] or 0.0 for name in names)
-
+    paid = RewardWeights([WeightedReward(name=role, agents=frozenset({role})) for role in ("write", "check")])
     group = make_group((0, 1.0), (0, 0.0))
     earned = ({"write": 1.0, "check": 0.0}, {"write": 0.0, "check": 0.0})
     group = replace(
@@ -153,5 +148,5 @@ def test_roles_that_are_paid_apart_see_the_branches_with_their_own_rewards() -> 
     )
     group = with_branches(group, {(0, 1): (1.0, 1.0)})
     group = replace(group, branches=tuple(replace(one, rewards={"write": 0.0, "check": 1.0}) for one in group.branches))
-    found = assign_credit(Branches(), group, paid=Paid())
+    found = assign_credit(Branches(), group, paid=paid)
     assert of_calls(found, 0) == [round(1 / 3, 6), -1.0], "the writer's call led to 0, 0 and 1; the checker's to 0, and might have to 1"

@@ -59,16 +59,21 @@ class Count(_Body):
     count: int
 
 
-class ThenLease(_Body):
+class _ForWorker(_Body):
     """The next attempt, of the oldest queued rollout."""
 
     worker_id: Annotated[str, Meta(max_length=200)]
     lease_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
+
+
+class ThenLease(_ForWorker):
+    """The next attempt, asked for with the result of the one before."""
+
     key: Annotated[str, Meta(max_length=1000)] = ""
-    """That may lease for this worker, where the request shows an attempt's; empty = the request's."""
+    """That may lease for this worker, as the request shows the attempt's; empty = the request's may."""
 
 
-class LeaseRequest(ThenLease):
+class LeaseRequest(_ForWorker):
     """Lease the next attempt (the worker's own key, worker key or run key; long poll). The oldest queued rollout's, with its scoped key;
     204 where none comes within `wait_s`."""
 

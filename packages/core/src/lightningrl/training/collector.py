@@ -35,13 +35,15 @@ class Rollouts(Protocol):
     async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int: ...
 
 
-async def fetch_ended(rollouts: Rollouts, ids: Sequence[str], show: Callable[[int], None] = lambda ended: None) -> list[Trajectory]:
-    """Trajectories in this order, once all have ended; `show` hears how many have."""
+async def fetch_ended(rollouts: Rollouts, ids: Sequence[str], show: Callable[[int], None] | None = None) -> list[Trajectory]:
+    """Trajectories in this order, once all have ended; `show` hears how many have, each time that one has."""
     ended: Sequence[str] = ()
     while len(ended) < len(ids):
-        show(len(ended))
-        ended = await rollouts.wait(ids, POLL_S, len(ended) + 1)
-    show(len(ids))
+        if show is not None:
+            show(len(ended))
+        ended = await rollouts.wait(ids, POLL_S, None if show is None else len(ended) + 1)
+    if show is not None:
+        show(len(ids))
     return [one for start in range(0, len(ids), FETCH) for one in await rollouts.trajectories(ids[start : start + FETCH])]
 
 
