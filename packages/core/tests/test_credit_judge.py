@@ -274,7 +274,7 @@ FAILURES: dict[str, tuple[Any, dict[str, Any], str, int]] = {
     "it refuses": ((401, b"who are you?"), {}, "JudgeError: the judge at .*: HTTP 401: who are you", 1),
     "it sends no JSON": ((200, b"<html>"), {}, "JudgeError: the judge at .* answered without a text: '<html>'", 1),
     "it sends another JSON": ((200, b"[1]"), {}, r"JudgeError: the judge at .* answered without a text: '\[1\]'", 1),
-    "it does not answer": (None, {"timeout_s": 0.2}, "JudgeError: the judge at .*: (TimeoutError|ReadTimeout)", 2),
+    "it does not answer": (None, {"timeout_s": 3.0}, "JudgeError: the judge at .*: (TimeoutError|ReadTimeout)", 2),
     "it sends nothing": ((200, b""), {}, "JudgeError: the judge at .* answered without a text: ''", 1),
     "it hangs up": ((0, b""), {}, "JudgeError: the judge at .*: RemoteProtocolError: Server disconnected", 2),
     "it is asked too often": (NONSENSE, {"max_calls": 2}, "JudgeError: a rollout may ask its judge 2 times; raise judge.max_calls", 2),

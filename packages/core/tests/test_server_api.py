@@ -114,7 +114,7 @@ async def test_a_rollout_goes_all_the_way(scene: Scene) -> None:
 
 
 async def test_a_worker_waits_for_the_next_rollout(scene: Scene) -> None:
-    waiting = asyncio.create_task(scene.client.lease("w", 60.0, wait_s=5.0))
+    waiting = asyncio.create_task(scene.client.lease("w", 60.0, wait_s=60.0))
     await asyncio.sleep(0.1)
     await scene.client.create_rollouts([make_spec("a")])
     lease = await waiting
@@ -126,7 +126,7 @@ async def test_a_worker_that_went_away_while_waiting_gets_no_rollout(scene: Scen
     with pytest.raises(httpx.ReadTimeout):
         await scene.post("/leases", {"worker_id": "gone", "wait_s": 5.0, "lease_s": 600.0}, timeout=0.2)
     await scene.client.create_rollouts([make_spec("a")])
-    lease = await scene.client.lease("w", 60.0, wait_s=5.0)  # at once, or when the server gives up on the one that went
+    lease = await scene.client.lease("w", 60.0, wait_s=60.0)  # at once, or when the server gives up on the one that went
     assert lease is not None and (lease.rollout_id, lease.attempt) == ("a", 1)
 
 
