@@ -283,7 +283,7 @@ def test_what_cannot_be_started_is_a_finding(name: str, tmp_path: Path) -> None:
 
 def test_a_run_that_fills_the_machine_is_found(seen: Observation) -> None:
     healthy = only(seen, "converse")
-    full = replace(healthy, machine=Machine(memory=10**9, memory_used=9 * 10**8, disk_free=10**6, cores=2))
+    full = replace(healthy, machine=Machine(memory=10**9, memory_used=9 * 10**8, disk_free=10**6))
     found = diagnose(full).complaints()
     assert (found["memory"].verdict, found["disk"].verdict, len(found)) == (WARN, FAIL, 2)
     assert "at most 0.90 GB of 1.00 GB" in found["memory"].evidence

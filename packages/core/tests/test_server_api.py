@@ -88,7 +88,7 @@ async def test_a_rollout_goes_all_the_way(scene: Scene) -> None:
     first = make_call(lease, "c0", [1, 2], [3], tool_call_ids=("call_1",), span_id="00f067aa0ba902b7")
     await scene.store.append_calls([first, make_call(lease, "c1", [4], [5, 6], parent=first, agent="write")])
     assert await is_still_running(scene)
-    await scene.client.add_rewards("a", 1, {"style": 0.5}, transition_id="c1")
+    await scene.client.ask(api.REWARDS, api.Rewards(rewards={"style": 0.5}, transition_id="c1"), rid="a", n=1)
     waiting = asyncio.create_task(scene.client.wait(["a"], 5.0))
     assert await scene.client.finish_attempt("a", 1, Outcome.SUCCEEDED, {"sql": "SELECT 1"}, duration_s=0.1) is RolloutState.SUCCEEDED
     assert await waiting == ("a",)

@@ -134,40 +134,15 @@ class ServerClient:
         body = api.Result(outcome=outcome, output=output, error=error, duration_s=duration_s)
         return (await self.ask(api.RESULT, body, rid=rollout_id, n=attempt)).state
 
-    async def add_rewards(
-        self, rollout_id: str, attempt: int, rewards: Mapping[str, float | None], transition_id: str | None = None
-    ) -> None:
-        body = api.Rewards(rewards=dict(rewards), transition_id=transition_id)
-        await self.ask(api.REWARDS, body, rid=rollout_id, n=attempt)
-
-    async def export_spans(self, rollout_id: str, attempt: int, body: bytes) -> None:
-        """An OTLP ExportTraceServiceRequest."""
-        await self._send("POST", api.TRACES.path.format(rid=rollout_id, n=attempt), body, content_type="application/x-protobuf")
-
     # ------------------------------------------------------------------ plumbing
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        *,
-        wait_s: float = 0.0,
-        repeat: bool = True,
-        content_type: str = "application/json",
-    ) -> bytes:
+    async def _send(self, method: str, path: str, body: bytes | None = None, *, wait_s: float = 0.0, repeat: bool = True) -> bytes:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_s
         pause = 0.05
         while True:
             try:
-                answer = await self._http.request(
-                    method,
-                    path,
-                    content=body,
-                    headers={"content-type": content_type},
-                    timeout=httpx.Timeout(self._timeout_s + wait_s),
-                )
+                answer = await self._http.request(method, path, content=body, timeout=httpx.Timeout(self._timeout_s + wait_s))
             except httpx.TransportError as error:
                 unsent = isinstance(error, httpx.ConnectError)
                 if not (repeat or unsent) or loop.time() + pause > deadline:

@@ -229,15 +229,10 @@ def join_tables(tables: Sequence[CreditTable]) -> CreditTable:
 
 
 def read_table(
-    table: CreditTable,
-    methods: Sequence[tuple[str, str]],
-    missing: Sequence[MissingMethod] = (),
-    *,
-    rollout_ids: Sequence[str] | None = None,
-    most: int | None = None,
+    table: CreditTable, methods: Sequence[tuple[str, str]], missing: Sequence[MissingMethod] = (), *, most: int | None = None
 ) -> XRay:
-    """`methods`: name and summary of the table's rows, the run's own first; those that no step allowed are left out. `rollout_ids`: of
-    these alone; `most`: so many rollouts, those that methods disagree on most."""
+    """`methods`: name and summary of the table's rows, the run's own first; those that no step allowed are left out. `most`: so many
+    rollouts, those that methods disagree on most."""
     names = [name for name, _ in methods]
     shown = [number for number, tokens in enumerate(table.tokens) if number == 0 or tokens]
     columns = _Columns(np.vstack([table.credit, table.outcome, table.measured]))
@@ -246,8 +241,7 @@ def read_table(
     signs = columns.signs
     flips = ((signs[shown] * signs[0]) < 0).sum(axis=0)
     same = {number: _same_as(number, shown, table.differences, names) for number in shown}
-    rows = [row for row in table.rows if rollout_ids is None or row.rollout_id in rollout_ids]
-    rows.sort(key=lambda row: -int(flips[row.calls].sum()))
+    rows = sorted(table.rows, key=lambda row: -int(flips[row.calls].sum()))
     pairs = [(names[i], names[j], columns.agree(i, j)) for i, j in combinations(shown, 2) if same[i] is None and same[j] is None]
     pairs.sort(key=lambda pair: (-(pair[2].flips or 0.0), 1.0 if pair[2].rank is None else pair[2].rank))
     return XRay(

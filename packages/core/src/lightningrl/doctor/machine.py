@@ -26,12 +26,11 @@ class Machine:
     """The most that server, workers, engine and learner had together."""
     disk_free: int
     """Bytes where runs are written."""
-    cores: int
 
 
 def read_machine(where: Path, used: int | None) -> Machine:
     """`where`: a folder on the disk of the runs, whether it is there yet or not."""
-    return Machine(memory=_memory(), memory_used=used, disk_free=free_disk(where), cores=os.cpu_count() or 1)
+    return Machine(memory=_memory(), memory_used=used, disk_free=free_disk(where))
 
 
 def cpu_seconds() -> float | None:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -20,6 +21,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from lightningrl.engines.messages import (
+    ENGINES_PATH,
     Cancel,
     Chunk,
     Failed,
@@ -44,27 +46,20 @@ __all__ = ["EngineLink", "EngineLinks"]
 
 logger = logging.getLogger(__name__)
 
+_TOGETHER_S: Final = 0.02
+"""Streamed tokens that come within this travel together."""
+
 
 class EngineLink:
     """Connects out, so a trainer behind a firewall or on another machine can serve."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        url: str,
-        key: str,
-        *,
-        path: str = "/api/v1/engines",
-        coalesce_s: float = 0.02,
-        backoff_s: tuple[float, float] = (0.1, 5.0),
-    ) -> None:
-        """`url` is the server's `http(s)://` or `ws(s)://` address. Streamed tokens that come within `coalesce_s` travel together."""
+    def __init__(self, engine: Engine, url: str, key: str, *, backoff_s: tuple[float, float] = (0.1, 5.0)) -> None:
+        """`url` is the server's `http(s)://` or `ws(s)://` address."""
         parts = urlsplit(url)
         scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-        self.url = urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") + path, "", ""))
+        self.url = urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") + ENGINES_PATH, "", ""))
         self._engine = engine
         self._key = key
-        self._coalesce_s = coalesce_s
         self._backoff_s = backoff_s
         self._wait_s = backoff_s[0]
         self._decode = msgspec.msgpack.Decoder(list[FromServer]).decode
@@ -91,10 +86,6 @@ class EngineLink:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
-
-    @property
-    def is_connected(self) -> bool:
-        return self._connected.is_set()
 
     @property
     def tokens(self) -> int:
@@ -246,7 +237,7 @@ class EngineLink:
                 self._tokens += len(chunk.token_ids)
                 tokens.extend(chunk.token_ids)
                 logprobs.extend(chunk.logprobs)
-                is_due = not whole and tokens and loop.time() - sent_at >= self._coalesce_s
+                is_due = not whole and tokens and loop.time() - sent_at >= _TOGETHER_S
                 if is_due or chunk.finish_reason is not None:
                     outbox.put(_chunk(request.id, tokens, logprobs, chunk))
                     tokens, logprobs, sent_at = [], [], loop.time()

@@ -13,13 +13,14 @@ import array
 import asyncio
 import sys
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from lightningrl.types import FinishReason, SamplingSettings
 
 __all__ = [
+    "ENGINES_PATH",
     "Cancel",
     "Chunk",
     "Failed",
@@ -37,6 +38,9 @@ __all__ = [
     "unpack_floats",
     "unpack_ids",
 ]
+
+
+ENGINES_PATH: Final = "/api/v1/engines"
 
 
 class Hello(msgspec.Struct, tag="hello", array_like=True):

@@ -13,6 +13,7 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from lightningrl.engines.messages import (
+    ENGINES_PATH,
     Cancel,
     Chunk,
     Failed,
@@ -121,7 +122,7 @@ class RemoteEngine:
             call.messages.put_nowait(None)
 
 
-def engine_route(registry: EngineRegistry, key: str, path: str = "/api/v1/engines") -> WebSocketRoute:
+def engine_route(registry: EngineRegistry, key: str) -> WebSocketRoute:
     """The server's endpoint. `key` is the run key that an engine shows as `Authorization: Bearer …`."""
     decode = msgspec.msgpack.Decoder(list[FromEngine]).decode
     expected = f"Bearer {key}".encode()
@@ -161,7 +162,7 @@ def engine_route(registry: EngineRegistry, key: str, path: str = "/api/v1/engine
             logger.exception("the link to an engine broke")
             await _close(socket, 1011, "the server's end broke")
 
-    return WebSocketRoute(path, serve)
+    return WebSocketRoute(ENGINES_PATH, serve)
 
 
 def _take(registry: EngineRegistry, engine: RemoteEngine, message: FromEngine) -> None:

@@ -15,30 +15,22 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_curve"]
 
+_VALIDATION = "validation/reward"
 VALIDATION, TRAINING, CONTROL = "#1f5fa8", "#e08a2c", "#8a8f98"
 Points = tuple[list[float], list[float]]
 
 
-def draw_curve(
-    metrics_path: Path,
-    png_path: Path,
-    *,
-    title: str = "",
-    validation: str = "validation/reward",
-    training: str = "reward",
-    control_path: Path | None = None,
-    validation_label: str = "validation score (greedy, unseen tasks)",
-) -> bool:
+def draw_curve(metrics_path: Path, png_path: Path, *, title: str = "", control_path: Path | None = None) -> bool:
     """Draw validation score and training reward by step, with minutes on the upper edge. The picture is complete or absent.
 
-    `validation` and `training` are names of metrics; `control_path` is another run's metrics, drawn in grey. False where there is
-    nothing to draw yet. Raises ConfigError when matplotlib cannot be imported, RunFolderError when the picture cannot be written.
+    `control_path` is another run's metrics, drawn in grey. False where there is nothing to draw yet. Raises ConfigError when matplotlib
+    cannot be imported, RunFolderError when the picture cannot be written.
     """
     entries = read_metrics(metrics_path)
-    scores, rewards = _points(entries, validation), _points(entries, training)
+    scores, rewards = _points(entries, _VALIDATION), _points(entries, "reward")
     if not scores[0] and not rewards[0]:
         return False
-    control = _points(read_metrics(control_path), validation) if control_path is not None else ([], [])
+    control = _points(read_metrics(control_path), _VALIDATION) if control_path is not None else ([], [])
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -47,7 +39,7 @@ def draw_curve(
     figure = Figure(figsize=(8.0, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    _draw(axes, scores, rewards, control, validation_label)
+    _draw(axes, scores, rewards, control)
     axes.set_title(title or png_path.resolve().parent.name, loc="left", fontsize=13, fontweight="bold", pad=12)
     _add_minutes(axes, entries)
     scratch = png_path.with_name(f".{png_path.name}.new")
@@ -59,7 +51,7 @@ def draw_curve(
     return True
 
 
-def _draw(axes: Axes, scores: Points, rewards: Points, control: Points, validation_label: str) -> None:
+def _draw(axes: Axes, scores: Points, rewards: Points, control: Points) -> None:
     from matplotlib.ticker import MaxNLocator
 
     if rewards[0]:
@@ -68,7 +60,7 @@ def _draw(axes: Axes, scores: Points, rewards: Points, control: Points, validati
     if control[0]:
         axes.plot(*control, color=CONTROL, linewidth=1.6, linestyle="--", marker="o", markersize=3, label="control: learning rate 0")
     if scores[0]:
-        axes.plot(*scores, color=VALIDATION, linewidth=2.4, marker="o", markersize=5, label=validation_label)
+        axes.plot(*scores, color=VALIDATION, linewidth=2.4, marker="o", markersize=5, label="validation score (greedy, unseen tasks)")
         ends = {0: (scores[0][0], scores[1][0]), -1: (scores[0][-1], scores[1][-1])}
         for x, y in dict.fromkeys(ends.values()):
             axes.annotate(

@@ -40,8 +40,6 @@ class LineageNode:
     parent: int | None
     """Index of the call above it."""
     link: Link
-    shared_tokens: int
-    """That begin both rows."""
     agent: str | None
     policy: str
     version: int
@@ -88,7 +86,6 @@ def _node(call: CallTrace, depth: int, by_id: dict[str, CallTrace]) -> LineageNo
         depth=depth,
         parent=None if above is None else by_id[above].call.index,
         link=link,
-        shared_tokens=call.seen,
         agent=made.agent,
         policy=made.policy,
         version=made.policy_version,

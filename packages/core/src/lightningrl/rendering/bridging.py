@@ -19,9 +19,8 @@ _SENTINEL = "lightningrlsentinel7f3a"
 class TemplateBridge:
     """Finds the suffix by rendering a short conversation with a sentinel answer."""
 
-    def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._options = dict(options)
         self.stop_token_ids: frozenset[int] = frozenset()
         closed = self._text([{"role": "user", "content": "x"}, {"role": "assistant", "content": _SENTINEL}], prompt=False)
         _, found, close = (closed or "").rpartition(_SENTINEL)
@@ -55,7 +54,7 @@ class TemplateBridge:
 
     def _text(self, messages: list[Mapping[str, Any]], *, prompt: bool = True) -> str | None:
         try:
-            return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False, **self._options))
+            return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False))
         except Exception:  # noqa: BLE001  (templates raise what they like; a refusal means: no bridge, render in full and count a break)
             return None
 

@@ -45,6 +45,7 @@ _OPENING_TOKENS = 192
 _THINKING_TOKENS = 48
 PROMPT_TAIL: Final = _OPENING_TOKENS + _THINKING_TOKENS
 """Last tokens of a prompt that say all that reading its completion takes."""
+_MOST_PROMPTS = 256
 _MOST_TOKENS = 2**20
 """Of prompts that are kept for the next call with the same messages; each token takes some forty bytes."""
 
@@ -68,20 +69,16 @@ class PolicyRenderer:
         renderer_config: Any = "auto",
         *,
         name: str | None = None,
-        thinking_retention: str | None = "all",
-        cache_size: int = 256,
-        **template_options: Any,
     ) -> None:
         """`tokenizer` is a folder, a hub name or a loaded fast tokenizer. `renderer_config` is "auto", a name of the `renderers` library
-        ("qwen3", "llama-3", …) or one of its config records. `thinking_retention="all"` keeps earlier reasoning in a growing history, so
-        that it stays a prefix; None follows the model's template. `template_options` go to the chat template."""
+        ("qwen3", "llama-3", …) or one of its config records."""
         if isinstance(tokenizer, str | Path):
             self.name = name or str(tokenizer)
             tokenizer = load_tokenizer(tokenizer)
         else:
             self.name = name or str(getattr(tokenizer, "name_or_path", "") or "the policy")
         self.tokenizer = QuickTokenizer(tokenizer)
-        config = _resolve_config(tokenizer, self.name, renderer_config, thinking_retention, template_options)
+        config = _resolve_config(tokenizer, self.name, renderer_config)
         self._renderer = _create(self.tokenizer, config, self.name)
         has_template = bool(getattr(tokenizer, "chat_template", None))
         if config.name == "default" and not has_template:
@@ -89,7 +86,7 @@ class PolicyRenderer:
                 f"policy {self.name!r} has no chat template, so messages cannot become its prompt; "
                 "save a tokenizer with a chat_template or name a renderer in the recipe"
             )
-        self._bridge = TemplateBridge(self.tokenizer, template_options) if has_template else None
+        self._bridge = TemplateBridge(self.tokenizer) if has_template else None
         stops = list(self._renderer.get_stop_token_ids())
         if config.name == "default" and self._bridge is not None and self._bridge.close_token_id is not None:
             stops.append(self._bridge.close_token_id)
@@ -105,8 +102,8 @@ class PolicyRenderer:
         markup = getattr(config, "tool_parser", None) if config.name == "default" else config.name
         self._tool_id: int | None = added.get("<tool_call>") if markup == "qwen3" else None
         self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
-        self._prompts = _Recent(cache_size)
-        self._suffixes = _Recent(cache_size)
+        self._prompts = _Recent()
+        self._suffixes = _Recent()
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, context_length: int | None = None
@@ -232,10 +229,9 @@ class PolicyRenderer:
 
 
 class _Recent:
-    """The token ids that were asked for last, by key; no more than `_MOST_TOKENS`. For several threads."""
+    """The token ids that were asked for last, by key; no more than `_MOST_PROMPTS` and `_MOST_TOKENS`. For several threads."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self) -> None:
         self._values: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
         self._tokens = 0
         self._lock = Lock()
@@ -251,11 +247,11 @@ class _Recent:
         with self._lock:
             self._tokens += len(value) - len(self._values.pop(key, ()))
             self._values[key] = value
-            while len(self._values) > self._size or self._tokens > _MOST_TOKENS:
+            while len(self._values) > _MOST_PROMPTS or self._tokens > _MOST_TOKENS:
                 self._tokens -= len(self._values.popitem(last=False)[1])
 
 
-def _resolve_config(tokenizer: Any, name: str, wanted: Any, thinking_retention: str | None, options: Mapping[str, Any]) -> Any:
+def _resolve_config(tokenizer: Any, name: str, wanted: Any) -> Any:
     """A typed config of the `renderers` library. Its own automatic choice would load the model's config, and torch with it."""
     models: Any = import_module("renderers.base").MODEL_RENDERER_MAP
     configs: Any = import_module("renderers.configs")
@@ -266,11 +262,10 @@ def _resolve_config(tokenizer: Any, name: str, wanted: Any, thinking_retention: 
     if kind == "default":
         if wanted == "auto" and _sees_images(source):
             raise ConfigError(f"policy {name!r} reads images and no renderer is known for it; name one in the recipe")
-        return configs.DefaultRendererConfig(**{**_parsers(tokenizer), **options})
+        return configs.DefaultRendererConfig(**_parsers(tokenizer))
     try:
-        config = configs.config_from_name(kind)
-        fields = {**({"thinking_retention": thinking_retention} if thinking_retention else {}), **options}
-        return type(config)(**fields)
+        # A growing history keeps its earlier reasoning, so that it stays a prefix.
+        return type(configs.config_from_name(kind))(thinking_retention="all")
     except (ValueError, TypeError) as error:
         raise ConfigError(f"renderer {kind!r} of policy {name!r}: {error}") from error
 

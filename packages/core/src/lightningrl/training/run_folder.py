@@ -281,10 +281,10 @@ class RunFolder:
                 shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
 
 
-def newest_run(root: Path, name: str | None = None) -> Path:
+def newest_run(root: Path) -> Path:
     """The run folder last written to below `root`; one that has a checkpoint before those that never began. Raises RunFolderError where
     there is none."""
-    runs = [found.parent for found in root.glob("*/run.json") if name is None or found.parent.name.startswith(f"{name}-")]
+    runs = [found.parent for found in root.glob("*/run.json")]
     if not runs:
         raise RunFolderError(f"no run below {str(root)!r}; give one with --run, or start one with `lightningrl train RECIPE`")
     return max(runs, key=lambda run: (bool(checkpoints(run)), (run / "run.json").stat().st_mtime))
