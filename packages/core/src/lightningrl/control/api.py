@@ -24,8 +24,6 @@ from lightningrl.types import Outcome, PolicyStatus, RolloutSpec, RolloutState, 
 PREFIX: Final = "/api/v1"
 LARGEST: Final = 2**31 - 1
 """Of step and attempt numbers, offsets and counts."""
-TRY_AGAIN: Final = frozenset({429, 502, 503, 504, 507})
-"""Statuses that say "not now": nobody is behind it, the store is in use or has no room. Nothing was kept, and clients ask again."""
 MOST_NAMES: Final = 1000
 """Rewards in one report."""
 

@@ -15,7 +15,8 @@ from msgspec import structs
 
 from lightningrl import wire
 from lightningrl.attribution.report import Report
-from lightningrl.control.api import BEAT, LEASE, RESULT, TRACES, TRY_AGAIN, Endpoint, LeaseRequest, Orders, Result, WorkerBeat
+from lightningrl.control.api import BEAT, LEASE, RESULT, TRACES, Endpoint, LeaseRequest, Orders, Result, WorkerBeat
+from lightningrl.control.repeats import TRY_AGAIN, pauses, read_sentence
 from lightningrl.errors import ServerError
 from lightningrl.store.protocol import Lease
 from lightningrl.types import Outcome
@@ -137,22 +138,21 @@ class ControlClient:
     def _send(self, path: str, body: bytes, content_type: str, *, key: str, wait_s: float = 0.0) -> bytes:
         """Send until the server answers, at most `patience_s`. Every request of this class may be repeated."""
         headers = {"Authorization": f"Bearer {key}", "Content-Type": content_type}
-        deadline = time.monotonic() + self._patience_s
-        pause = 0.0
+        repeats = pauses(time.monotonic() + self._patience_s)
         while True:
             try:
                 status, answer = self._exchange(path, body, headers, timeout_s=self._timeout_s + wait_s)
             except TROUBLE as error:
                 self._connection.close()
-                if self._interrupted.is_set() or time.monotonic() + pause > deadline:
+                if self._interrupted.is_set() or (pause := next(repeats, None)) is None:
                     raise ServerError(f"server {self._url!r} does not answer: {type(error).__name__}: {error}") from error
             else:
                 if status < 400:
                     return answer
-                if status not in TRY_AGAIN or time.monotonic() + pause > deadline:
-                    raise RefusedError(f"server {self._url!r} refused {path!r} with {status}: {read_sentence(answer)}", status)
+                if status not in TRY_AGAIN or (pause := next(repeats, None)) is None:
+                    said = read_sentence(answer) or answer[:500].decode(errors="replace")
+                    raise RefusedError(f"server {self._url!r} refused {path!r} with {status}: {said}", status)
             self._interrupted.wait(pause)
-            pause = min(2.0, pause * 2 or 0.05)  # at once first: a kept-alive connection may just have been closed
 
     def _exchange(self, path: str, body: bytes, headers: dict[str, str], *, timeout_s: float) -> tuple[int, bytes]:
         if self._connection.sock is None:
@@ -167,11 +167,3 @@ class ControlClient:
 
 def _path(endpoint: Endpoint[Any, Any], lease: Lease | None) -> str:
     return endpoint.path if lease is None else endpoint.path.format(rid=quote(lease.rollout_id, safe=":"), n=lease.attempt)
-
-
-def read_sentence(answer: bytes) -> str:
-    """What a refusal says."""
-    try:
-        return str(json.loads(answer)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return answer[:500].decode(errors="replace")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -17,6 +18,7 @@ import msgspec
 from lightningrl import wire
 from lightningrl.control import api
 from lightningrl.control.api import Endpoint
+from lightningrl.control.repeats import TRY_AGAIN, pauses, read_sentence
 from lightningrl.errors import ServerError
 from lightningrl.look.trace import Trace
 from lightningrl.store.protocol import Lease, RolloutFilter, RolloutRecord, Score, StepRecord
@@ -137,29 +139,20 @@ class ServerClient:
     # ------------------------------------------------------------------ plumbing
 
     async def _send(self, method: str, path: str, body: bytes | None = None, *, wait_s: float = 0.0, repeat: bool = True) -> bytes:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience_s
-        pause = 0.05
+        repeats = pauses(time.monotonic() + self._patience_s)
         while True:
             try:
                 answer = await self._http.request(method, path, content=body, timeout=httpx.Timeout(self._timeout_s + wait_s))
             except httpx.TransportError as error:
                 unsent = isinstance(error, httpx.ConnectError)
-                if not (repeat or unsent) or loop.time() + pause > deadline:
+                if not (repeat or unsent) or (pause := next(repeats, None)) is None:
                     problem = f"{type(error).__name__}: {error}".rstrip(": ")
                     raise ServerError(f"no server answers at {str(self._http.base_url)!r} ({problem}); is it running?") from error
                 logger.debug("server at %s: %s; again in %.2f s", self._http.base_url, error, pause)
             else:
                 if answer.status_code < 400:
                     return answer.content
-                if answer.status_code not in api.TRY_AGAIN or loop.time() + pause > deadline:
-                    raise ServerError(_sentence(answer))
+                if answer.status_code not in TRY_AGAIN or (pause := next(repeats, None)) is None:
+                    shown = f"the server answered {answer.request.url.path!r} with {answer.status_code}: {answer.text[:300]!r}"
+                    raise ServerError(read_sentence(answer.content) or shown)
             await asyncio.sleep(pause)
-            pause = min(2.0, pause * 2)
-
-
-def _sentence(answer: httpx.Response) -> str:
-    try:
-        return str(wire.decode(answer.content, dict[str, Any])["error"]["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return f"the server answered {answer.request.url.path!r} with {answer.status_code}: {answer.text[:300]!r}"
