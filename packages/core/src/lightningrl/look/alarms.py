@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Final, Literal
 
 from lightningrl.store.overview import Mark, ToolCount
@@ -30,6 +33,51 @@ class Alarm:
     """The query of the rollouts that show it; empty = it is not a matter of single rollouts."""
 
 
+_TEXTS: Final = {
+    "Groups without signal": (
+        "All rollouts of such a group earned the same, so nothing is learned from it.",
+        "Choose tasks that are neither always solved nor never, enlarge loop.group_size, or give partial rewards.",
+    ),
+    "Completions cut short": (
+        "They ended at max_tokens: the policy had not finished, and its answer is judged as it stands.",
+        "Raise sampling.max_tokens, or look whether the policy repeats itself.",
+    ),
+    "Breaks": (
+        "A call's messages go on from an earlier call's, but its tokens do not: the history was rendered anew.",
+        "Look where the agent changes what was said; a break costs memory and time, and splits the rollout's row.",
+    ),
+    "Calls refused": (
+        "The gateway answered with an error, which the agent saw.",
+        "Open one: the refused call says what was wrong with it, most often a prompt that is too long.",
+    ),
+    "Rollouts that failed": (
+        "None did.",
+        "Open one: its error is at the end. Time-outs: runtime.timeout_s; errors: the agent's own code.",
+    ),
+    "Tool errors": (
+        "No call of a tool failed.",
+        "A tool that fails by itself teaches the policy nothing: mend it, or reward calls that work (see intermediate rewards).",
+    ),
+    "Rewards that failed": (
+        "The reward or the judge raised an error; such rollouts have no reward and are left out.",
+        "Open one: the failure is named at its end; rewards.NAME.retries and timeout_s say how often and how long.",
+    ),
+    "Staleness": (
+        "So many versions lie between the weights that sampled a token and those that learn from it.",
+        "Lower loop.max_staleness, or collect less far ahead.",
+    ),
+    "Probability gap": (
+        "How far the trainer's probabilities of the sampled tokens are from the engine's (KL, nats per token).",
+        "Engine and trainer should compute alike: the same weights, template, temperature and precision.",
+    ),
+    "Entropy left": (
+        "Of the entropy that the policy's tokens had at first: near none, it no longer tries anything else.",
+        "Lower the learning rate, or set learner.entropy_coef; where the reward is at its best, nothing is wrong.",
+    ),
+}
+"""By an alarm's name: what it means, and what to do."""
+
+
 def find_alarms(
     rows: Sequence[Mapping[str, Any]], endings: Mapping[int, Mapping[str, int]], tools: Sequence[ToolCount], cut: Mapping[int, int]
 ) -> tuple[Alarm, ...]:
@@ -38,69 +86,48 @@ def find_alarms(
     if not rows:
         return ()
     recent = rows[-RECENT:]
-    steps = {"from": str(recent[0]["step"]), "to": str(recent[-1]["step"]), "mode": "train"}
-    found = [
-        *_of_groups(recent, steps),
-        *_of_calls(recent, cut, steps),
-        *_of_endings([endings.get(row["step"], {}) for row in recent], steps),
-        *_of_tools(tools),
-        *_of_learner(rows, recent),
-    ]
+    steps = {"from": str(recent[0]["step"]), "to": str(recent[-1]["step"])}
+    trained = {**steps, "mode": "train"}
+    found: list[Alarm] = []
+    if groups := _sum(recent, "groups"):
+        share = _sum(recent, "groups_without_signal") / groups
+        found.append(_alarm("Groups without signal", share, 0.5, 0.9, where={**trained, "mark": Mark.SILENT}))
+    if calls := sum(row.get("calls_per_rollout", 0.0) * row.get("rollouts", 0.0) for row in recent):
+        short = sum(cut.get(row["step"], 0) for row in recent)
+        found += [
+            _alarm("Completions cut short", short / calls, 0.02, 0.2, where={**trained, "mark": Mark.CUT}),
+            _alarm("Breaks", _sum(recent, "breaks") / calls, 0.01, 0.1, where={**trained, "mark": Mark.BREAK}),
+            _alarm("Calls refused", _sum(recent, "calls_refused") / calls, 0.001, 0.05, where={**trained, "mark": Mark.REFUSED}),
+        ]
+    found += [*_of_endings([endings.get(row["step"], {}) for row in recent], trained), *_of_tools(tools)]
+    failed = _sum(recent, "rewards_failed") / max(1.0, _sum(recent, "rollouts"))
+    found.append(_alarm("Rewards that failed", failed, 0.001, 0.1, where={**steps, "mark": Mark.FAILED_REWARD}))
+    if stale := _learned(recent, "staleness_max"):
+        found.append(_alarm("Staleness", max(stale), 4, 16, unit="number"))
+    if gaps := _learned(recent, "kl_rollout"):
+        found.append(_alarm("Probability gap", max(gaps), 0.01, 0.1, unit="number"))
+    first, last = _learned(rows[:RECENT], "entropy"), _learned(recent, "entropy")
+    if len(rows) > RECENT and last and first and fmean(first):
+        found.append(_alarm("Entropy left", fmean(last) / fmean(first), 0.1, 0.02))
     order = {"bad": 0, "warn": 1, "fine": 2}
     return tuple(sorted(found, key=lambda alarm: order[alarm.level]))
 
 
-def _of_groups(recent: Sequence[Mapping[str, Any]], steps: Mapping[str, str]) -> list[Alarm]:
-    groups = _sum(recent, "groups")
-    if not groups:
-        return []
-    return [
-        Alarm(
-            name="Groups without signal",
-            value=_sum(recent, "groups_without_signal") / groups,
-            level=_level(_sum(recent, "groups_without_signal") / groups, 0.5, 0.9),
-            means="All rollouts of such a group earned the same, so nothing is learned from it.",
-            remedy="Choose tasks that are neither always solved nor never, enlarge loop.group_size, or give partial rewards.",
-            where={**steps, "mark": Mark.SILENT},
-        )
-    ]
-
-
-def _of_calls(recent: Sequence[Mapping[str, Any]], cut: Mapping[int, int], steps: Mapping[str, str]) -> list[Alarm]:
-    calls = sum(row.get("calls_per_rollout", 0.0) * row.get("rollouts", 0.0) for row in recent)
-    if not calls:
-        return []
-    shares = {
-        "cut": sum(cut.get(row["step"], 0) for row in recent) / calls,
-        "breaks": _sum(recent, "breaks") / calls,
-        "refused": _sum(recent, "calls_refused") / calls,
-    }
-    return [
-        Alarm(
-            name="Completions cut short",
-            value=shares["cut"],
-            level=_level(shares["cut"], 0.02, 0.2),
-            means="They ended at max_tokens: the policy had not finished, and its answer is judged as it stands.",
-            remedy="Raise sampling.max_tokens, or look whether the policy repeats itself.",
-            where={**steps, "mark": Mark.CUT},
-        ),
-        Alarm(
-            name="Breaks",
-            value=shares["breaks"],
-            level=_level(shares["breaks"], 0.01, 0.1),
-            means="A call's messages go on from an earlier call's, but its tokens do not: the history was rendered anew.",
-            remedy="Look where the agent changes what was said; a break costs memory and time, and splits the rollout's row.",
-            where={**steps, "mark": Mark.BREAK},
-        ),
-        Alarm(
-            name="Calls refused",
-            value=shares["refused"],
-            level=_level(shares["refused"], 0.001, 0.05),
-            means="The gateway answered with an error, which the agent saw.",
-            remedy="Open one: the refused call says what was wrong with it, most often a prompt that is too long.",
-            where={**steps, "mark": Mark.REFUSED},
-        ),
-    ]
+def _alarm(
+    name: str,
+    value: float,
+    warn: float,
+    bad: float,
+    *,
+    means: str | None = None,
+    where: Mapping[str, str] | None = None,
+    unit: Literal["share", "number"] = "share",
+) -> Alarm:
+    """`warn` and `bad`: from there on, upwards; downwards where `bad` is the smaller one."""
+    is_past = operator.lt if bad < warn else operator.ge
+    level: Level = "bad" if is_past(value, bad) else "warn" if is_past(value, warn) else "fine"
+    usual, remedy = _TEXTS[name]
+    return Alarm(name=name, level=level, value=value, unit=unit, means=means or usual, remedy=remedy, where=where or {})
 
 
 def _of_endings(endings: Sequence[Mapping[str, int]], steps: Mapping[str, str]) -> list[Alarm]:
@@ -109,113 +136,29 @@ def _of_endings(endings: Sequence[Mapping[str, int]], steps: Mapping[str, str]) 
         return []
     failed = {name: sum(found.get(name, 0) for found in endings) for name in Outcome if name is not Outcome.SUCCEEDED}
     worst = max(failed, key=lambda name: failed[name])
-    share = sum(failed.values()) / total
-    return [
-        Alarm(
-            name="Rollouts that failed",
-            value=share,
-            level=_level(share, 0.05, 0.3),
-            means=f"They are left out of training; most of them ended as {worst.value.replace('_', ' ')}." if share else "None did.",
-            remedy="Open one: its error is at the end. Time-outs: runtime.timeout_s; errors: the agent's own code.",
-            where={**steps, "outcome": worst.value},
-        )
-    ]
+    means = f"They are left out of training; most of them ended as {worst.value.replace('_', ' ')}." if failed[worst] else None
+    where = {**steps, "outcome": worst.value}
+    return [_alarm("Rollouts that failed", sum(failed.values()) / total, 0.05, 0.3, means=means, where=where)]
 
 
 def _of_tools(tools: Sequence[ToolCount]) -> list[Alarm]:
     total = sum(tool.count for tool in tools)
     if not total:
         return []
-    failures: dict[str, int] = {}
+    failures = Counter[str]()
     for tool in tools:
         if tool.status not in {ToolStatus.OK, ToolStatus.UNKNOWN}:
-            failures[tool.name] = failures.get(tool.name, 0) + tool.count
-    share = sum(failures.values()) / total
+            failures[tool.name] += tool.count
     worst = max(failures, key=lambda name: failures[name], default=None)
-    return [
-        Alarm(
-            name="Tool errors",
-            value=share,
-            level=_level(share, 0.05, 0.3),
-            means=f"Over the whole run; most failures are of {worst!r}." if worst else "No call of a tool failed.",
-            remedy="A tool that fails by itself teaches the policy nothing: mend it, or reward calls that work (see intermediate rewards).",
-            where={"mark": Mark.TOOL_ERROR, **({"tool": worst} if worst else {})},
-        )
-    ]
-
-
-def _of_learner(rows: Sequence[Mapping[str, Any]], recent: Sequence[Mapping[str, Any]]) -> list[Alarm]:
-    found = []
-    failed = _sum(recent, "rewards_failed") / max(1.0, _sum(recent, "rollouts"))
-    steps = {"from": str(recent[0]["step"]), "to": str(recent[-1]["step"])}
-    found.append(
-        Alarm(
-            name="Rewards that failed",
-            value=failed,
-            level=_level(failed, 0.001, 0.1),
-            means="The reward or the judge raised an error; such rollouts have no reward and are left out.",
-            remedy="Open one: the failure is named at its end; rewards.NAME.retries and timeout_s say how often and how long.",
-            where={**steps, "mark": Mark.FAILED_REWARD},
-        )
-    )
-    stale = _greatest(recent, "staleness_max")
-    if stale is not None:
-        found.append(
-            Alarm(
-                name="Staleness",
-                unit="number",
-                value=stale,
-                level=_level(stale, 4, 16),
-                means="So many versions lie between the weights that sampled a token and those that learn from it.",
-                remedy="Lower loop.max_staleness, or collect less far ahead.",
-            )
-        )
-    gap = _greatest(recent, "kl_rollout")
-    if gap is not None:
-        found.append(
-            Alarm(
-                name="Probability gap",
-                unit="number",
-                value=gap,
-                level=_level(gap, 0.01, 0.1),
-                means="How far the trainer's probabilities of the sampled tokens are from the engine's (KL, nats per token).",
-                remedy="Engine and trainer should compute alike: the same weights, template, temperature and precision.",
-            )
-        )
-    begin, now = (_of(part, "entropy") for part in (rows[:RECENT], recent))
-    if begin and now is not None and len(rows) > RECENT:
-        left = now / begin
-        level: Level = "bad" if left < 0.02 else "warn" if left < 0.1 else "fine"
-        found.append(
-            Alarm(
-                name="Entropy left",
-                value=left,
-                level=level,
-                means="Of the entropy that the policy's tokens had at first: near none, it no longer tries anything else.",
-                remedy="Lower the learning rate, or set learner.entropy_coef; where the reward is at its best, nothing is wrong.",
-            )
-        )
-    return found
-
-
-def _level(value: float, warn: float, bad: float) -> Level:
-    return "bad" if value >= bad else "warn" if value >= warn else "fine"
+    means = f"Over the whole run; most failures are of {worst!r}." if worst else None
+    where = {"mark": Mark.TOOL_ERROR, **({"tool": worst} if worst else {})}
+    return [_alarm("Tool errors", failures.total() / total, 0.05, 0.3, means=means, where=where)]
 
 
 def _sum(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     return float(sum(row.get(name, 0.0) for row in rows))
 
 
-def _learned(row: Mapping[str, Any], name: str) -> list[float]:
+def _learned(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     """`learn/NAME`, and `learn/POLICY/NAME` of several policies."""
-    return [value for key, value in row.items() if key.startswith("learn/") and key.rpartition("/")[2] == name]
-
-
-def _greatest(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    return max((value for row in rows for value in _learned(row, name)), default=None)
-
-
-def _of(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """The mean."""
-    values = [value for row in rows for value in _learned(row, name)]
-    return sum(values) / len(values) if values else None
+    return [value for row in rows for key, value in row.items() if key.startswith("learn/") and key.rpartition("/")[2] == name]
