@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import ServerError
-from lightningrl.server import export_readers
+from lightningrl.server import app as server_app
 from lightningrl.server.app import create_app
 from lightningrl.server.routes import LONG_BYTES
 from lightningrl.store import SqlStore
@@ -123,7 +123,7 @@ async def test_a_long_export_is_read_beside_the_event_loop(tmp_path: Path, monke
         threads.append(threading.current_thread())
         return parse_export(*args)
 
-    monkeypatch.setattr(export_readers, "parse_export", seen)
+    monkeypatch.setattr(server_app, "parse_export", seen)
     store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db")
     await store.create_rollouts([make_spec("a")])
     lease = await leased(store)

@@ -28,7 +28,7 @@ from lightningrl.server.access import Access
 from lightningrl.server.agent_routes import agent_routes
 from lightningrl.server.asked_calls import ReadAsked
 from lightningrl.server.attempt_routes import AttemptMemory, attempt_routes
-from lightningrl.server.export_readers import LogReader, SpanReader
+from lightningrl.server.export_reader import ExportReader
 from lightningrl.server.failures import ERROR_HANDLERS, BoundedBodies
 from lightningrl.server.forwarding import Forwarders
 from lightningrl.server.metrics import TEXT, ServerMetrics
@@ -39,6 +39,7 @@ from lightningrl.server.vitals import Vitals, memory_bytes
 from lightningrl.server.worker_routes import worker_routes
 from lightningrl.server.workers import Workers
 from lightningrl.store.protocol import Store
+from lightningrl.telemetry.otlp import parse_export, parse_logs
 from lightningrl.view.app import create_viewer
 from lightningrl.view.page import Live, ViewedRun
 from lightningrl.view.runs import OneRun
@@ -71,8 +72,10 @@ def create_app(
     workers = Workers()
     forwarders = forwarders or Forwarders()
     run = StoredRun(store, (tokenizers or {}).get)
-    spans = SpanReader(log=store, limit=max_body_bytes, forwarder=forwarders.spans, read_asked=read_asked, dialects=dialects)
-    log_records = LogReader(log=store, limit=max_body_bytes, forwarder=forwarders.logs, dialects=dialects)
+    spans = ExportReader(
+        log=store, parse=parse_export, limit=max_body_bytes, forwarder=forwarders.spans, read_asked=read_asked, dialects=dialects
+    )
+    log_records = ExportReader(log=store, parse=parse_logs, limit=max_body_bytes, forwarder=forwarders.logs, dialects=dialects)
 
     async def live() -> Live:
         known = await workers.look(WorkerFilter(), store.running)

@@ -13,7 +13,7 @@ from starlette.types import Message
 from lightningrl.control import api
 from lightningrl.errors import ServerError
 from lightningrl.server.access import Access
-from lightningrl.server.export_readers import ReadSpans, SpanReader
+from lightningrl.server.export_reader import ExportContents, ExportReader
 from lightningrl.server.routes import BodyError, route
 from lightningrl.server.workers import Workers
 from lightningrl.store.protocol import AttemptEnd, CallLog, Lease, Queue
@@ -37,7 +37,7 @@ def attempt_routes(
     access: Access,
     workers: Workers,
     memory: AttemptMemory | None,
-    spans: SpanReader,
+    spans: ExportReader,
     *,
     longest_wait_s: float,
 ) -> list[BaseRoute]:
@@ -61,8 +61,8 @@ def attempt_routes(
         place, then = attempt_of(request), body.then
         if then is not None:
             access.check_worker(request, then.worker_id, then.key)
-        read = None if body.spans is None else await _read_result_spans(spans, place, body.spans)
-        end = await _end_of(place, body, read, memory)
+        contents = None if body.spans is None else await _read_result_spans(spans, place, body.spans)
+        end = await _end_of(place, body, contents, memory)
         if then is None or workers.is_stopping(then.worker_id):
             state, lease = await queue.finish_and_lease(*place, end, None)
         else:
@@ -70,8 +70,8 @@ def attempt_routes(
             lease = await hand_over(request, found, then.worker_id)
         if memory is not None:
             memory.forget(*place)
-        if read is not None:
-            spans.forward(place, read)
+        if contents is not None:
+            spans.forward(place, contents)
         return api.ResultKept(state=state, lease=lease)
 
     async def rewards(request: Request, body: api.Rewards) -> None:
@@ -92,16 +92,16 @@ def attempt_of(request: Request) -> tuple[str, int]:
     return request.path_params["rid"], int(request.path_params["n"])
 
 
-async def _end_of(place: tuple[str, int], body: api.Result, read: ReadSpans | None, memory: AttemptMemory | None) -> AttemptEnd:
+async def _end_of(place: tuple[str, int], body: api.Result, contents: ExportContents | None, memory: AttemptMemory | None) -> AttemptEnd:
     is_overflow = body.outcome is Outcome.AGENT_ERROR and memory is not None and await memory.is_overflowed(*place)
     return AttemptEnd(
         outcome=Outcome.CONTEXT_OVERFLOW if is_overflow else body.outcome,
         output=body.output,
         error=body.error,
         duration_s=body.duration_s,
-        tool_calls=() if read is None else read.tool_calls,
-        spans=() if read is None else read.spans,
-        rewards={} if read is None else read.rewards,
+        tool_calls=() if contents is None else contents.tool_calls,
+        spans=() if contents is None else contents.spans,
+        rewards={} if contents is None else contents.rewards,
         other_calls=[
             *(OtherCall(kind=OtherCallKind.ELSEWHERE, path=host) for host in body.unseen_hosts),
             *(OtherCall(kind=OtherCallKind.LEFT_BEHIND, path=name, code="thread", message=LEFT_THREAD) for name in body.left_threads),
@@ -109,7 +109,7 @@ async def _end_of(place: tuple[str, int], body: api.Result, read: ReadSpans | No
     )
 
 
-async def _read_result_spans(spans: SpanReader, place: tuple[str, int], body: bytes) -> ReadSpans:
+async def _read_result_spans(spans: ExportReader, place: tuple[str, int], body: bytes) -> ExportContents:
     try:
         return await spans.read(place, body)
     except ServerError as error:

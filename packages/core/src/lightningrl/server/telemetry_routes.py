@@ -12,49 +12,34 @@ from starlette.routing import BaseRoute
 from lightningrl.control import api
 from lightningrl.server.access import Access
 from lightningrl.server.attempt_routes import attempt_of
-from lightningrl.server.export_readers import LogReader, SpanReader
+from lightningrl.server.export_reader import ExportReader
 from lightningrl.server.routes import route
-from lightningrl.telemetry.otlp import encode_answer, encode_logs_answer, read_media_type
+from lightningrl.telemetry.otlp import encode_answer, read_media_type
 
 __all__ = ["telemetry_routes"]
 
 
-def telemetry_routes(access: Access, spans: SpanReader, log_records: LogReader) -> list[BaseRoute]:
+def telemetry_routes(access: Access, spans: ExportReader, log_records: ExportReader) -> list[BaseRoute]:
+    async def keep(reader: ExportReader, request: Request) -> Response:
+        """What an export holds for us; all of it is handed on."""
+        place = attempt_of(request)
+        media_type = read_media_type(request.headers.get("content-type", ""))
+        contents = await reader.read(place, await request.body(), media_type, request.headers.get("content-encoding", "").lower())
+        kept: list[Awaitable[object]] = []
+        if contents.tool_calls:
+            kept.append(reader.log.append_tool_calls(*place, contents.tool_calls))
+        if contents.spans:
+            kept.append(reader.log.append_spans(*place, contents.spans))
+        await asyncio.gather(*kept)  # one commit
+        for transition_id, rewards in contents.rewards.items():
+            await reader.log.add_rewards(*place, rewards, transition_id)
+        reader.forward(place, contents)
+        return Response(encode_answer(media_type, contents.rejected), media_type=media_type)
+
     async def traces(request: Request, _: bytes) -> Response:
-        return await _keep_spans(spans, attempt_of(request), request)
+        return await keep(spans, request)
 
     async def logs(request: Request, _: bytes) -> Response:
-        return await _keep_logs(log_records, attempt_of(request), request)
+        return await keep(log_records, request)
 
     return [route(api.TRACES, access, traces), route(api.LOGS, access, logs)]
-
-
-async def _keep_spans(spans: SpanReader, place: tuple[str, int], request: Request) -> Response:
-    """Keep what an export holds for us, and hand all of it on."""
-    media_type, encoding = _format_of(request)
-    read = await spans.read(place, await request.body(), media_type, encoding)
-    kept: list[Awaitable[object]] = []
-    if read.tool_calls:
-        kept.append(spans.log.append_tool_calls(*place, read.tool_calls))
-    if read.spans:
-        kept.append(spans.log.append_spans(*place, read.spans))
-    await asyncio.gather(*kept)  # one commit
-    for transition_id, rewards in read.rewards.items():
-        await spans.log.add_rewards(*place, rewards, transition_id)
-    spans.forward(place, read)
-    return Response(encode_answer(media_type, read.rejected), media_type=media_type)
-
-
-async def _keep_logs(records: LogReader, place: tuple[str, int], request: Request) -> Response:
-    """Keep the evaluations among log records, and hand all of them on."""
-    media_type, encoding = _format_of(request)
-    read = await records.read(place, await request.body(), media_type, encoding)
-    for transition_id, rewards in read.rewards.items():
-        await records.log.add_rewards(*place, rewards, transition_id)
-    records.forward(place, read)
-    return Response(encode_logs_answer(media_type), media_type=media_type)
-
-
-def _format_of(request: Request) -> tuple[str, str]:
-    """Media type and encoding of an export."""
-    return read_media_type(request.headers.get("content-type", "")), request.headers.get("content-encoding", "").lower()

@@ -11,13 +11,13 @@ import base64
 import binascii
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
@@ -37,9 +37,7 @@ __all__ = [
     "PROTOBUF",
     "Export",
     "ParsedExport",
-    "ParsedLogs",
     "encode_answer",
-    "encode_logs_answer",
     "parse_export",
     "parse_logs",
     "read_media_type",
@@ -60,24 +58,16 @@ _STATES: Final = {Status.STATUS_CODE_ERROR: SpanState.ERROR, Status.STATUS_CODE_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedExport:
-    """What an export holds for us."""
+    """What an export of spans, or of log records, holds for us."""
 
-    request: ExportTraceServiceRequest
-    tool_calls: list[ToolCallRecord]
-    loose: frozenset[str]
+    request: Export
+    evaluations: Sequence[Evaluation]
+    tool_calls: Sequence[ToolCallRecord] = ()
+    loose: frozenset[str] = frozenset()
     """See `ReadTools`."""
-    spans: list[SpanRecord]
-    evaluations: list[Evaluation]
-    rejected: int
+    spans: Sequence[SpanRecord] = ()
+    rejected: int = 0
     """Spans without a usable id."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParsedLogs:
-    """What an export of log records holds for us."""
-
-    request: ExportLogsServiceRequest
-    evaluations: list[Evaluation]
 
 
 def read_media_type(content_type: str) -> str:
@@ -114,18 +104,13 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
     )
 
 
-def parse_logs(body: bytes, media_type: str, encoding: str, limit: int) -> ParsedLogs:
+def parse_logs(body: bytes, media_type: str, encoding: str, limit: int) -> ParsedExport:
     """Evaluations of an export of log records. Raises ServerError as `parse_export` does."""
     request = _decode(body, media_type, encoding, limit, ExportLogsServiceRequest())
     scopes = [scope for resource in request.resource_logs for scope in resource.scope_logs]
     _check_count(sum(len(scope.log_records) for scope in scopes), "log records")
     told = [_tell(record) for scope in scopes for record in scope.log_records if _is_evaluation(record)]
-    return ParsedLogs(request=request, evaluations=read_told_records(told))
-
-
-def encode_logs_answer(media_type: str) -> bytes:
-    """What an exporter of log records is told: everything was taken."""
-    return b"{}" if media_type == JSON else bytes(ExportLogsServiceResponse().SerializeToString())
+    return ParsedExport(request=request, evaluations=read_told_records(told))
 
 
 def encode_answer(media_type: str, rejected: int) -> bytes:
