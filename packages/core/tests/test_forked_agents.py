@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.rewards import Reported
-from lightningrl.testing.live_control import live_control
 from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.types import Outcome
@@ -85,7 +84,7 @@ async def test_forked_processes_that_ask_the_same_get_an_answer_each(tmp_path: P
 
 
 async def test_what_a_forked_process_reports_is_not_lost_with_it(tmp_path: Path) -> None:
-    async with live_control(tmp_path) as control:
+    async with live_gateway(tmp_path, attach=False) as control:
         await control.store.create_rollouts([make_spec("r0")])
         lease = await control.store.lease("w", lease_s=60)
         assert lease is not None

@@ -18,7 +18,7 @@ from lightningrl.runtime.agent_loader import LoadedAgent
 from lightningrl.runtime.attempt import Attempt
 from lightningrl.runtime.report import DEEPEST_OUTPUT, LONGEST_ERROR, LONGEST_OUTPUT
 from lightningrl.store.protocol import Lease
-from lightningrl.testing.live_control import live_control
+from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.types import Outcome, RolloutMode, Task
 
@@ -113,7 +113,7 @@ def test_a_store_that_keeps_nothing_is_never_the_agents_fault(status: int, url: 
 
 
 async def test_a_result_that_the_server_refuses_ends_its_attempt_with_the_servers_sentence(tmp_path: Path) -> None:
-    async with live_control(tmp_path, max_body_bytes=2000) as control:
+    async with live_gateway(tmp_path, attach=False, max_body_bytes=2000) as control:
         await control.store.create_rollouts([make_spec("r")])
 
         def lease_and_report() -> None:
@@ -133,7 +133,7 @@ async def test_a_result_that_the_server_refuses_ends_its_attempt_with_the_server
 
 async def test_the_deepest_output_that_a_worker_hands_in_is_taken_by_the_server(tmp_path: Path) -> None:
     deepest = returns(nested(DEEPEST_OUTPUT))
-    async with live_control(tmp_path) as control:
+    async with live_gateway(tmp_path, attach=False) as control:
         await control.store.create_rollouts([make_spec("r")])
 
         def lease_and_report() -> None:

@@ -33,7 +33,7 @@ from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import ServerSettings
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Lease
-from lightningrl.testing.live_control import LiveControl, live_control
+from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.testing.loopback import serving
 from lightningrl.testing.store_conformance import leased, make_call, make_spec
 from lightningrl.types import Outcome, RolloutState, Trajectory
@@ -87,17 +87,17 @@ async def report(url: str, lease: Lease, result: api.Result) -> Lease | None:
         client.close()
 
 
-async def trajectory(control: LiveControl, rollout_id: str = "a") -> Trajectory:
+async def trajectory(control: LiveGateway, rollout_id: str = "a") -> Trajectory:
     return (await control.store.trajectories([rollout_id]))[0]
 
 
 @pytest.fixture
-async def control(tmp_path: Path) -> AsyncIterator[LiveControl]:
-    async with live_control(tmp_path, max_body_bytes=20_000) as control:
+async def control(tmp_path: Path) -> AsyncIterator[LiveGateway]:
+    async with live_gateway(tmp_path, attach=False, max_body_bytes=20_000) as control:
         yield control
 
 
-async def lease_of_two(control: LiveControl) -> Lease:
+async def lease_of_two(control: LiveGateway) -> Lease:
     """That of `a`; `b` waits."""
     await control.store.create_rollouts([make_spec("a"), make_spec("b")])
     lease = await control.store.lease("w", 60.0, exclusive=True)
@@ -108,7 +108,7 @@ async def lease_of_two(control: LiveControl) -> Lease:
 # ---------------------------------------------------------------------- once
 
 
-async def test_a_result_brings_its_spans_and_takes_the_next_lease(control: LiveControl) -> None:
+async def test_a_result_brings_its_spans_and_takes_the_next_lease(control: LiveGateway) -> None:
     await lease_of_two(control)
     answer = kept(await send(control.url, make_result(make_spans(TOOL), THEN)))
     assert answer.state is RolloutState.SUCCEEDED and answer.lease is not None
@@ -117,14 +117,14 @@ async def test_a_result_brings_its_spans_and_takes_the_next_lease(control: LiveC
     assert [(call.name, call.agent) for call in (await trajectory(control)).tool_calls] == [("sql", None)]
 
 
-async def test_where_nothing_is_queued_a_result_is_answered_at_once_without_a_lease(control: LiveControl) -> None:
+async def test_where_nothing_is_queued_a_result_is_answered_at_once_without_a_lease(control: LiveGateway) -> None:
     await control.store.create_rollouts([make_spec("a")])
     await leased(control.store)
     answer = await send(control.url, make_result(None, THEN))
     assert answer.json() == {"state": "succeeded"}
 
 
-async def test_a_result_that_is_repeated_adds_no_spans_and_takes_no_second_lease(control: LiveControl) -> None:
+async def test_a_result_that_is_repeated_adds_no_spans_and_takes_no_second_lease(control: LiveGateway) -> None:
     await lease_of_two(control)
     await control.store.create_rollouts([make_spec("c")])
     result = make_result(make_spans(TOOL, evaluation=0.5), THEN)
@@ -136,7 +136,7 @@ async def test_a_result_that_is_repeated_adds_no_spans_and_takes_no_second_lease
     assert (await control.store.rollout("c")).state is RolloutState.QUEUED
 
 
-async def test_two_results_of_one_attempt_at_the_same_moment_take_one_lease(control: LiveControl) -> None:
+async def test_two_results_of_one_attempt_at_the_same_moment_take_one_lease(control: LiveGateway) -> None:
     await lease_of_two(control)
     await control.store.create_rollouts([make_spec("c")])
     answers = await asyncio.gather(*(send(control.url, make_result(make_spans(TOOL), THEN)) for _ in range(4)))
@@ -146,7 +146,7 @@ async def test_two_results_of_one_attempt_at_the_same_moment_take_one_lease(cont
 
 
 @pytest.mark.parametrize("lost", ["answer", "request"])
-async def test_a_worker_whose_answer_is_lost_gets_the_lease_by_asking_for_it(control: LiveControl, lost: str) -> None:
+async def test_a_worker_whose_answer_is_lost_gets_the_lease_by_asking_for_it(control: LiveGateway, lost: str) -> None:
     lease = await lease_of_two(control)
     async with losing_the_first(control.url, lost) as (url, seen):
         client = ControlClient(url, worker_key(RUN_KEY))
@@ -192,7 +192,7 @@ async def losing_the_first(url: str, lost: str) -> AsyncIterator[tuple[str, Coun
 
 
 async def test_a_lease_whose_worker_went_before_its_answer_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with live_control(tmp_path) as control:
+    async with live_gateway(tmp_path, attach=False) as control:
         await lease_of_two(control)
         finish, has_gone = control.store.finish_and_lease, asyncio.Event()
 
@@ -254,7 +254,7 @@ async def test_a_server_that_is_killed_over_results_keeps_each_once_and_leases_e
 # ---------------------------------------------------------------------- spans that come with a result
 
 
-async def test_an_evaluation_in_the_spans_is_kept_with_the_result(control: LiveControl) -> None:
+async def test_an_evaluation_in_the_spans_is_kept_with_the_result(control: LiveGateway) -> None:
     lease = await lease_of_two(control)
     await control.store.append_call(make_call(lease, "c0", [1], [2], span_id="01" * 8))
     waiting = asyncio.create_task(control.store.wait_finished(["a"], 60.0))
@@ -263,7 +263,7 @@ async def test_an_evaluation_in_the_spans_is_kept_with_the_result(control: LiveC
     assert (await trajectory(control)).transitions[0].reported == {"style": 0.25}
 
 
-async def test_spans_that_cannot_be_read_are_refused_with_their_result_and_nothing_has_ended(control: LiveControl) -> None:
+async def test_spans_that_cannot_be_read_are_refused_with_their_result_and_nothing_has_ended(control: LiveGateway) -> None:
     await lease_of_two(control)
     answer = await send(control.url, make_result(b"\xff\xff\xff", THEN))
     assert answer.status_code == 400
@@ -275,7 +275,7 @@ async def test_spans_that_cannot_be_read_are_refused_with_their_result_and_nothi
     assert [(await control.store.rollout(name)).state for name in "ab"] == [RolloutState.RUNNING, RolloutState.QUEUED]
 
 
-async def test_a_worker_whose_spans_cannot_be_read_loses_them_alone(control: LiveControl, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_whose_spans_cannot_be_read_loses_them_alone(control: LiveGateway, caplog: pytest.LogCaptureFixture) -> None:
     lease = await lease_of_two(control)
     with caplog.at_level(logging.WARNING, "lightningrl"):
         after = await report(control.url, lease, make_result(b"\xff\xff\xff", THEN))
@@ -284,7 +284,7 @@ async def test_a_worker_whose_spans_cannot_be_read_loses_them_alone(control: Liv
     assert "rollout a: its spans are lost" in caplog.text and "no OTLP" in caplog.text
 
 
-async def test_spans_that_are_too_large_beside_a_result_go_by_themselves(control: LiveControl, caplog: pytest.LogCaptureFixture) -> None:
+async def test_spans_that_are_too_large_beside_a_result_go_by_themselves(control: LiveGateway, caplog: pytest.LogCaptureFixture) -> None:
     lease = await lease_of_two(control)
     spans = make_spans({**TOOL, "gen_ai.tool.call.arguments": "x" * 16_000})  # as base64 with the result, more than 20,000 bytes
     with caplog.at_level(logging.WARNING, "lightningrl"):
@@ -294,7 +294,7 @@ async def test_spans_that_are_too_large_beside_a_result_go_by_themselves(control
     assert not caplog.records
 
 
-async def test_spans_of_an_attempt_that_is_over_are_not_kept(control: LiveControl) -> None:
+async def test_spans_of_an_attempt_that_is_over_are_not_kept(control: LiveGateway) -> None:
     await lease_of_two(control)
     await control.store.cancel(["a"])
     answer = await send(control.url, make_result(make_spans(TOOL, evaluation=1.0), THEN))
@@ -307,7 +307,7 @@ async def test_spans_of_an_attempt_that_is_over_are_not_kept(control: LiveContro
 # ---------------------------------------------------------------------- who may have a lease
 
 
-async def test_an_attempts_key_reports_and_leases_nothing(control: LiveControl) -> None:
+async def test_an_attempts_key_reports_and_leases_nothing(control: LiveGateway) -> None:
     lease = await lease_of_two(control)
     answer = await send(control.url, make_result(None, THEN), lease.key)
     assert answer.status_code == 401
@@ -315,7 +315,7 @@ async def test_an_attempts_key_reports_and_leases_nothing(control: LiveControl) 
     assert kept(await send(control.url, make_result(), lease.key)) == api.ResultKept(state=RolloutState.SUCCEEDED)
 
 
-async def test_a_worker_that_is_to_stop_is_given_no_more(control: LiveControl) -> None:
+async def test_a_worker_that_is_to_stop_is_given_no_more(control: LiveGateway) -> None:
     await lease_of_two(control)
     async with ServerClient(control.url, RUN_KEY) as client:
         await client.ask(api.BEAT, api.WorkerBeat(pid=1, host="h", state=api.WorkerState.READY), wid="w")

@@ -13,7 +13,7 @@ from sizes import PATIENCE_S
 
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.store import writes
-from lightningrl.testing.live_control import LiveControl, live_control
+from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.types import Outcome
 
@@ -51,7 +51,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, name: str, code: int, is_failing: Call
     return calls
 
 
-async def run(control: LiveControl, folder: Path, task: str, *, max_attempts: int = 1, patience_s: float = 60.0) -> Any:
+async def run(control: LiveGateway, folder: Path, task: str, *, max_attempts: int = 1, patience_s: float = 60.0) -> Any:
     """The rollout, once it has ended."""
     (folder / "agent.py").write_text(AGENT)
     await control.store.create_rollouts([make_spec("r", task, max_attempts=max_attempts)])
@@ -68,7 +68,7 @@ async def run(control: LiveControl, folder: Path, task: str, *, max_attempts: in
 async def test_a_result_that_meets_passing_trouble_of_the_store_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, where: str, trouble: str
 ) -> None:
-    async with live_control(tmp_path) as control:
+    async with live_gateway(tmp_path, attach=False) as control:
         calls = fail(monkeypatch, where, CODES[trouble], lambda number: number <= 2)
         rollout = await run(control, tmp_path, task)
         (trajectory,) = await control.store.trajectories(["r"])
@@ -78,7 +78,7 @@ async def test_a_result_that_meets_passing_trouble_of_the_store_is_kept(
 
 
 async def test_a_report_that_the_store_never_keeps_is_no_failure_of_the_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with live_control(tmp_path) as control:
+    async with live_gateway(tmp_path, attach=False) as control:
         fail(monkeypatch, "_reward_rows", sqlite3.SQLITE_IOERR, lambda _: True)
         rollout = await run(control, tmp_path, "report", patience_s=0.2)
     (attempt,) = rollout.attempts
@@ -87,7 +87,7 @@ async def test_a_report_that_the_store_never_keeps_is_no_failure_of_the_agents(t
 
 
 async def test_a_result_that_the_store_never_keeps_ends_its_attempt_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with live_control(tmp_path) as control:
+    async with live_gateway(tmp_path, attach=False) as control:
         fail(monkeypatch, "finish", sqlite3.SQLITE_IOERR, lambda number: number <= 2)
         rollout = await run(control, tmp_path, "say", max_attempts=2, patience_s=0.0)
     assert Outcome.AGENT_ERROR not in [one.outcome for one in rollout.attempts]
@@ -95,7 +95,7 @@ async def test_a_result_that_the_store_never_keeps_ends_its_attempt_alone(tmp_pa
 
 
 async def test_a_report_of_a_call_that_never_was_stays_the_agents_failure(tmp_path: Path) -> None:
-    async with live_control(tmp_path) as control:
+    async with live_gateway(tmp_path, attach=False) as control:
         rollout = await run(control, tmp_path, "invent")
     assert [one.outcome for one in rollout.attempts] == [Outcome.AGENT_ERROR]
 
@@ -104,7 +104,7 @@ async def test_a_report_of_a_call_that_never_was_stays_the_agents_failure(tmp_pa
 async def test_the_control_api_says_not_now_where_its_database_is_in_trouble(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str, status: int
 ) -> None:
-    async with live_control(tmp_path) as control:
+    async with live_gateway(tmp_path, attach=False) as control:
         await control.store.create_rollouts([make_spec("r", "say")])
         lease = await control.store.lease("w", 60.0)
         assert lease is not None

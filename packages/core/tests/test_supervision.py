@@ -21,7 +21,7 @@ from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import ServerSettings
 from lightningrl.server.workers import MOST_WORKERS, Workers
 from lightningrl.store.errors import StoreTrouble
-from lightningrl.testing.live_control import LiveControl, live_control
+from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.types import Outcome, RolloutState
 
@@ -53,14 +53,14 @@ async def until(found: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def listed(control: LiveControl, prefix: str = "") -> api.Workers:
+async def listed(control: LiveGateway, prefix: str = "") -> api.Workers:
     async with ServerClient(control.url, control.run_key) as client:
         return await client.ask(api.WORKERS, api.WorkerFilter(prefix=prefix))
 
 
 @pytest.mark.slow
 async def test_the_server_knows_who_works_and_on_what(folder: Path) -> None:
-    async with live_control(folder) as control:
+    async with live_gateway(folder, attach=False) as control:
         await control.store.create_rollouts([make_spec("a", "hang"), make_spec("b", "say")])
         pool = make_pool(control.url, control.run_key, folder, workers=2)
         await pool.start()
@@ -85,7 +85,7 @@ async def test_workers_that_the_server_refuses_end_the_pool_and_leave_the_server
     async def refuse(*_: object, **__: object) -> None:
         raise StoreTrouble("the store is in use by another process; stop it first")
 
-    async with live_control(folder) as control:
+    async with live_gateway(folder, attach=False) as control:
         pool = make_pool(control.url, control.run_key, folder, lease_wait_s=0.1, patience_s=0.5)
         await pool.start()
         monkeypatch.setattr(control.store, "lease", refuse)
@@ -100,7 +100,7 @@ async def test_workers_that_the_server_refuses_end_the_pool_and_leave_the_server
 
 
 async def test_an_order_to_stop_is_heard_at_once_and_by_those_it_is_for(tmp_path: Path) -> None:
-    async with live_control(tmp_path) as control, ServerClient(control.url, worker_key(control.run_key)) as client:
+    async with live_gateway(tmp_path, attach=False) as control, ServerClient(control.url, worker_key(control.run_key)) as client:
         for name in ("a-0", "a-1", "b-0"):
             assert not (await client.ask(api.BEAT, BEAT, wid=name)).stop
         held = api.WorkerBeat(pid=1, host="h", state=api.WorkerState.READY, wait_s=60.0)
@@ -170,7 +170,7 @@ async def test_an_attempt_that_overruns_while_the_server_is_killed_ends_as_timeo
 
 @pytest.mark.slow
 async def test_an_agent_that_prints_cannot_speak_as_its_worker(folder: Path) -> None:
-    async with live_control(folder) as control:
+    async with live_gateway(folder, attach=False) as control:
         await control.store.create_rollouts([make_spec("a", "forge"), make_spec("b", "say")])
         async with make_pool(control.url, control.run_key, folder):
             await control.store.wait_finished(["a", "b"], PATIENCE_S)
@@ -180,7 +180,7 @@ async def test_an_agent_that_prints_cannot_speak_as_its_worker(folder: Path) -> 
 
 
 async def test_a_wrong_key_is_said_before_any_worker_is_waited_for(folder: Path) -> None:
-    async with live_control(folder) as control:
+    async with live_gateway(folder, attach=False) as control:
         pool = make_pool(control.url, worker_key("another"), folder)
         with pytest.raises(WorkerPoolError, match="the worker pool cannot work for the server: wrong key for '/api/v1/workers'"):
             await pool.start()
@@ -192,7 +192,7 @@ async def test_a_worker_that_dies_now_and_then_does_not_end_the_pool(folder: Pat
     """Only deaths in a row do: between two of them a rollout was finished."""
     (folder / "agent.py").write_text("import os\ndef answer(task): return task if task == 'say' else os.kill(os.getpid(), 11)")
     specs = [make_spec(f"r{number}", "say" if number % 2 == 0 else "die") for number in range(14)]
-    async with live_control(folder) as control:
+    async with live_gateway(folder, attach=False) as control:
         await control.store.create_rollouts(specs)
         async with make_pool(control.url, control.run_key, folder):
             await control.store.wait_finished([spec.id for spec in specs], PATIENCE_S)
@@ -207,7 +207,7 @@ async def test_workers_that_die_in_a_row_end_the_pool_though_it_is_looked_at_all
     """What is ended for a worker that died is nothing that it finished."""
     monkeypatch.setattr(supervisor, "LOOK_S", 0.05)
     (folder / "agent.py").write_text("import os\ndef answer(task): os.kill(os.getpid(), 11)")
-    async with live_control(folder) as control:
+    async with live_gateway(folder, attach=False) as control:
         await control.store.create_rollouts([make_spec(f"r{number}", "die") for number in range(5)])
         pool = make_pool(control.url, control.run_key, folder)
         await pool.start()

@@ -13,7 +13,7 @@ from sizes import PATIENCE_S
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope
 from lightningrl.credit.metrics import describe_rollouts
 from lightningrl.runtime.pool import WorkerPool
-from lightningrl.testing.live_control import live_control
+from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.testing.scripted_server import ScriptedServer
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.training.reasons import explain_left_threads, explain_silence
@@ -90,7 +90,7 @@ async def test_bare_threads_and_models_elsewhere_are_told_of_in_the_workers_log(
 
 async def test_hosts_that_an_agent_called_past_us_are_named_in_the_runs_sentence(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
-    async with live_control(tmp_path) as control:
+    async with live_gateway(tmp_path, attach=False) as control:
         specs = [make_spec(f"r{number}", "asks elsewhere") for number in range(2)]
         await control.store.create_rollouts(specs)
         async with WorkerPool(control.url, control.run_key, "agent.py:answer", workers=1, base_dir=tmp_path, log_folder=tmp_path):
@@ -105,7 +105,7 @@ async def test_hosts_that_an_agent_called_past_us_are_named_in_the_runs_sentence
 
 async def test_threads_that_outlive_their_rollout_are_in_its_record_the_metrics_and_the_systems_condition(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
-    async with live_control(tmp_path) as control:
+    async with live_gateway(tmp_path, attach=False) as control:
         specs = [make_spec("r0", "leaves a thread"), make_spec("r1", "leaves nothing")]
         await control.store.create_rollouts(specs)
         async with WorkerPool(control.url, control.run_key, "agent.py:answer", workers=1, base_dir=tmp_path, log_folder=tmp_path):

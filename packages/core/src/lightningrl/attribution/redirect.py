@@ -17,8 +17,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -80,17 +81,19 @@ class RedirectedCall:
     rollout: ActiveRollout | None
     claimed: ClaimedCall | None
 
-    def failed(self, error: BaseException) -> None:
-        """No answer came."""
-        if self.rollout is None:
-            return
-        if isinstance(error, Exception):
-            self.rollout.connection_errors.append(error)
-        if self.claimed is not None:
-            self.rollout.calls.give_back(self.claimed)
+    @contextmanager
+    def sent(self) -> Iterator[Callable[[int], None]]:
+        """The block sends the call, and tells the status of the answer. Without an answer, or refused, its id is another call's."""
+        try:
+            yield lambda status: self._give_back() if status >= 400 else None
+        except BaseException as error:
+            if isinstance(error, Exception) and self.rollout is not None:
+                self.rollout.connection_errors.append(error)
+            self._give_back()
+            raise
 
-    def answered(self, status: int) -> None:
-        if status >= 400 and self.rollout is not None and self.claimed is not None:
+    def _give_back(self) -> None:
+        if self.rollout is not None and self.claimed is not None:
             self.rollout.calls.give_back(self.claimed)
 
     def rewrite(self, headers: MutableMapping[str, str], key_headers: Sequence[str], *, closes: bool) -> None:
@@ -239,12 +242,9 @@ class Redirection:
         if call is None:
             return wrapped(*args, **kwargs)
         kwargs["auth"] = None  # the client's own scheme would replace our key
-        try:
+        with call.sent() as note_status:
             response = wrapped(*args, **kwargs)
-        except BaseException as error:
-            call.failed(error)
-            raise
-        call.answered(response.status_code)
+            note_status(response.status_code)
         return response
 
     async def _send_httpx_async(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -252,12 +252,9 @@ class Redirection:
         if call is None:
             return await wrapped(*args, **kwargs)
         kwargs["auth"] = None
-        try:
+        with call.sent() as note_status:
             response = await wrapped(*args, **kwargs)
-        except BaseException as error:
-            call.failed(error)
-            raise
-        call.answered(response.status_code)
+            note_status(response.status_code)
         return response
 
     def _rewrite_httpx(self, request: Any, *, closes: bool) -> RedirectedCall | None:
@@ -278,12 +275,9 @@ class Redirection:
         request.url = call.url
         call.rewrite(request.headers, self._key_headers, closes=False)
         kwargs["proxies"] = {}  # they were chosen for the host that the agent named
-        try:
+        with call.sent() as note_status:
             response = wrapped(*args, **kwargs)
-        except BaseException as error:
-            call.failed(error)
-            raise
-        call.answered(response.status_code)
+            note_status(response.status_code)
         return response
 
     # --- aiohttp ---
@@ -302,12 +296,9 @@ class Redirection:
         # The session's own default headers cannot be taken away, only overridden.
         headers.update({name: headers["Authorization"].removeprefix("Bearer ") for name in self._key_headers if name in instance.headers})
         kwargs |= {"headers": headers, "auth": None, "proxy": None}
-        try:
+        with call.sent() as note_status:
             response = await wrapped(method, type(instance._build_url(url))(call.url), *rest, **kwargs)
-        except BaseException as error:
-            call.failed(error)
-            raise
-        call.answered(response.status)
+            note_status(response.status)
         return response
 
     # --- threads ---

@@ -177,10 +177,35 @@ def _grade(value: Any, scale: Scale) -> float:
     return float(value)
 
 
-class TurnJudge:
-    """One question for each rollout; its turns get grades, which become turn rewards."""
+class _Judge:
+    """Grades, in channels that are spread over the group's calls."""
 
     requires: frozenset[str] = frozenset({"group", "judge"})
+
+    def __init__(self, bench: Bench, weight: float, baseline: Baseline, epsilon: float) -> None:
+        check_baseline(baseline)
+        if not math.isfinite(weight) or weight <= 0.0:
+            raise ConfigError(f"credit assigner 'judge': weight {weight!r} is no positive number; try 1.0")
+        self.bench = bench
+        self.weight = weight
+        self.baseline: Baseline = baseline
+        self.epsilon = epsilon
+
+    def channels(self, trajectory: Trajectory) -> tuple[Channel, ...]:
+        raise NotImplementedError
+
+    def returns(self, trajectory: Trajectory) -> FloatArray:
+        return sum((channel.factors * channel.returns for channel in self.channels(trajectory)), np.zeros(len(trajectory.transitions)))
+
+    def assign(self, group: TrajectoryGroup) -> Advantages:
+        return spread(group, self)
+
+    def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> dict[str, float]:
+        return mean_evidence(groups, GRADE)
+
+
+class TurnJudge(_Judge):
+    """One question for each rollout; its turns get grades, which become turn rewards."""
 
     def __init__(
         self,
@@ -194,12 +219,8 @@ class TurnJudge:
     ) -> None:
         """`gamma` discounts per call, the outcome too. `weight` multiplies the turns' advantages."""
         _check("aggregate", aggregate, get_args(Aggregate))
-        _check_weight(weight)
-        self.bench = bench
+        super().__init__(bench, weight, baseline, epsilon)
         self.aggregate: Aggregate = aggregate
-        self.weight = weight
-        self.baseline: Baseline = baseline
-        self.epsilon = epsilon
         self._turns = TurnReturns(gamma=gamma, baseline=baseline, epsilon=epsilon)
         if baseline == "none":
             self.requires = frozenset({"judge"})
@@ -212,10 +233,6 @@ class TurnJudge:
         grades = await self.bench.grade([trajectory], ask, what="turn", count=count)
         return Evidence(calls={GRADE: grades.astype(np.float32)})
 
-    def returns(self, trajectory: Trajectory) -> FloatArray:
-        outcome, turns = self.channels(trajectory)
-        return turns.factors * turns.returns + outcome.factors * outcome.returns
-
     def channels(self, trajectory: Trajectory) -> tuple[Channel, Channel]:
         """Outcome and turn rewards; those of the recipe's intermediate rewards are among them."""
         graded = zip(trajectory.transitions, self._rewards(trajectory), strict=True)
@@ -224,12 +241,6 @@ class TurnJudge:
         own = [sum(reward for reward in call.rewards.values() if reward is not None) for call in calls]
         returns = np.array(own, np.float64) if self.aggregate == "turn" else turns.returns
         return outcome, replace(turns, returns=returns, factors=self.weight * turns.factors)
-
-    def assign(self, group: TrajectoryGroup) -> Advantages:
-        return spread(group, self)
-
-    def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> dict[str, float]:
-        return mean_evidence(groups, GRADE)
 
     def _rewards(self, trajectory: Trajectory) -> FloatArray:
         """Of each call, between -1 and 1; with `min`, of all of them together."""
@@ -240,10 +251,8 @@ class TurnJudge:
         return rewards
 
 
-class GroupJudge:
+class GroupJudge(_Judge):
     """One question for each group: its rollouts are scored beside each other, what they begin with alike is shown once."""
-
-    requires: frozenset[str] = frozenset({"group", "judge"})
 
     def __init__(
         self,
@@ -256,14 +265,9 @@ class GroupJudge:
     ) -> None:
         """`outcome`: the scores `replace` the reward, or `join` it, each with a baseline of its own. `weight` multiplies the advantages
         that come of the scores."""
-        check_baseline(baseline)
         _check("outcome", outcome, get_args(OutcomeUse))
-        _check_weight(weight)
-        self.bench = bench
+        super().__init__(bench, weight, baseline, epsilon)
         self.outcome: OutcomeUse = outcome
-        self.weight = weight
-        self.baseline: Baseline = baseline
-        self.epsilon = epsilon
 
     async def score_group(self, group: TrajectoryGroup, ask: Services) -> list[Evidence]:
         """One for each rollout of the group. The judge sees them in the order of their ids. Raises JudgeError."""
@@ -275,9 +279,6 @@ class GroupJudge:
             for i, trajectory in enumerate(group.trajectories)
         ]
 
-    def returns(self, trajectory: Trajectory) -> FloatArray:
-        return sum((channel.factors * channel.returns for channel in self.channels(trajectory)), np.zeros(len(trajectory.transitions)))
-
     def channels(self, trajectory: Trajectory) -> tuple[Channel, ...]:
         """The judge's, and the outcome's where it counts. Each call has its rollout's; one without calls counts as graded 0."""
         count = len(trajectory.transitions)
@@ -285,14 +286,3 @@ class GroupJudge:
         if self.outcome == "replace":
             return (judged,)
         return judged, Channel(returns=np.full(count, float(trajectory.reward or 0.0)), factors=np.ones(count), turns=None)
-
-    def assign(self, group: TrajectoryGroup) -> Advantages:
-        return spread(group, self)
-
-    def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> dict[str, float]:
-        return mean_evidence(groups, GRADE)
-
-
-def _check_weight(weight: float) -> None:
-    if not math.isfinite(weight) or weight <= 0.0:
-        raise ConfigError(f"credit assigner 'judge': weight {weight!r} is no positive number; try 1.0")

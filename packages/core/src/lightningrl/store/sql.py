@@ -38,7 +38,7 @@ from lightningrl.store.reads import Reader, decode_task
 from lightningrl.store.trajectories import read_trajectories
 from lightningrl.store.transaction import Transaction, over
 from lightningrl.store.writer import Writer
-from lightningrl.types import RolloutState
+from lightningrl.types import Outcome, RolloutState
 
 __all__ = ["LeaseClock", "SqlStore"]
 
@@ -308,6 +308,12 @@ class SqlStore:
     async def _lease_now(self, worker_id: str, lease_s: float, *, exclusive: bool) -> Lease | None:
         return await self._write(self._leasing(worker_id, lease_s, await self._now(), exclusive=exclusive), self._take_back)
 
+    async def finish_attempt(
+        self, rollout_id: str, attempt: int, outcome: Outcome, output: Any = None, error: str | None = None, duration_s: float = 0.0
+    ) -> RolloutState:
+        end = AttemptEnd(outcome=outcome, output=output, error=error, duration_s=duration_s)
+        return (await self.finish_and_lease(rollout_id, attempt, end, None))[0]
+
     async def finish_and_lease(
         self, rollout_id: str, attempt: int, end: AttemptEnd, worker_id: str | None, lease_s: float = 60.0
     ) -> tuple[RolloutState, Lease | None]:
@@ -361,7 +367,6 @@ class SqlStore:
 
     release = _writing(writes.release)
     running = _reading(Reader.running)
-    finish_attempt = _writing(writes.finish_attempt)
     interrupt = _writing(writes.interrupt)
     cancel = _writing(writes.cancel)
     retry = _writing(writes.retry)

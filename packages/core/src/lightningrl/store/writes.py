@@ -50,7 +50,6 @@ __all__ = [
     "create_rollouts",
     "expire",
     "finish",
-    "finish_attempt",
     "forget_some",
     "heartbeat",
     "interrupt",
@@ -206,18 +205,6 @@ def interrupt(tx: Transaction, reason: str, worker_id: str | None = None) -> int
         again = forgive or row.number < row.max_attempts + row.forgiven
         tx.end(row, Outcome.INFRASTRUCTURE_ERROR, again=again, forgive=forgive, error=reason)
     return len(rows)
-
-
-def finish_attempt(
-    tx: Transaction,
-    rollout_id: str,
-    attempt: int,
-    outcome: Outcome,
-    output: Any = None,
-    error: str | None = None,
-    duration_s: float = 0.0,
-) -> RolloutState:
-    return finish(tx, rollout_id, attempt, AttemptEnd(outcome=outcome, output=output, error=error, duration_s=duration_s))[0]
 
 
 def finish(tx: Transaction, rollout_id: str, attempt: int, end: AttemptEnd) -> tuple[RolloutState, bool]:

@@ -86,6 +86,7 @@ async def live_gateway(
     dialects: Sequence[Dialect] = DIALECTS,
     renderer: PolicyRenderer | None = None,
     wait_s: float = 30.0,
+    max_body_bytes: int = 32 * 2**20,
     around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> AsyncIterator[LiveGateway]:
     """`folder` takes the store, where it has no `store_url`. `attach=False` leaves the engine out, for one that comes over the engine
@@ -111,6 +112,7 @@ async def live_gateway(
         memory=gateway,
         dialects=dialects,
         metrics=metrics,
+        max_body_bytes=max_body_bytes,
         read_asked=read_kept_answers(store, renderers),
         tokenizers={name: renderer.tokenizer for name, renderer in renderers.items()},
     )
