@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lightningrl.beside import run_beside
 from lightningrl.config import Recipe, load_recipe, recipe_file
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError, Stopped
+from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
-from lightningrl.training.run_folder import LoopState, RunFolder, RunOrigin, checkpoints, default_run, find_checkpoint, newest_run
+from lightningrl.training.run_folder import LoopState, RunFolder, checkpoints, default_run, find_checkpoint, newest_run
 from lightningrl.types import Trajectory
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.xray import CreditTable, MissingMethod, XRay, join_tables, make_table, read_table
 from lightningrl.errors import ConfigError, LightningError, PluginError
 from lightningrl.look.reader import StoredRun, open_run
+from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.protocols import CreditAssigner
 from lightningrl.store.protocol import RolloutFilter, Score
 from lightningrl.training.parts import build_assigner, build_scorer, required_settings
 from lightningrl.training.recorded import find_measured, read_measured, read_rollouts
-from lightningrl.training.run_folder import RunOrigin
 from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
 
 __all__ = ["RunXRay", "TriedMethod", "open_xray"]
