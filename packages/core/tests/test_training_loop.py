@@ -26,7 +26,7 @@ from lightningrl.training.parts import Parts
 from lightningrl.training.policies import Policies
 from lightningrl.training.progress import LineProgress
 from lightningrl.training.run_folder import LoopState, RunFolder, find_checkpoint
-from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutMode, RolloutSpec, Sample, Trajectory
+from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Sample, Trajectory
 
 DATA = """
 def tasks():
@@ -52,7 +52,7 @@ class Store:
         self.metrics: dict[str, float] = {}
         self.all_alike = False
         self.all_fail = False
-        self.left: tuple[OtherCall, ...] = ()
+        self.left: tuple[str, ...] = ()
         """By each rollout of training."""
         self.forgotten: list[tuple[int, int]] = []
         self.scores: list[float] = []
@@ -92,7 +92,7 @@ class Store:
         right = float(alike or spec.id.endswith("0"))
         call = make_transition(f"{spec.id}/0", agent="team/write")
         made = make_trajectory(spec.id, [call], reward=None, group_id=spec.group_id, output=right)
-        made = replace(made, other_calls=self.left)
+        made = replace(made, left_threads=self.left)
         return replace(made, outcome=Outcome.AGENT_ERROR, error="closed") if self.all_fail else made
 
 
@@ -247,7 +247,7 @@ async def test_a_role_that_no_call_has_is_named(
 async def test_threads_that_outlive_their_rollout_are_told_of_once_and_counted(
     make_trainer: Callable[..., Trainer], store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.left = (OtherCall(kind=OtherCallKind.LEFT_BEHIND, path="writer"),)
+    store.left = ("writer",)
     await make_trainer(steps=2).run()
     assert caplog.text.count("rollouts left threads running ('writer'); model calls that they make") == 1
     assert "step 1: " in caplog.text and "threads_left counts them" in caplog.text
