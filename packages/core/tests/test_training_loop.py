@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rich.console import Console
 
 from lightningrl.config import Recipe
+from lightningrl.credit.identical import IdenticalAssignment
 from lightningrl.credit.samples import teaching_rows
 from lightningrl.errors import LightningError
 from lightningrl.plugins import hookimpl, load_plugins
@@ -26,7 +27,7 @@ from lightningrl.training.parts import Parts
 from lightningrl.training.policies import Policies
 from lightningrl.training.progress import LineProgress
 from lightningrl.training.run_folder import LoopState, RunFolder, find_checkpoint
-from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Sample, Trajectory
+from lightningrl.types import Advantages, Outcome, RolloutMode, RolloutSpec, Sample, Trajectory, TrajectoryGroup
 
 DATA = """
 def tasks():
@@ -202,6 +203,24 @@ async def test_other_tasks_are_sampled_until_as_many_groups_teach_as_the_step_ha
     assert sorted(store.trained[1]) == sorted(store.ordered), "what was sampled counts, also where it teaches nothing"
     assert store.metrics["groups"] == len(groups_of(store))
     assert store.metrics["groups_without_signal"] == len(groups_of(store)) - 9
+
+
+@pytest.mark.parametrize("dynamic_sampling", [0, 9])
+async def test_credit_is_assigned_once_for_each_group_also_of_those_that_taught_nothing(
+    make_trainer: Callable[..., Trainer], store: Store, monkeypatch: pytest.MonkeyPatch, dynamic_sampling: int
+) -> None:
+    assigned: list[str] = []
+
+    def assign(credit: IdenticalAssignment, group: TrajectoryGroup) -> Advantages:
+        assigned.append(group.id)
+        return inner(credit, group)
+
+    inner = IdenticalAssignment.assign
+    monkeypatch.setattr(IdenticalAssignment, "assign", assign)
+    await make_trainer(steps=2, dynamic_sampling=dynamic_sampling).run()
+    assert len(assigned) == len(set(assigned)), "an assigner that remembers, or is paid for, is asked once"
+    assert set(assigned) == groups_of(store)
+    assert (len(assigned) > 2 * 9) == (dynamic_sampling > 0)
 
 
 async def test_without_it_such_groups_stay_in_the_means(make_trainer: Callable[..., Trainer], store: Store, learned: Learned) -> None:
