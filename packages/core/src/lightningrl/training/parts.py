@@ -19,7 +19,7 @@ from lightningrl.credit.combinators import Combination
 from lightningrl.credit.comparison import check_comparison
 from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.judge import Judge
-from lightningrl.credit.needs import check_answers, check_needs
+from lightningrl.credit.needs import check_answers, check_needs, installed_needs
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.credit.services import PolicyQueries
 from lightningrl.dialects import Dialect, build_dialects
@@ -266,7 +266,7 @@ def _nested(assigner: CreditAssigner) -> Iterator[CreditAssigner]:
 def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
     assigner = build_assigner(plugins, recipe.credit.use, recipe.credit.options, recipe.folder)
     is_paid_by_role = any(reward.agents is not None and reward.weight != 0.0 for reward in recipe.rewards.values())
-    by_role = recipe.credit.compare == "role" or is_paid_by_role
+    requires = assigner.requires | ({"agents"} if recipe.credit.compare == "role" or is_paid_by_role else frozenset())
     backend = plugins.trainers.get(recipe.backend)
     capabilities = None if backend is None else backend.capabilities
     gather(
@@ -274,7 +274,7 @@ def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
         lambda: _check_judge(recipe, assigner),
         lambda: _check_critic(recipe, assigner, capabilities, is_paid_by_role=is_paid_by_role),
         lambda: _potential_gamma(recipe, assigner),
-        lambda: check_needs(recipe, recipe.credit.use, assigner.requires | {"agents"} if by_role else assigner.requires, capabilities),
+        lambda: check_needs(recipe, recipe.credit.use, requires, capabilities, installed_needs(plugins)),
     )
     return assigner
 
