@@ -23,8 +23,6 @@ def install_in_place(project: Path) -> Path:
     folder = project / "src" / f"{told['name'].replace('-', '_')}-{told['version']}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {told['name']}\nVersion: {told['version']}\n", encoding="utf-8")
-    lines = [
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items()) for group, points in told["entry-points"].items()
-    ]
-    (folder / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+    points = "".join(f"{name} = {module}\n" for name, module in told["entry-points"]["lightningrl"].items())
+    (folder / "entry_points.txt").write_text(f"[lightningrl]\n{points}", encoding="utf-8")
     return project / "src"
