@@ -24,6 +24,7 @@ from warm import WarmCommand
 import lightningrl
 from lightningrl.attribution.redirect import installed_redirection
 from lightningrl.beside import run_beside
+from lightningrl.look.segments import SegmentKind
 from lightningrl.rewards import RewardSet
 from lightningrl.training.run_folder import RunFolder
 
@@ -124,6 +125,14 @@ def test_a_run_that_was_moved_with_its_recipe_is_exported_and_goes_on(moved: Pat
     with pytest.raises(lightningrl.LightningError, match=r"is gone; say where it is: `lightningrl train RECIPE --resume"):
         lightningrl.train(run=run.folder, resume=True)
     assert lightningrl.train(moved / "renamed.toml", run=run.folder, resume=True, settings={"loop.steps": 3}).steps == 3
+
+
+def test_a_run_that_was_moved_with_its_model_is_shown_as_text(moved: Path) -> None:
+    run = lightningrl.Run(moved / "runs" / "one")
+    rollout = run.rollouts()[0].spec
+    kinds = {segment.kind for call in run.trace(rollout.id).calls for segment in call.segments}
+    assert SegmentKind.USER in kinds, "its template is read"
+    assert str(rollout.task.input) in "".join(segment.text for call in run.trace(rollout.id).calls for segment in call.segments)
 
 
 def test_a_run_of_a_large_policy_says_what_a_step_will_take_before_the_first(

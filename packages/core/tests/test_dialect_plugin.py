@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import re
+import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import ollama
 import pytest
+from distributions import install_in_place, write_blocks
 
 from lightningrl.attribution.redirect import Redirection
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope
@@ -21,25 +22,29 @@ from lightningrl.dialects import DIALECTS, Dialect, build_dialects, find_endpoin
 from lightningrl.errors import ConfigError
 from lightningrl.gateway.dialects.format import load_format
 from lightningrl.gateway.settings import GatewaySettings, Upstream
-from lightningrl.plugins import Plugin, PluginManager, hookimpl
+from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.runtime.environment import gateway_environment
 from lightningrl.runtime.settings import WorkerSettings, decode_settings, encode_settings
 from lightningrl.server.settings import ServerSettings
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
+from lightningrl.testing.whole_path import running_services
+from lightningrl.types import Outcome
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "plugins" / "dialect.md"
 ASKED: Any = {"model": "llama", "messages": [{"role": "user", "content": "What is 6*7?"}]}
 
 
 @pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the modules of the page's project lie, as pip would have it."""
     folder = tmp_path_factory.mktemp("project")
-    for title, body in re.findall(
-        r"^```python title=(\S+/src/\S+)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    ):
-        (folder / title).parent.mkdir(parents=True, exist_ok=True)
-        (folder / title).write_text(body, encoding="utf-8")
-    sys.path.insert(0, str(folder / "lightningrl-ollama" / "src"))
+    write_blocks(PAGE, folder)
+    return install_in_place(folder / "lightningrl-ollama")
+
+
+@pytest.fixture(scope="module")
+def plugin(installed: Path) -> Iterator[ModuleType]:
+    sys.path.insert(0, str(installed))
     yield importlib.import_module("lightningrl_ollama.plugin")
     sys.path.pop(0)
 
@@ -95,6 +100,32 @@ async def test_an_unchanged_client_of_its_own_calls_the_policy(
     assert answer.message.content == "42"
     (call,) = await attempt.transitions()
     assert len(call.completion_ids) == len(call.logprobs) == answer.eval_count
+
+
+AGENT = """
+import ollama
+
+def answer(task):
+    asked = [{"role": "user", "content": task}]
+    plain = ollama.chat(model="llama", messages=asked).message.content
+    return plain + "".join(part.message.content for part in ollama.chat(model="llama", messages=asked, stream=True))
+"""
+
+
+@pytest.mark.slow
+async def test_installed_it_is_spoken_by_a_servers_process_and_a_workers_that_know_it_by_no_test(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "agent.py").write_text(AGENT, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(installed))
+    monkeypatch.setenv("PYTHONPATH", str(installed), prepend=os.pathsep)
+    async with running_services(tmp_path, dialects=build_dialects(load_plugins())) as path:
+        path.engine.enqueue("forty", "-two")
+        async with path.workers("agent.py:answer", base_dir=tmp_path):
+            trajectory = await path.run_one("r1", "What is 6*7?")
+    assert (trajectory.outcome, trajectory.output) == (Outcome.SUCCEEDED, "forty-two"), trajectory.error
+    assert len(trajectory.transitions) == 2
+    assert trajectory.other_calls == ()
 
 
 async def test_refusals_are_in_its_own_form_also_at_paths_that_nobody_serves(gateway: LiveGateway) -> None:

@@ -230,6 +230,29 @@ def test_all_that_is_wrong_is_said_at_once(here: Path, capsys: pytest.CaptureFix
     assert list(problems(here / "recipe.toml")) == []
 
 
+def test_a_mistyped_key_hides_nothing_else_and_neither_does_a_model_that_the_hub_lacks(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (here / "hour_agent.py").write_text("def answer(task, db): return task\n")
+    recipe = RECIPE.replace('"model"', '"nobody/no-such-model"').replace("data.py:right", "data.py:rihgt")
+    (here / "recipe.toml").write_text(recipe + '[loop]\ngroupsize = 4\nsteps = "many"\n[lerner]\nlr = 1\n[credit]\nuse = "grop"\n')
+    parts = (
+        "unknown key 'loop.groupsize'",
+        "'loop.steps': Input should be a valid integer",
+        "unknown key 'lerner'",
+        "unknown key 'loop.minute'",
+        "'nobody/no-such-model' is not in this machine's Hugging Face cache",
+        "'hour_data.py' has no 'rihgt'",
+        "no credit assigner named 'grop'",
+        "takes (task, db); an agent is called with one argument",
+    )
+    found = list(problems(here / "recipe.toml", settings={"loop.minute": 1}))
+    assert len(found) == len(parts), found
+    assert all(part in "".join(found) for part in parts), found
+    with pytest.raises(ConfigError) as error:
+        train_command(here / "recipe.toml", resume=False, overwrite=False, run=None, runs=here, settings={"loop.minute": 1})
+    assert error.value.args == tuple(found)
+
+
 def test_no_rewards_is_one_sentence_with_what_to_write(here: Path) -> None:
     (here / "recipe.toml").write_text(RECIPE.replace('[rewards.right]\nuse = "hour_data.py:right"', ""))
     said = refused(here)

@@ -14,10 +14,11 @@ from lightningrl.errors import RunFolderError
 from lightningrl.look.gradient import NoGradient, NoGradientKind, explain_calls, explain_rollout
 from lightningrl.look.lineage import Link, read_lineage
 from lightningrl.look.reader import open_run, read_group
-from lightningrl.look.recipe import list_recipe_keys, read_frozen_recipe
+from lightningrl.look.recipe import list_recipe_keys
 from lightningrl.look.siblings import Siblings
 from lightningrl.look.tokens import Token
 from lightningrl.look.trace import Trace, Window
+from lightningrl.origin import RunOrigin
 from lightningrl.types import Outcome, RolloutState
 
 
@@ -178,9 +179,9 @@ async def test_an_overview_counts_what_the_store_has(run: RecordedRun) -> None:
 
 
 def test_each_key_of_a_recipe_says_its_value_its_default_and_its_reader(run: RecordedRun) -> None:
-    frozen = read_frozen_recipe(run.folder)
-    keys = {one.key: one for one in list_recipe_keys(frozen.recipe, settings=frozen.settings, values=frozen.values)}
-    assert frozen.recipe.loop == RECIPE.loop
+    origin = RunOrigin.read(run.folder)
+    keys = {one.key: one for one in list_recipe_keys(origin.recipe, settings=origin.settings, values=origin.values)}
+    assert origin.recipe.loop == RECIPE.loop
     assert (keys["loop.steps"].value, keys["loop.steps"].origin) == (2, "--set")
     assert (keys["loop.group_size"].is_default, keys["loop.group_size"].origin) == (False, "recipe")
     assert (keys["loop.seed"].is_default, keys["loop.seed"].origin) == (True, "default")
@@ -194,5 +195,5 @@ def test_each_key_of_a_recipe_says_its_value_its_default_and_its_reader(run: Rec
 
 
 def test_a_folder_without_a_recipe_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="no recipe in"):
-        read_frozen_recipe(tmp_path)
+    with pytest.raises(RunFolderError, match=r"no run in .* that has a recipe"):
+        RunOrigin.read(tmp_path)

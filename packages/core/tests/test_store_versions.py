@@ -126,6 +126,31 @@ async def test_what_version_3_computed_is_kept_as_such_and_has_no_digest_so_that
     await store.close()
 
 
+async def test_threads_that_version_7_kept_among_the_calls_stand_beside_their_attempt(tmp_path: Path, moved: Callable[[str], str]) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = await SqlStore.open(url)
+    await store.create_rollouts([make_spec("a"), make_spec("b")])
+    refused = OtherCall(kind=OtherCallKind.REFUSED, path="models", started_at=1.0)
+    for name in "ab":
+        await store.lease("w", 60.0)
+        await store.append_other_calls(name, 1, [refused])
+        await store.finish_attempt(name, 1, Outcome.SUCCEEDED)
+    await store.close()
+    with closing(sqlite3.connect(tmp_path / "store.db")) as db, db:
+        db.execute("ALTER TABLE attempts DROP COLUMN left_threads")
+        for thread in ("writer", "poller"):
+            db.execute(
+                "INSERT INTO other_calls (attempt_pk, kind, path, model, started_at, duration_s) VALUES (2, 'left_behind', ?, '', 0, 0)",
+                [thread],
+            )
+        db.execute("UPDATE meta SET value = '7' WHERE key = 'schema'")
+    store = await SqlStore.open(moved(url))
+    trajectories = await store.trajectories(["a", "b"])
+    assert [one.left_threads for one in trajectories] == [(), ("writer", "poller")]
+    assert [one.other_calls for one in trajectories] == [(refused,), (refused,)]
+    await store.close()
+
+
 async def test_a_store_that_was_brought_up_to_date_goes_on(tmp_path: Path) -> None:
     store = await SqlStore.open(make_store_of_version_2(tmp_path))
     assert await store.create_rollouts([make_spec("a", sampling=SamplingSettings(temperature=0.5)), make_spec("d")]) == 1

@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rich.console import Console
 
 from lightningrl.config import Recipe
+from lightningrl.credit.identical import IdenticalAssignment
 from lightningrl.credit.samples import teaching_rows
 from lightningrl.errors import LightningError
 from lightningrl.plugins import hookimpl, load_plugins
@@ -26,7 +27,7 @@ from lightningrl.training.parts import Parts
 from lightningrl.training.policies import Policies
 from lightningrl.training.progress import LineProgress
 from lightningrl.training.run_folder import LoopState, RunFolder, find_checkpoint
-from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutMode, RolloutSpec, Sample, Trajectory
+from lightningrl.types import Advantages, Outcome, RolloutMode, RolloutSpec, Sample, Trajectory, TrajectoryGroup
 
 DATA = """
 def tasks():
@@ -52,7 +53,7 @@ class Store:
         self.metrics: dict[str, float] = {}
         self.all_alike = False
         self.all_fail = False
-        self.left: tuple[OtherCall, ...] = ()
+        self.left: tuple[str, ...] = ()
         """By each rollout of training."""
         self.forgotten: list[tuple[int, int]] = []
         self.scores: list[float] = []
@@ -92,7 +93,7 @@ class Store:
         right = float(alike or spec.id.endswith("0"))
         call = make_transition(f"{spec.id}/0", agent="team/write")
         made = make_trajectory(spec.id, [call], reward=None, group_id=spec.group_id, output=right)
-        made = replace(made, other_calls=self.left)
+        made = replace(made, left_threads=self.left)
         return replace(made, outcome=Outcome.AGENT_ERROR, error="closed") if self.all_fail else made
 
 
@@ -204,6 +205,24 @@ async def test_other_tasks_are_sampled_until_as_many_groups_teach_as_the_step_ha
     assert store.metrics["groups_without_signal"] == len(groups_of(store)) - 9
 
 
+@pytest.mark.parametrize("dynamic_sampling", [0, 9])
+async def test_credit_is_assigned_once_for_each_group_also_of_those_that_taught_nothing(
+    make_trainer: Callable[..., Trainer], store: Store, monkeypatch: pytest.MonkeyPatch, dynamic_sampling: int
+) -> None:
+    assigned: list[str] = []
+
+    def assign(credit: IdenticalAssignment, group: TrajectoryGroup) -> Advantages:
+        assigned.append(group.id)
+        return inner(credit, group)
+
+    inner = IdenticalAssignment.assign
+    monkeypatch.setattr(IdenticalAssignment, "assign", assign)
+    await make_trainer(steps=2, dynamic_sampling=dynamic_sampling).run()
+    assert len(assigned) == len(set(assigned)), "an assigner that remembers, or is paid for, is asked once"
+    assert set(assigned) == groups_of(store)
+    assert (len(assigned) > 2 * 9) == (dynamic_sampling > 0)
+
+
 async def test_without_it_such_groups_stay_in_the_means(make_trainer: Callable[..., Trainer], store: Store, learned: Learned) -> None:
     await make_trainer().run()
     assert len(groups_of(store)) == 9
@@ -247,7 +266,7 @@ async def test_a_role_that_no_call_has_is_named(
 async def test_threads_that_outlive_their_rollout_are_told_of_once_and_counted(
     make_trainer: Callable[..., Trainer], store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.left = (OtherCall(kind=OtherCallKind.LEFT_BEHIND, path="writer"),)
+    store.left = ("writer",)
     await make_trainer(steps=2).run()
     assert caplog.text.count("rollouts left threads running ('writer'); model calls that they make") == 1
     assert "step 1: " in caplog.text and "threads_left counts them" in caplog.text

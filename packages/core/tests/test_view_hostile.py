@@ -22,7 +22,7 @@ from viewing import ReadPage, read_page, viewing
 
 from lightningrl.clean import clean_text, printable
 from lightningrl.control.client import ServerClient
-from lightningrl.look.recipe import read_frozen_recipe
+from lightningrl.origin import RunOrigin
 from lightningrl.store.protocol import Score
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutSpec, Task
@@ -249,7 +249,7 @@ def test_hostile_text_is_shown_and_never_obeyed(stage: Stage, text: str) -> None
 def test_a_recipe_that_writes_markup_is_shown_as_values(tmp_path: Path, text: str) -> None:
     text = clean_text(text)
     write_recipe(tmp_path, RECIPE.model_copy(update={"name": text, "learner": {"loss": text, text: [text]}}))
-    recipe = read_frozen_recipe(tmp_path)
+    recipe = RunOrigin.read(tmp_path)
     assert recipe.recipe.name == text
 
     async def look() -> None:

@@ -115,4 +115,4 @@ async def test_a_run_without_a_recipe_is_shown_all_the_same(run: RecordedRun, tm
     async with viewing(tmp_path) as client:
         text = (await read_page(client, "/rollouts/g000000-000")).text
         assert "call 0" in text and "Nobody has the tokenizer of policy policy any more" in text
-        assert "no recipe in" in (await read_page(client, "/recipe", 503)).text
+        assert "that has a recipe" in (await read_page(client, "/recipe", 503)).text

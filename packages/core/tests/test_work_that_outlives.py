@@ -111,13 +111,13 @@ async def test_threads_that_outlive_their_rollout_are_in_its_record_the_metrics_
         async with WorkerPool(control.url, control.run_key, "agent.py:answer", workers=1, base_dir=tmp_path, log_folder=tmp_path):
             await control.store.wait_finished([spec.id for spec in specs], PATIENCE_S)
         trajectories = await control.store.trajectories([spec.id for spec in specs])
-        (counted,) = (await control.store.condition()).refusals
-    (left,) = trajectories[0].other_calls
-    assert (left.kind, left.path) == (OtherCallKind.LEFT_BEHIND, "memory-writer")
-    assert trajectories[1].other_calls == ()
+        found = await control.store.condition()
+        shown = [(await control.store.rollout(spec.id)).attempts[0].left_threads for spec in specs]
+    assert [one.left_threads for one in trajectories] == shown == [("memory-writer",), ()]
+    assert [one.other_calls for one in trajectories] == [(), ()] and found.refusals == (), "a thread is no call"
     assert describe_rollouts(trajectories)["threads_left"] == 1.0
     assert "threads_left" not in describe_rollouts(trajectories[1:])
-    assert (counted.count, counted.rollout_id, counted.message) == (1, "r0", left.message)
+    assert [(one.name, one.count, one.rollout_id) for one in found.left_threads] == [("memory-writer", 1, "r0")]
     assert explain_left_threads(trajectories[1:]) is None
     assert explain_left_threads(trajectories) == (
         "1 of 2 rollouts left threads running ('memory-writer'); model calls that they make from now on are taken for those of the "

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ValidationConfig,
     )
     from lightningrl.credit.baselines import center, mean
+    from lightningrl.credit.needs import Need
     from lightningrl.credit.spread import spread
     from lightningrl.dialects import DIALECTS, Dialect
     from lightningrl.errors import BackendError, ConfigError, ContextOverflow, LightningError
@@ -81,6 +82,7 @@ __all__ = [
     "LightningError",
     "LocalLauncher",
     "LoopConfig",
+    "Need",
     "OtherCall",
     "OtherCallKind",
     "Outcome",
@@ -141,6 +143,7 @@ _HOMES = {
         "ValidationConfig",
     ),
     "credit.baselines": ("center", "mean"),
+    "credit.needs": ("Need",),
     "credit.spread": ("spread",),
     "dialects": ("DIALECTS", "Dialect"),
     "errors": ("BackendError", "ConfigError", "ContextOverflow", "LightningError"),

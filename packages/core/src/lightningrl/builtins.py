@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from lightningrl.credit import needs
 from lightningrl.credit import plugins as credit_plugins
 from lightningrl.plugins import Plugin, hookimpl
 from lightningrl.rewards import plugins as reward_plugins
@@ -26,6 +27,11 @@ def lightningrl_adapters() -> Iterable[Plugin]:
 @hookimpl
 def lightningrl_credit_assigners() -> Iterable[Plugin]:
     yield from credit_plugins.PLUGINS
+
+
+@hookimpl
+def lightningrl_credit_needs() -> Iterable[Plugin]:
+    yield from needs.PLUGINS
 
 
 @hookimpl

@@ -50,6 +50,7 @@ __all__ = [
     "check_options",
     "load_recipe",
     "parse_setting",
+    "read_recipe",
     "recipe_file",
 ]
 
@@ -482,11 +483,8 @@ class Recipe(_Frozen):
         return options
 
     def with_settings(self, settings: Mapping[str, Any]) -> Recipe:
-        """A recipe with dotted keys replaced: `{"loop.steps": 5}`."""
-        data = _values(self)
-        for key, value in settings.items():
-            _assign(data, key.split("."), value, key)
-        return _validate(data, "--set")
+        """A recipe with dotted keys replaced: `{"loop.steps": 5}`. Raises ConfigError."""
+        return _all_right(*_set(self, settings))
 
     def frozen_text(self) -> str:
         """The recipe as JSON text, as kept in the run folder; what validation takes from `[sampling]` is written out."""
@@ -503,7 +501,30 @@ def recipe_file(path: Path) -> Path:
 
 def load_recipe(path: Path, settings: Mapping[str, Any] | None = None) -> Recipe:
     """Read a `.toml` or `.py` recipe and apply `settings` (dotted keys). Raises ConfigError with file, key and remedy."""
-    path = recipe_file(path)
+    return _all_right(*read_recipe(path, settings or {}))
+
+
+def read_recipe(source: Path | Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
+    """As `load_recipe`, less the keys that are wrong, with a sentence for each: what else is wrong can be looked for. Raises ConfigError
+    where what is left is no recipe."""
+    recipe, wrong = (source, []) if isinstance(source, Recipe) else _read(source)
+    if not settings:
+        return recipe, wrong
+    try:
+        recipe, more = _set(recipe, settings)
+    except ConfigError as error:
+        raise ConfigError(*wrong, *error.args) from None
+    return recipe, [*wrong, *more]
+
+
+def _all_right(recipe: Recipe, wrong: Sequence[str]) -> Recipe:
+    if wrong:
+        raise ConfigError(*wrong)
+    return recipe
+
+
+def _read(path: Path) -> tuple[Recipe, list[str]]:
+    path, wrong = recipe_file(path), list[str]()
     if not path.is_file():
         raise ConfigError(f"no recipe at {str(path)!r}; give a .toml or .py file, or a folder with a recipe.toml")
     if path.suffix == ".py":
@@ -513,11 +534,17 @@ def load_recipe(path: Path, settings: Mapping[str, Any] | None = None) -> Recipe
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"recipe {str(path)!r} is not valid TOML: {error}") from error
-        recipe = _validate(data, str(path))
+        recipe, wrong = _validate(data, str(path))
     else:
         raise ConfigError(f"recipe {str(path)!r} ends in {path.suffix!r}; a recipe is a .toml or .py file")
-    recipe = recipe.model_copy(update={"folder": path.resolve().parent})
-    return recipe.with_settings(settings) if settings else recipe
+    return recipe.model_copy(update={"folder": path.resolve().parent}), wrong
+
+
+def _set(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
+    data = _values(recipe)
+    for key, value in settings.items():
+        _assign(data, key.split("."), value, key)
+    return _validate(data, "--set")
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -575,12 +602,45 @@ def _assign(data: dict[str, Any], path: list[str], value: Any, key: str) -> None
     data[path[-1]] = value
 
 
-def _validate(data: Mapping[str, Any], source: str) -> Recipe:
+def _validate(data: Mapping[str, Any], source: str) -> tuple[Recipe, list[str]]:
+    """The recipe less the keys that are wrong, and a sentence for each. Raises ConfigError where what is left is none."""
     try:
-        return Recipe.model_validate(data)
+        return Recipe.model_validate(data), []
     except pydantic.ValidationError as error:
-        sentences = [*map(_sentence, error.errors()), *_learner_slips(data)]
-        raise ConfigError(*(f"{source}: {sentence}" for sentence in dict.fromkeys(sentences))) from None
+        wrong = error.errors()
+    slips = _learner_slips(data)
+    sentences = [*map(_sentence, wrong), *slips.values()]
+    left: dict[str, Any] = _without(_tables(data), wrong)
+    if slips:
+        left["learner"] = {name: value for name, value in left["learner"].items() if name not in slips}
+    try:
+        recipe = Recipe.model_validate(left)
+    except pydantic.ValidationError as error:
+        sentences += [_sentence(one) for one in error.errors() if one["type"] == "value_error"]  # of keys that are right by themselves
+        recipe = None
+    sentences = [f"{source}: {sentence}" for sentence in dict.fromkeys(sentences)]
+    if recipe is None:
+        raise ConfigError(*sentences)
+    return recipe, sentences
+
+
+def _tables(data: Any) -> Any:
+    """Copies of tables; values are the same."""
+    return {name: _tables(value) for name, value in data.items()} if isinstance(data, dict) else data
+
+
+def _without(data: dict[str, Any], wrong: Sequence[ErrorDetails]) -> dict[str, Any]:
+    """Less the values that are wrong, and tables that nobody knows. Others stay, and so does what is wrong with them: what stands in a
+    table may be what the rest of the recipe speaks of."""
+    for error in wrong:
+        table, is_unknown = data, error["type"] == "extra_forbidden"
+        for depth, part in enumerate(error["loc"], start=1):
+            below = table.get(str(part))
+            if not isinstance(below, dict) or (is_unknown and depth == len(error["loc"])):
+                table.pop(str(part), None)
+                break
+            table = below
+    return data
 
 
 def _sentence(error: ErrorDetails) -> str:
@@ -596,11 +656,12 @@ def _sentence(error: ErrorDetails) -> str:
     return f"{key!r}: {error['msg']}{got}"[:400]
 
 
-def _learner_slips(data: Mapping[str, Any]) -> list[str]:
-    """Settings of the learner that surely are another name's. Only a backend knows all of its own, and it is asked last."""
+def _learner_slips(data: Mapping[str, Any]) -> dict[str, str]:
+    """Settings of the learner that surely are another name's, with a sentence for each. Only a backend knows all of its own, and it is
+    not asked where nothing is left of a recipe."""
     learner = data.get("learner")
     names = [name for name in learner if name in ELSEWHERE and name not in LEARNER] if isinstance(learner, Mapping) else []
-    return [f"unknown key {f'learner.{name}'!r}; {key_hint(name, sorted(LEARNER), _all_keys())}" for name in names]
+    return {name: f"unknown key {f'learner.{name}'!r}; {key_hint(name, sorted(LEARNER), _all_keys())}" for name in names}
 
 
 @cache

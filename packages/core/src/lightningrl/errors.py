@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = [
@@ -81,10 +81,10 @@ class BackendError(LightningError):
     """A trainer backend cannot do what the recipe asks."""
 
 
-def gather(*calls: Callable[[], Any]) -> list[Any]:
-    """What each call returns. Where some of them are refused, ConfigError with all their sentences."""
+def gather(*calls: Callable[[], Any], known: Sequence[str] = ()) -> list[Any]:
+    """What each call returns. Where some of them are refused, or something is `known` to be, ConfigError with all the sentences."""
     found: list[Any] = []
-    sentences: list[Any] = []
+    sentences: list[Any] = [*known]
     for call in calls:
         try:
             found.append(call())

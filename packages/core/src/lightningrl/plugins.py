@@ -79,6 +79,11 @@ class HookSpecs:
         return ()
 
     @hookspec
+    def lightningrl_credit_needs(self) -> Iterable[Plugin]:
+        """Yield what credit assigners may need of a run (`requires`); each factory returns a `lightningrl.Need`."""
+        return ()
+
+    @hookspec
     def lightningrl_worker_launchers(self) -> Iterable[Plugin]:
         """Yield places where agent workers run; each factory returns a `WorkerLauncher`."""
         return ()
@@ -111,6 +116,7 @@ YIELDING = {
     "lightningrl_reward_functions": "reward",
     "lightningrl_intermediate_rewards": "intermediate reward",
     "lightningrl_credit_assigners": "credit assigner",
+    "lightningrl_credit_needs": "credit need",
     "lightningrl_worker_launchers": "worker launcher",
     "lightningrl_dialects": "dialect",
 }

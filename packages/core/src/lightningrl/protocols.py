@@ -181,7 +181,7 @@ class CreditAssigner(Protocol):
 
     @property
     def requires(self) -> frozenset[str]:
-        """What the run must provide, of `lightningrl.credit.needs.NEEDS`. Checked when the run starts."""
+        """What the run must provide, by the names of `lightningrl.credit.needs`. Checked when the run starts."""
         ...
 
     def assign(self, group: TrajectoryGroup) -> Advantages: ...

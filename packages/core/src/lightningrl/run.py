@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightningrl.beside import run_beside
-from lightningrl.config import Recipe, load_recipe, recipe_file
+from lightningrl.config import Recipe, load_recipe, read_recipe, recipe_file
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError, Stopped
+from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
-from lightningrl.training.run_folder import LoopState, RunFolder, RunOrigin, checkpoints, default_run, find_checkpoint, newest_run
+from lightningrl.training.run_folder import LoopState, RunFolder, checkpoints, default_run, find_checkpoint, newest_run
 from lightningrl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -332,7 +333,8 @@ def problems(recipe: Source, *, settings: Mapping[str, Any] | None = None) -> It
     from lightningrl.training.checks import build_checked
 
     try:
-        build_checked(_load(recipe, settings or {}), load_plugins())
+        found, wrong = _read(recipe, settings or {})
+        build_checked(found, load_plugins(), wrong=wrong)
     except (ConfigError, PluginError) as error:
         yield from error.args
 
@@ -348,11 +350,12 @@ async def doctor(
     take. What is wrong with the recipe is a finding, too; nothing is left behind."""
     from lightningrl.doctor import examine
 
-    return await examine(_load(recipe, settings or {}), runs=Path(runs), starting=starting)
+    whole = recipe.with_settings(settings or {}) if isinstance(recipe, Recipe) else load_recipe(Path(recipe), settings)
+    return await examine(whole, runs=Path(runs), starting=starting)
 
 
-def _load(source: Source, settings: Mapping[str, Any]) -> Recipe:
-    return source.with_settings(settings) if isinstance(source, Recipe) else load_recipe(Path(source), settings)
+def _read(source: Source, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
+    return read_recipe(source if isinstance(source, Recipe) else Path(source), settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -402,8 +405,8 @@ def begin_run(
         return
     if source is None:
         raise ConfigError("no recipe given; name a recipe's file or folder")
-    whole = _load(source, settings)
-    parts = build_checked(whole, plugins, will_work=True)
+    whole, wrong = _read(source, settings)
+    parts = build_checked(whole, plugins, will_work=True, wrong=wrong)
     if few := explain_few_tasks(whole, parts.tasks.train):
         logger.warning("%s", few)
     path = Path(run) if run is not None else default_run(runs, whole.name)

@@ -108,9 +108,6 @@ class OtherCallKind(_Choice):
     """It went past the gateway, to a host that the worker saw."""
     JUDGE = "judge"
     """The run asked it about the finished rollout."""
-    LEFT_BEHIND = "left_behind"
-    """No call, but a bare thread, by its name, that still ran when its rollout was over: what it asks is taken for calls of the rollouts
-    that follow."""
 
 
 class FinishReason(_Choice):
@@ -228,7 +225,7 @@ class OtherCall:
 
     kind: OtherCallKind
     path: str
-    """Below the base URL (`chat/completions`); of one elsewhere, the host; of a thread, its name."""
+    """Below the base URL (`chat/completions`); of one elsewhere, the host."""
     model: str = ""
     """As asked for; empty = not known."""
     agent: str | None = None
@@ -343,6 +340,8 @@ class Trajectory:
     transitions: tuple[Transition, ...]
     tool_calls: tuple[ToolCall, ...] = ()
     other_calls: tuple[OtherCall, ...] = ()
+    left_threads: tuple[str, ...] = ()
+    """Names of bare threads that still ran when it was over: what they ask is taken for calls of the rollouts that follow."""
     output: Any = None
     """What the agent returned (JSON)."""
     error: str | None = None

@@ -29,6 +29,7 @@ def plugins_command() -> None:
         "reward": manager.rewards,
         "intermediate reward": manager.intermediate_rewards,
         "credit assigner": manager.credit_assigners,
+        "credit need": manager.records("lightningrl_credit_needs"),
         "worker launcher": manager.worker_launchers,
         "dialect": manager.dialects,
     }

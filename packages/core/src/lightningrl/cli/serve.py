@@ -15,10 +15,11 @@ from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.keys import worker_key
+from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
 from lightningrl.training.models import check_on_hub
 from lightningrl.training.parts import Parts
-from lightningrl.training.run_folder import RunOrigin, checkpoints
+from lightningrl.training.run_folder import checkpoints
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 
 if TYPE_CHECKING:

@@ -69,6 +69,8 @@ def _head(trace: Trace, group: Group) -> Iterator[tuple[str, Text]]:
     for attempt in rollout.attempts:
         if attempt.attempt != trace.attempt and attempt.outcome is not None:
             yield f"attempt {attempt.attempt}", _join(attempt.outcome.value, _short(attempt.error or ""))
+        if attempt.left_threads:
+            yield "left threads", _join(*attempt.left_threads, style="yellow")
 
 
 def _title(call: CallTrace, names: dict[str, int], *, shows_policy: bool) -> Text:

@@ -34,7 +34,7 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     others = [call.kind for trajectory in trajectories for call in trajectory.other_calls]
     if asked := others.count(OtherCallKind.JUDGE):
         metrics["calls_judge"] = float(asked)
-    if left := others.count(OtherCallKind.LEFT_BEHIND):
+    if left := sum(len(trajectory.left_threads) for trajectory in trajectories):
         metrics["threads_left"] = float(left)
     metrics["calls_refused"] = float(others.count(OtherCallKind.REFUSED))
     return metrics

@@ -1,22 +1,22 @@
-"""What a credit assigner may need of a run: each need, who provides it, and the remedy, in this one place."""
+"""What a credit assigner may need of a run: each need, who provides it, and the remedy, in this one place. Distributions add theirs by the
+hook `lightningrl_credit_needs`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightningrl.errors import ConfigError
+from lightningrl.plugins import Plugin, PluginManager
 
 if TYPE_CHECKING:
     from lightningrl.config import Recipe
     from lightningrl.protocols import Capabilities
     from lightningrl.types import Task, Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["NEEDS", "SERVICES", "Need", "check_answers", "check_needs", "find_unrecorded"]
-
-SERVICES = frozenset({"logprobs", "values"})
-"""Needs that the trainer backend meets, where it declares them."""
+__all__ = ["NEEDS", "PLUGINS", "Need", "check_answers", "check_needs", "find_unrecorded", "installed_needs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,15 @@ class Need:
     """Something that not every run has."""
 
     is_met: Callable[[Recipe], bool]
+    """Whether a run of this recipe will have it."""
     remedy: str
+    """What to write where it will not."""
     is_recorded: Callable[[Sequence[TrajectoryGroup]], bool] = lambda groups: True
     """Whether recorded groups have it."""
     later: str = ""
     """The remedy for rollouts that are recorded already, where it is another."""
+    is_service: bool = False
+    """The trainer backend provides it, where `Capabilities.services` has its name."""
 
 
 def _trajectories(groups: Sequence[TrajectoryGroup]) -> Iterator[Trajectory]:
@@ -76,33 +80,54 @@ NEEDS: Mapping[str, Need] = {
         "give each training task an `answer`",
         lambda groups: any(trajectory.task.answer is not None for trajectory in _trajectories(groups)),
     ),
-    "logprobs": Need(lambda _: True, "use a trainer backend that tells logprobs of given tokens: backend = 'torch'", _has_evidence),
+    "logprobs": Need(
+        lambda _: True, "use a trainer backend that tells logprobs of given tokens: backend = 'torch'", _has_evidence, is_service=True
+    ),
     "values": Need(
         lambda recipe: all(recipe.options_of(one).get("critic") is not None for one in recipe.all_policies.values() if one.trainable),
         "use a trainer backend with a critic that tells values, and give it one: backend = 'torch' and a table [learner.critic]",
         _has_evidence,
+        is_service=True,
     ),
 }
-"""By the name that stands in an assigner's `requires`."""
+"""Those of core, by the name that stands in an assigner's `requires`."""
+PLUGINS = tuple(Plugin(name=name, summary=need.remedy, factory=partial(NEEDS.get, name)) for name, need in NEEDS.items())
 
 
-def check_needs(recipe: Recipe, use: Any, requires: Collection[str], capabilities: Capabilities | None = None) -> None:
+def installed_needs(plugins: PluginManager) -> dict[str, Need]:
+    """Those of core and of installed distributions."""
+    return {name: plugin.factory() for name, plugin in plugins.records("lightningrl_credit_needs").items()}
+
+
+def check_needs(
+    recipe: Recipe, use: Any, requires: Collection[str], capabilities: Capabilities | None = None, needs: Mapping[str, Need] = NEEDS
+) -> None:
     """Raise ConfigError with those that the run does not meet. `capabilities`: of its trainer backend; None = it declares none."""
-    lacking = SERVICES - (SERVICES if capabilities is None else capabilities.services)
-    unknown = f"which no run provides; there are: {', '.join(sorted(NEEDS))}"
-    remedies = {name: NEEDS[name].remedy if name in NEEDS else unknown for name in sorted(requires)}
-    if unmet := [name for name in remedies if name not in NEEDS or name in lacking or not NEEDS[name].is_met(recipe)]:
-        raise ConfigError(*(f"credit assigner {use!r} needs {name!r}; {remedies[name]}" for name in unmet))
+
+    def remedy(name: str) -> str | None:
+        """None = it is met."""
+        if name not in needs:
+            return _unknown(needs)
+        is_provided = not needs[name].is_service or capabilities is None or name in capabilities.services
+        return None if is_provided and needs[name].is_met(recipe) else needs[name].remedy
+
+    unmet = {name: said for name in sorted(requires) if (said := remedy(name)) is not None}
+    if unmet:
+        raise ConfigError(*(f"credit assigner {use!r} needs {name!r}; {said}" for name, said in unmet.items()))
 
 
-def find_unrecorded(requires: Collection[str], groups: Sequence[TrajectoryGroup]) -> str | None:
+def find_unrecorded(requires: Collection[str], groups: Sequence[TrajectoryGroup], needs: Mapping[str, Need] = NEEDS) -> str | None:
     """What an assigner needs that recorded groups do not have, with the remedy; None = they have all of it."""
     for name in sorted(requires):
-        if name not in NEEDS:
-            return f"needs {name!r}, which no run provides; there are: {', '.join(sorted(NEEDS))}"
-        if not NEEDS[name].is_recorded(groups):
-            return f"needs {name!r}; {NEEDS[name].later or NEEDS[name].remedy}"
+        if name not in needs:
+            return f"needs {name!r}; {_unknown(needs)}"
+        if not needs[name].is_recorded(groups):
+            return f"needs {name!r}; {needs[name].later or needs[name].remedy}"
     return None
+
+
+def _unknown(needs: Mapping[str, Need]) -> str:
+    return f"which no run provides; there are: {', '.join(sorted(needs))}"
 
 
 def check_answers(use: Any, requires: Collection[str], tasks: Iterable[Task]) -> None:

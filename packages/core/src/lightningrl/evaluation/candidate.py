@@ -14,7 +14,8 @@ from pathlib import Path
 
 from lightningrl.config import NamedUpstreamConfig, Recipe
 from lightningrl.errors import ConfigError
-from lightningrl.training.run_folder import Checkpoint, RunOrigin, find_checkpoint
+from lightningrl.origin import RunOrigin
+from lightningrl.training.run_folder import Checkpoint, find_checkpoint
 
 __all__ = ["Candidate", "find_candidate", "run_of"]
 

@@ -19,12 +19,13 @@ from lightningrl.evaluation.check import Check
 from lightningrl.evaluation.gap import Gap, TokenGaps
 from lightningrl.evaluation.rounding import ROUNDING, number_format
 from lightningrl.look.reader import StoredRun
+from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import Backend, Continuation, TokenScorer
 from lightningrl.store.protocol import RolloutFilter, StepRecord
 from lightningrl.training.parts import build_backends
 from lightningrl.training.policies import load_backend
-from lightningrl.training.run_folder import RunOrigin, checkpoints
+from lightningrl.training.run_folder import checkpoints
 from lightningrl.types import Trajectory, Transition
 
 __all__ = ["Places", "find_places", "is_sampled", "judge_steps", "read_trajectories", "recompute"]

@@ -8,7 +8,6 @@ which has the store and the tokenizers, answers with the same traces.
 from __future__ import annotations
 
 import asyncio
-import json
 import sqlite3
 import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,6 +26,7 @@ from lightningrl.look.segments import SegmentReader
 from lightningrl.look.siblings import Siblings, build_siblings
 from lightningrl.look.tokens import Token, read_tokens
 from lightningrl.look.trace import CallTrace, Trace, Window, build_trace
+from lightningrl.origin import read_models
 from lightningrl.rendering.tokenizer import load_tokenizer
 from lightningrl.store import SqlStore
 from lightningrl.store.condition import Condition, Neighbours, Position
@@ -199,8 +199,7 @@ async def open_run(folder: Path) -> AsyncIterator[StoredRun]:
 
 def _tokenizers(folder: Path) -> Callable[[str], Any | None]:
     """By policy, as the run had them; None where their model has gone."""
-    run = folder / "run.json"
-    models: dict[str, str] = json.loads(run.read_text(encoding="utf-8")).get("models", {}) if run.is_file() else {}
+    models = read_models(folder)
 
     def tokenizer_of(policy: str) -> Any | None:
         try:

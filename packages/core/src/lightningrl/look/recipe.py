@@ -1,8 +1,7 @@
 """A run's recipe, key by key: the value, whether it is the default, where it is from, who reads it, what it is for.
 
-<run>/recipe.json  (frozen values)  ┐
-<run>/run.json     (settings given) ┼─►  read_recipe_keys ─► RecipeKey…
-Recipe's classes   (defaults, docs) ┘
+RunOrigin         (frozen values, settings given) ┬─►  list_recipe_keys ─► RecipeKey…
+Recipe's classes  (defaults, docs)                ┘
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import pydantic
 
 from lightningrl import config
 from lightningrl.config import Recipe
-from lightningrl.errors import RunFolderError
+from lightningrl.origin import flatten
 from lightningrl.plugins import PluginManager
 
-__all__ = ["FrozenRecipe", "RecipeKey", "flat", "is_within", "list_recipe_keys", "read_frozen_recipe", "written_keys"]
+__all__ = ["RecipeKey", "is_within", "list_recipe_keys", "written_keys"]
 
 _READERS: Final[Mapping[str, str]] = {
     "name": "the name of the run's folder",
@@ -57,19 +55,6 @@ _OF_BACKEND: Final = frozenset({"policy", "name", "seed"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FrozenRecipe:
-    """What a run was started with."""
-
-    recipe: Recipe
-    values: Mapping[str, Any]
-    """As they were frozen, by dotted key."""
-    settings: Mapping[str, Any]
-    """Given beside the recipe, by dotted key."""
-    source: str | None
-    """The recipe's file; None for a run that Python code started."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeKey:
     """One setting."""
 
@@ -82,22 +67,6 @@ class RecipeKey:
     """Who reads it."""
     about: str
     """What it is for; empty where nobody says."""
-
-
-def read_frozen_recipe(folder: Path) -> FrozenRecipe:
-    """Raises RunFolderError where the run has none, or one of another version."""
-    try:
-        text = (folder / "recipe.json").read_text(encoding="utf-8")
-        saved = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        recipe = Recipe.model_validate_json(text)
-    except FileNotFoundError:
-        raise RunFolderError(f"no recipe in {str(folder)!r}; a run that `lightningrl train` started has one") from None
-    except pydantic.ValidationError as error:
-        key = ".".join(map(str, error.errors()[0]["loc"]))
-        raise RunFolderError(
-            f"the recipe of run {str(folder)!r} is of another version of LightningRL, which read {key!r} otherwise; look with that version"
-        ) from None
-    return FrozenRecipe(recipe=recipe, values=dict(flat(json.loads(text))), settings=saved.get("settings", {}), source=saved.get("source"))
 
 
 def list_recipe_keys(
@@ -113,7 +82,7 @@ def list_recipe_keys(
     is among them."""
     defaults = dict(_defaults(recipe))
     of_backend = {} if plugins is None else _backend_defaults(recipe.backend, plugins)
-    known = dict(flat(json.loads(recipe.frozen_text()))) if values is None else values
+    known = flatten(json.loads(recipe.frozen_text())) if values is None else values
     whole = {**{key: value for key, value in of_backend.items() if key not in known}, **known}
     found = []
     for key in sorted(whole, key=lambda key: ("." in key, key)):
@@ -133,15 +102,6 @@ def is_within(key: str, keys: Collection[str]) -> bool:
     """Whether the key or a table around it is among `keys`."""
     parts = key.split(".")
     return any(".".join(parts[:count]) in keys for count in range(1, len(parts) + 1))
-
-
-def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by dotted key; empty tables are none."""
-    for name, value in data.items():
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{prefix}{name}.")
-        elif not isinstance(value, dict):
-            yield f"{prefix}{name}", value
 
 
 def written_keys(model: pydantic.BaseModel, prefix: str = "") -> Iterator[str]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.errors import RunFolderError
-from lightningrl.look.summary import is_live, read_recipe, read_rows
+from lightningrl.look.summary import is_live, read_rows
+from lightningrl.origin import read_values
 from lightningrl.store.places import has_store
 
 __all__ = ["RunLine", "differences", "is_run", "read_runs", "run_folders"]
@@ -102,5 +103,4 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def _recipe(folder: Path, _changed: tuple[int, int]) -> dict[str, Any]:
-    found = read_recipe(folder)
-    return {key: json.dumps(value) if isinstance(value, list | dict) else value for key, value in found.items()}
+    return {key: json.dumps(value) if isinstance(value, list) else value for key, value in read_values(folder).items()}

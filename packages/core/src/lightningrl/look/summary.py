@@ -5,7 +5,6 @@ metrics.jsonl, store ─► read_summary(run, folder) ─► Summary: train, val
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import defaultdict
@@ -21,7 +20,7 @@ from lightningrl.look.reader import StoredRun
 from lightningrl.store.overview import RolloutQuery, StepReward, ToolCount
 from lightningrl.types import RolloutMode
 
-__all__ = ["Bill", "Point", "StepLine", "Summary", "interval", "is_live", "read_recipe", "read_rows", "read_summary"]
+__all__ = ["Bill", "Point", "StepLine", "Summary", "interval", "is_live", "read_rows", "read_summary"]
 
 _PARTS: Final = ("collect", "reward", "credit", "learn")
 
@@ -188,22 +187,3 @@ def _bill(rows: Sequence[Mapping[str, Any]], rollouts: int) -> Bill:
         minutes=max(minutes) if minutes else None,
         seconds=spent,
     )
-
-
-def read_recipe(folder: Path) -> dict[str, Any]:
-    """The frozen recipe's values by dotted key; empty where there is none."""
-    try:
-        found = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    flat: dict[str, Any] = {}
-
-    def add(value: Any, key: str) -> None:
-        if isinstance(value, dict) and value:
-            for name, inner in value.items():
-                add(inner, f"{key}.{name}" if key else name)
-        else:
-            flat[key] = value
-
-    add(found, "")
-    return flat

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute
@@ -84,9 +84,6 @@ def attempt_routes(
     ]
 
 
-LEFT_THREAD: Final = "this thread still ran when the agent had returned; model calls that it makes are taken for the next rollouts'"
-
-
 def attempt_of(request: Request) -> tuple[str, int]:
     """Rollout and number of the attempt in the path, once `Access` has looked at it."""
     return request.path_params["rid"], int(request.path_params["n"])
@@ -102,10 +99,8 @@ async def _end_of(place: tuple[str, int], body: api.Result, contents: ExportCont
         tool_calls=() if contents is None else contents.tool_calls,
         spans=() if contents is None else contents.spans,
         rewards={} if contents is None else contents.rewards,
-        other_calls=[
-            *(OtherCall(kind=OtherCallKind.ELSEWHERE, path=host) for host in body.unseen_hosts),
-            *(OtherCall(kind=OtherCallKind.LEFT_BEHIND, path=name, code="thread", message=LEFT_THREAD) for name in body.left_threads),
-        ],
+        other_calls=[OtherCall(kind=OtherCallKind.ELSEWHERE, path=host) for host in body.unseen_hosts],
+        left_threads=body.left_threads,
     )
 
 

@@ -11,6 +11,7 @@ from lightningrl.types import Outcome, RolloutState
 __all__ = [
     "Condition",
     "FailureCount",
+    "LeftThreadCount",
     "Neighbours",
     "Position",
     "RefusalCount",
@@ -107,6 +108,16 @@ class RefusalCount:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LeftThreadCount:
+    """Threads of one name that attempts of the newest left running."""
+
+    name: str
+    count: int
+    rollout_id: str
+    """Of the newest of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
     """A store as a whole: all rollouts by state and outcome, and the newest attempts, calls and refusals."""
 
@@ -114,12 +125,13 @@ class Condition:
     outcomes: Mapping[Outcome, int]
     """Of finished rollouts."""
     attempts_read: int
-    """That workers and failures are counted over."""
+    """That workers, failures and left threads are counted over."""
     versions: tuple[ServedVersion, ...]
     workers: tuple[WorkerCount, ...]
     leases: tuple[RunningLease, ...]
     failures: tuple[FailureCount, ...]
     refusals: tuple[RefusalCount, ...]
+    left_threads: tuple[LeftThreadCount, ...]
 
 
 class Standing(Protocol):

@@ -2,7 +2,7 @@
 
 neighbours rollouts before and after one
 position   the newest step, attempt and call: three ends of indexes, so that it can be asked every second
-condition  states and outcomes of all rollouts; versions, workers, failures and refused calls of the newest rows
+condition  states and outcomes of all rollouts; versions, workers, failures and refused calls and left threads of the newest rows
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Integer, cast, func, select
 from lightningrl.store.condition import (
     Condition,
     FailureCount,
+    LeftThreadCount,
     Neighbours,
     Position,
     RefusalCount,
@@ -31,6 +32,8 @@ __all__ = ["read_condition", "read_neighbours", "read_position"]
 
 _NEWEST: Final = 1000
 """Rows of attempts, calls and other calls that a condition is told from."""
+_MOST_NAMES: Final = 50
+"""Of threads."""
 
 
 _POSITION: Final = select(
@@ -55,7 +58,15 @@ def read_position(_: Reader, db: Connection, after: int = 0) -> Position:
 
 def read_condition(reader: Reader, db: Connection) -> Condition:
     tries = db.execute(
-        select(attempts.c.rollout_pk, attempts.c.worker_id, attempts.c.outcome, attempts.c.started_at, attempts.c.ended_at)
+        select(
+            rollouts.c.id,
+            attempts.c.worker_id,
+            attempts.c.outcome,
+            attempts.c.started_at,
+            attempts.c.ended_at,
+            attempts.c.left_threads,
+        )
+        .join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
         .order_by(attempts.c.pk.desc())
         .limit(_NEWEST)
     ).all()
@@ -72,6 +83,7 @@ def read_condition(reader: Reader, db: Connection) -> Condition:
         leases=_leases(db),
         failures=_failures(db, tries),
         refusals=_refusals(db),
+        left_threads=_left_threads(tries),
     )
 
 
@@ -149,12 +161,19 @@ def _failures(db: Connection, tries: Sequence[Any]) -> tuple[FailureCount, ...]:
     return tuple(found)
 
 
+def _left_threads(tries: Sequence[Any]) -> tuple[LeftThreadCount, ...]:
+    """By name, the newest of each as its example."""
+    counts = Counter(name for row in tries for name in row.left_threads).most_common(_MOST_NAMES)
+    newest = {name: row.id for row in reversed(tries) for name in row.left_threads}
+    return tuple(LeftThreadCount(name=name, count=count, rollout_id=newest[name]) for name, count in counts)
+
+
 def _refusals(db: Connection) -> tuple[RefusalCount, ...]:
-    """Refused calls and threads left behind, by code, the newest of each as its example."""
+    """By code, the newest of each as its example."""
     newest = select(other_calls.c.pk, other_calls.c.kind, other_calls.c.code).order_by(other_calls.c.pk.desc()).limit(_NEWEST).subquery()
     rows = db.execute(
         select(newest.c.code, func.count().label("calls"), func.max(newest.c.pk).label("pk"))
-        .where(newest.c.kind.in_((OtherCallKind.REFUSED, OtherCallKind.LEFT_BEHIND)))
+        .where(newest.c.kind == OtherCallKind.REFUSED)
         .group_by(newest.c.code)
         .order_by(func.count().desc())
     ).all()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import Column, Connection, Float, ForeignKey, Integer, LargeBinary, MetaData, String, Table, Text, insert, text
@@ -126,6 +127,16 @@ def _toolsets(db: Connection) -> None:
     db.execute(text("ALTER TABLE calls ADD COLUMN toolset INTEGER"))
 
 
+def _left_threads(db: Connection) -> None:
+    """Threads that outlived an attempt stand beside it. They were kept among its other calls, which they are none of."""
+    db.execute(text("ALTER TABLE attempts ADD COLUMN left_threads TEXT"))
+    rows = db.execute(text("SELECT attempt_pk, path FROM other_calls WHERE kind = 'left_behind' ORDER BY attempt_pk, pk")).all()
+    for pk, found in groupby(rows, key=lambda row: row.attempt_pk):
+        names = json.dumps([row.path for row in found])
+        db.execute(text("UPDATE attempts SET left_threads = :names WHERE pk = :pk"), {"names": names, "pk": pk})
+    db.execute(text("DELETE FROM other_calls WHERE kind = 'left_behind'"))
+
+
 def _of_attempts(name: str, *columns: Column[Any], **options: Any) -> Table:
     """A new table whose rows are attempts'."""
     then = MetaData()
@@ -140,5 +151,6 @@ MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {
     4: _branches,
     5: _participants,
     6: _toolsets,
+    7: _left_threads,
 }
 """By version."""

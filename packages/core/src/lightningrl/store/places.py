@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from lightningrl.origin import read_run_file
 
 __all__ = ["find_store", "has_store"]
 
@@ -24,8 +25,5 @@ def has_store(folder: Path) -> bool:
 
 def _named(folder: Path) -> str | None:
     """Another program may have a run.json, too."""
-    try:
-        store = json.loads((folder / "run.json").read_text(encoding="utf-8"))["store"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    store = read_run_file(folder).get("store")
     return store if isinstance(store, str) and store.startswith("postgresql") else None

@@ -164,6 +164,8 @@ class AttemptEnd:
     tool_calls: Sequence[ToolCallRecord] = ()
     spans: Sequence[SpanRecord] = ()
     other_calls: Sequence[OtherCall] = ()
+    left_threads: Sequence[str] = ()
+    """As in `Trajectory`."""
     rewards: Mapping[str | None, Mapping[str, float | None]] = field(default_factory=dict[str | None, Mapping[str, float | None]])
     """By transition id; None = of the attempt."""
 
@@ -202,6 +204,8 @@ class AttemptRecord:
     duration_s: float = 0.0
     output: Any = None
     error: str | None = None
+    left_threads: tuple[str, ...] = ()
+    """As in `Trajectory`."""
     calls: int = 0
 
 

@@ -63,7 +63,7 @@ __all__ = [
     "words",
 ]
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """`lightningrl.store.migrations` brings older ones up to date."""
 
 metadata = MetaData()
@@ -134,6 +134,7 @@ attempts = Table(
     Column("output", LongText),
     Column("error", LongText),
     Column("duration_s", Finite, nullable=False, server_default="0"),
+    Column("left_threads", Json(tuple[str, ...], "the names of threads", empty=())),
     UniqueConstraint("rollout_pk", "number"),
 )
 partial_index("attempts_running", attempts.c.expires_at, "outcome IS NULL")

@@ -36,6 +36,7 @@ _HEADS = (
         attempts.c.output,
         attempts.c.error,
         attempts.c.duration_s,
+        attempts.c.left_threads,
         scores.c.reward,
         scores.c.unrewarded,
     )
@@ -82,6 +83,7 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
             transitions=transitions,
             tool_calls=_tool_calls(reader, db, tool_rows.get(head.pk, ()), tree, transitions),
             other_calls=reader.other_calls(db, other_rows.get(head.pk, ())),
+            left_threads=head.left_threads,
             output=decode_output(head.output),
             error=head.error or None,
             rewards=terminal.get(head.pk, {}),

@@ -228,7 +228,7 @@ class Transaction:
         **values: Any,
     ) -> RolloutState:
         """End the running attempt of `row`; its rollout succeeds, fails, or is queued `again`. `forgive`: the try is not charged."""
-        end = {"outcome": outcome, "ended_at": self.now, "output": None, "error": None, "duration_s": 0.0, **values}
+        end = {"outcome": outcome, "ended_at": self.now, "output": None, "error": None, "duration_s": 0.0, "left_threads": (), **values}
         self.run(_END_ATTEMPT, of_pk=row.pk, **end)
         live = self._live.pop((row.rollout_id, row.number), None)
         self._fresh.discard((row.rollout_id, row.number))
@@ -290,7 +290,8 @@ _WITH_ROLLOUT = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempt
 _ATTEMPT = Prepared(_WITH_ROLLOUT.where(rollouts.c.id == bindparam("of_id"), attempts.c.number == bindparam("of_number")))
 _ATTEMPTS = _WITH_ROLLOUT.where(rollouts.c.id.in_(bindparam("ids", expanding=True)))
 _END_ATTEMPT = Prepared(
-    update(attempts).where(attempts.c.pk == bindparam("of_pk")), columns=("outcome", "ended_at", "output", "error", "duration_s")
+    update(attempts).where(attempts.c.pk == bindparam("of_pk")),
+    columns=("outcome", "ended_at", "output", "error", "duration_s", "left_threads"),
 )
 _END_ROLLOUT = Prepared(
     update(rollouts).where(rollouts.c.pk == bindparam("of_pk")).values(forgiven=rollouts.c.forgiven + bindparam("more")),

@@ -239,6 +239,7 @@ def finish(tx: Transaction, rollout_id: str, attempt: int, end: AttemptEnd) -> t
         output=None if end.output is None else body,
         error=None if error is None else error[:ERROR_LIMIT],
         duration_s=end.duration_s,
+        left_threads=tuple(map(clean_text, end.left_threads)),
     )
     return state, True
 

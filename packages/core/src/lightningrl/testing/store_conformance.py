@@ -237,6 +237,7 @@ class StoreConformance:
             tool_calls=[tool],
             spans=[SpanRecord(span_id="s0", agent="writer")],
             other_calls=[OtherCall(kind=OtherCallKind.ELSEWHERE, path="api.example.com")],
+            left_threads=["writer", "\ud800"],
             rewards={None: {"whole": 1.0}, "c0": {"style": 0.5}},
         )
         state, after = await store.finish_and_lease("a", 1, end, "w", 60.0)
@@ -247,6 +248,9 @@ class StoreConformance:
         assert (told.output, [one.id for one in told.tool_calls], dict(told.reported)) == ("done", ["t0"], {"whole": 1.0})
         assert [(call.agent, dict(call.reported)) for call in told.transitions] == [("writer", {"style": 0.5})]
         assert [call.path for call in await store.other_calls("a", 1)] == ["api.example.com"]
+        assert told.left_threads == (await store.rollout("a")).attempts[0].left_threads == ("writer", "\ufffd")
+        counted = (await store.condition()).left_threads
+        assert [(one.name, one.count, one.rollout_id) for one in counted] == [("writer", 1, "a"), ("\ufffd", 1, "a")]
 
     async def test_a_result_that_comes_too_late_leaves_no_trace_and_takes_no_lease(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a"), make_spec("b")])

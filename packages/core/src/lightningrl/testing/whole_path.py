@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from lightningrl.control.client import ServerClient
+from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.engines.link import EngineLink
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.server.launcher import ServerProcess
@@ -41,6 +42,7 @@ class WholePath:
     client: ServerClient
     url: str
     folder: Path
+    dialects: tuple[Dialect, ...] = DIALECTS
 
     async def run(self, inputs: Mapping[str, Any], *, wait_s: float = 900.0, timeout_s: float = 900.0) -> list[Trajectory]:
         """One rollout per task input, by id, all at once; their trajectories in that order. `timeout_s` is each rollout's."""
@@ -70,7 +72,7 @@ class WholePath:
     def workers(self, agent: str, *, base_dir: Path, adapters: Sequence[str] = (), workers: int = 1, concurrency: int = 1) -> WorkerPool:
         """Workers for an agent, as a context manager. `base_dir` has the agent's file."""
         settings: dict[str, Any] = {"workers": workers, "concurrency": concurrency, "adapters": adapters, "base_dir": base_dir}
-        return WorkerPool(self.url, RUN_KEY, agent, log_folder=self.folder, **settings)
+        return WorkerPool(self.url, RUN_KEY, agent, log_folder=self.folder, dialects=self.dialects, **settings)
 
 
 def repeated_calls(branch: Trajectory, recorded: Sequence[Transition]) -> int:
@@ -87,19 +89,24 @@ def repeated_calls(branch: Trajectory, recorded: Sequence[Transition]) -> int:
 
 
 @asynccontextmanager
-async def running_services(folder: Path, *, engine: ScriptedEngine | None = None) -> AsyncIterator[WholePath]:
+async def running_services(
+    folder: Path, *, engine: ScriptedEngine | None = None, dialects: Sequence[Dialect] = DIALECTS
+) -> AsyncIterator[WholePath]:
     """All but workers. `folder` takes the store and the logs."""
     engine = engine or ScriptedEngine(tiny_tokenizer())
     engine.tokenizer.save_pretrained(folder / "policy")
     settings = ServerSettings(
-        store_url=f"sqlite:///{folder}/store.db", run_key=RUN_KEY, policies={engine.policy: PolicySettings(model=folder / "policy")}
+        store_url=f"sqlite:///{folder}/store.db",
+        run_key=RUN_KEY,
+        policies={engine.policy: PolicySettings(model=folder / "policy")},
+        dialects=tuple(dialects),
     )
     async with (
         ServerProcess(settings, log_path=folder / "server.log") as server,
         ServerClient(server.url, RUN_KEY) as client,
         EngineLink(engine, server.url, RUN_KEY),
     ):
-        yield WholePath(engine=engine, client=client, url=server.url, folder=folder)
+        yield WholePath(engine=engine, client=client, url=server.url, folder=folder, dialects=tuple(dialects))
 
 
 @asynccontextmanager

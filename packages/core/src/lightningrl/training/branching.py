@@ -22,6 +22,7 @@ from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError
 from lightningrl.look.reader import open_run
 from lightningrl.look.segments import SegmentKind
+from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
 from lightningrl.runtime.launcher import build_launcher
 from lightningrl.store import SqlStore
@@ -29,7 +30,7 @@ from lightningrl.store.protocol import CallRecord, ToolCallRecord
 from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
 from lightningrl.training.pace import give_time
-from lightningrl.training.run_folder import RunOrigin, checkpoints
+from lightningrl.training.run_folder import checkpoints
 from lightningrl.training.tasks import plan_branches
 from lightningrl.types import BranchPoint, Outcome, RolloutSpec, Trajectory
 

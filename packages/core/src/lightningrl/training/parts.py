@@ -9,7 +9,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from lightningrl.credit.combinators import Combination
 from lightningrl.credit.comparison import check_comparison
 from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.judge import Judge
-from lightningrl.credit.needs import check_answers, check_needs
+from lightningrl.credit.needs import check_answers, check_needs, installed_needs
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.credit.services import PolicyQueries
 from lightningrl.dialects import Dialect, build_dialects
-from lightningrl.errors import ConfigError, PluginError, gather
+from lightningrl.errors import ConfigError, gather
 from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
@@ -52,59 +52,50 @@ class Parts:
 
     @classmethod
     def build(cls, recipe: Recipe, plugins: PluginManager, *, will_run: bool = True) -> Parts:
-        """Raises ConfigError or PluginError for whatever cannot be run: a sentence for each part. With `will_run` False the backend is not
-        asked whether this machine can run it."""
-        try:
-            models = {name: resolve_model(name, policy, recipe.folder) for name, policy in recipe.all_policies.items()}
-            check_lengths(recipe, models)
-            for adapter in recipe.adapters:
-                plugins.find("lightningrl_adapters", adapter)
+        """Raises ConfigError for whatever cannot be run: a sentence for each part. With `will_run` False the backend is not asked whether
+        this machine can run it."""
+        models = dict.fromkeys(recipe.all_policies, "")  # the others are looked at, too, where one is not found
+        requires: set[str] = set()
+
+        def find_model(name: str) -> None:
+            models[name] = resolve_model(name, recipe.all_policies[name], recipe.folder)
+            check_lengths(recipe, {name: models[name]})
+
+        def credit() -> tuple[Evaluator, Scorer]:
             evaluator, scorer = build_credit(recipe, plugins, models)
-            parts = cls(
-                backends=build_backends(recipe, plugins, models, will_run=will_run),
-                evaluator=evaluator,
-                scorer=scorer,
-                models=models,
-                dialects=build_dialects(plugins),
-                tasks=TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder)),
-            )
-            check_answers(recipe.credit.use, parts.scorer.requires, parts.tasks.train)
-            return parts
-        except (ConfigError, PluginError):
-            gather(*_one_by_one(recipe, plugins, will_run=will_run))  # raises all that is wrong, not the first
-            raise
+            requires.update(scorer.requires)
+            return evaluator, scorer
 
+        def tasks() -> TaskSets:
+            loaded = TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder))
+            check_answers(recipe.credit.use, requires, loaded.train)
+            return loaded
 
-def _one_by_one(recipe: Recipe, plugins: PluginManager, *, will_run: bool) -> Iterator[Callable[[], object]]:
-    """Builds each part by itself, so that what is wrong with one hides no other."""
-    models: dict[str, str] = {}
-
-    def find_model(name: str) -> None:
-        models[name] = resolve_model(name, recipe.all_policies[name], recipe.folder)
-
-    for name in recipe.all_policies:
-        yield partial(find_model, name)
-    for adapter in recipe.adapters:
-        yield partial(plugins.find, "lightningrl_adapters", adapter)
-    for name in recipe.rewards:
-        yield partial(_reward, name, recipe, plugins)
-    for name in recipe.intermediate_rewards:
-        yield partial(_turn_reward, name, recipe, plugins)
-    for check in (_credit, _judge, trained_calls, _check_samples):
-        yield partial(check, recipe, plugins)
-    yield lambda: build_backends(recipe, plugins, dict.fromkeys(recipe.all_policies, ""), will_run=will_run)
-    yield lambda: TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder))
-    yield lambda: check_lengths(recipe, models)
-    yield partial(build_dialects, plugins)
+        *_, (evaluator, scorer), backends, found, dialects = gather(
+            *(partial(find_model, name) for name in recipe.all_policies),
+            *(partial(plugins.find, "lightningrl_adapters", adapter) for adapter in recipe.adapters),
+            credit,
+            lambda: build_backends(recipe, plugins, models, will_run=will_run),
+            tasks,
+            lambda: build_dialects(plugins),
+        )
+        return cls(tasks=found, evaluator=evaluator, scorer=scorer, backends=backends, models=models, dialects=dialects)
 
 
 def build_credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str] | None = None) -> tuple[Evaluator, Scorer]:
     """What rewards rollouts and what credits their calls, as the recipe has them; `models` by policy, for its tokenizers. Raises
     ConfigError or PluginError."""
-    assigner = _credit(recipe, plugins)
+    *parts, assigner, judge, _, _ = gather(
+        *(partial(_reward, name, recipe, plugins) for name in recipe.rewards),
+        *(partial(_turn_reward, name, recipe, plugins) for name in recipe.intermediate_rewards),
+        lambda: _credit(recipe, plugins),
+        lambda: _judge(recipe),
+        lambda: trained_calls(recipe),
+        lambda: _check_samples(recipe),
+    )
+    rewards, turns = parts[: len(recipe.rewards)], parts[len(recipe.rewards) :]
     gamma = _potential_gamma(recipe, assigner)
-    intermediate = {name: _turn_reward(name, recipe, plugins, gamma) for name in recipe.intermediate_rewards}
-    rewards = [_reward(name, recipe, plugins) for name in recipe.rewards]
+    intermediate = {one.name: replace(one, gamma=gamma) for one in turns}
     evaluator = Evaluator(
         rewards=RewardSet(rewards),
         intermediate=intermediate,
@@ -112,10 +103,9 @@ def build_credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, st
         outcomes=recipe.outcomes,
         plugins=plugins,
         digests=_digests(recipe, rewards, intermediate, assigner),
-        judge=_judge(recipe, plugins),
+        judge=judge,
         policies=PolicyQueries(models or {}, max_tokens=recipe.credit.max_tokens),
     )
-    _check_samples(recipe, plugins)
     return evaluator, build_scorer(recipe, assigner, farmed=[name for name, one in intermediate.items() if not one.is_potential])
 
 
@@ -158,7 +148,7 @@ def resolve(reference: Any, folder: Path) -> Callable[..., Any]:
     return reference  # type: ignore[no-any-return]
 
 
-def trained_calls(recipe: Recipe, _: PluginManager | None = None) -> dict[str, TrainedCalls]:
+def trained_calls(recipe: Recipe) -> dict[str, TrainedCalls]:
     """By policy that is trained. Raises ConfigError where none is."""
     trained = {
         name: TrainedCalls(agents=None if policy.trained_agents is None else frozenset(policy.trained_agents))
@@ -222,10 +212,10 @@ def _part_in_return(name: str, config: RewardConfig) -> dict[str, Any]:
     return {"name": name, "weight": config.weight, "agents": None if config.agents is None else frozenset(config.agents)}
 
 
-def _turn_reward(name: str, recipe: Recipe, plugins: PluginManager, gamma: float = 1.0) -> TurnReward:
+def _turn_reward(name: str, recipe: Recipe, plugins: PluginManager) -> TurnReward:
     config = recipe.intermediate_rewards[name]
     function = _part(plugins, "lightningrl_intermediate_rewards", config.use, config.options, recipe.folder)
-    return TurnReward(name=name, function=function, weight=config.weight, form=config.form, gamma=gamma, range=config.range)
+    return TurnReward(name=name, function=function, weight=config.weight, form=config.form, range=config.range)
 
 
 def _check_reward(name: str, use: Any, reward: Any) -> None:
@@ -276,14 +266,15 @@ def _nested(assigner: CreditAssigner) -> Iterator[CreditAssigner]:
 def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
     assigner = build_assigner(plugins, recipe.credit.use, recipe.credit.options, recipe.folder)
     is_paid_by_role = any(reward.agents is not None and reward.weight != 0.0 for reward in recipe.rewards.values())
-    by_role = recipe.credit.compare == "role" or is_paid_by_role
+    requires = assigner.requires | ({"agents"} if recipe.credit.compare == "role" or is_paid_by_role else frozenset())
     backend = plugins.trainers.get(recipe.backend)
     capabilities = None if backend is None else backend.capabilities
     gather(
         lambda: check_comparison(assigner, recipe.credit.compare),
         lambda: _check_judge(recipe, assigner),
         lambda: _check_critic(recipe, assigner, capabilities, is_paid_by_role=is_paid_by_role),
-        lambda: check_needs(recipe, recipe.credit.use, assigner.requires | {"agents"} if by_role else assigner.requires, capabilities),
+        lambda: _potential_gamma(recipe, assigner),
+        lambda: check_needs(recipe, recipe.credit.use, requires, capabilities, installed_needs(plugins)),
     )
     return assigner
 
@@ -324,12 +315,12 @@ def _check_critic(recipe: Recipe, assigner: CreditAssigner, capabilities: Capabi
         )
 
 
-def _check_samples(recipe: Recipe, _: PluginManager) -> None:
+def _check_samples(recipe: Recipe) -> None:
     if recipe.samples.aggregation == "constant" and recipe.samples.constant_length is None:
         raise ConfigError("samples.aggregation 'constant' needs samples.constant_length, the tokens per rollout to divide by")
 
 
-def _judge(recipe: Recipe, _: PluginManager) -> Judge | None:
+def _judge(recipe: Recipe) -> Judge | None:
     config = recipe.judge
     if config is None:
         return None

@@ -71,7 +71,7 @@ def explain_failed_rewards(failed: Sequence[Trajectory]) -> str:
 
 def explain_left_threads(trajectories: Sequence[Trajectory]) -> str | None:
     """What rollouts left running; None = nothing."""
-    left = [[call.path for call in one.other_calls if call.kind is OtherCallKind.LEFT_BEHIND] for one in trajectories]
+    left = [one.left_threads for one in trajectories]
     names = sorted({name for of_rollout in left for name in of_rollout})
     if not names:
         return None

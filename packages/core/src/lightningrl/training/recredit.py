@@ -14,10 +14,10 @@ import numpy as np
 
 from lightningrl.config import Recipe
 from lightningrl.look.reader import open_run
+from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
 from lightningrl.training.parts import build_credit
 from lightningrl.training.recorded import read_rollouts
-from lightningrl.training.run_folder import RunOrigin
 from lightningrl.types import Array, Trajectory
 
 __all__ = ["Recredit", "recredit"]

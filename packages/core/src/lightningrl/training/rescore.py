@@ -15,8 +15,8 @@ import numpy as np
 from lightningrl.credit.baselines import FloatArray, mean
 from lightningrl.credit.xray import Agreement, agree
 from lightningrl.errors import ConfigError, LightningError
+from lightningrl.origin import RunOrigin
 from lightningrl.training.recredit import Recredit, recredit
-from lightningrl.training.run_folder import RunOrigin
 from lightningrl.types import Array
 
 __all__ = ["Rescore", "RescoredRollout", "Rewards", "rescore", "summarize"]

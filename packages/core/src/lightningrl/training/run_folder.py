@@ -17,21 +17,18 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-import pydantic
-
-from lightningrl.config import Recipe, load_recipe, recipe_file
+from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import RunFolderError, StoreError
+from lightningrl.origin import RunOrigin, flatten, read_run_file
 from lightningrl.store.places import find_store
 
 __all__ = [
     "Checkpoint",
     "LoopState",
     "RunFolder",
-    "RunOrigin",
     "best_checkpoint",
     "checkpoints",
     "default_run",
@@ -82,37 +79,6 @@ class Checkpoint:
     folder: Path
     """Of the policies, each below its name."""
     state: LoopState
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunOrigin:
-    """What a run was started with, as its folder tells it without being locked: also while the run trains, and when the recipe is gone."""
-
-    recipe: Recipe
-    """As it was frozen."""
-    source: Path | None
-    """The recipe's file; None for a run that Python code started."""
-    settings: Mapping[str, Any]
-    """Given beside the recipe, by dotted key."""
-    models: Mapping[str, str]
-    """By policy: hub name or absolute folder."""
-
-    @classmethod
-    def read(cls, path: Path) -> RunOrigin:
-        """Where the run folder was moved along with its recipe and models, they are found where they lie now. Raises RunFolderError."""
-        if not (path / "recipe.json").is_file() or not (path / "run.json").is_file():
-            raise RunFolderError(f"no run in {str(path)!r}; `lightningrl train RECIPE` starts one")
-        saved = json.loads((path / "run.json").read_text(encoding="utf-8"))
-        home = path.resolve()
-        find = partial(_find_moved, was=Path(saved.get("run", home)), now=home)
-        source = recipe_file(find(saved["source"])) if saved["source"] else None
-        folder = source.parent if source else find(saved.get("folder", "."))
-        return cls(
-            recipe=_frozen_recipe(path).model_copy(update={"folder": folder}),
-            source=source,
-            settings=saved["settings"],
-            models={name: str(find(model)) if Path(model).is_absolute() else model for name, model in saved.get("models", {}).items()},
-        )
 
 
 class RunFolder:
@@ -264,7 +230,7 @@ class RunFolder:
             from lightningrl.store.schemas import move_schema
 
             moved = move_schema(self.store_url, database, self.path)
-            saved = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+            saved = read_run_file(self.path)
             if saved["store"] != moved:
                 _write_durably(self.path / "run.json", json.dumps({**saved, "store": moved}, indent=2) + "\n")
 
@@ -331,14 +297,6 @@ def find_checkpoint(path: Path, which: str | int | None = None) -> Checkpoint:
     return found
 
 
-def _find_moved(path: str, *, was: Path, now: Path) -> Path:
-    """Where a file lies that a run at `was` knew as `path`, when the run's folder lies at `now`: there still, or as far from it as then."""
-    if Path(path).exists():
-        return Path(path)
-    moved = Path(os.path.normpath(now / os.path.relpath(path, was)))
-    return moved if moved.exists() else Path(path)
-
-
 def _take_lock(path: Path) -> IO[str]:
     (path / ".lock").touch(mode=0o600)
     lock = (path / ".lock").open("a+", encoding="utf-8")
@@ -357,20 +315,8 @@ def _take_lock(path: Path) -> IO[str]:
     return lock
 
 
-def _frozen_recipe(path: Path) -> Recipe:
-    """What the run was started with; keys that did not exist then have their default."""
-    try:
-        return Recipe.model_validate_json((path / "recipe.json").read_text(encoding="utf-8"))
-    except pydantic.ValidationError as error:
-        key = ".".join(map(str, error.errors()[0]["loc"]))
-        raise RunFolderError(
-            f"run {str(path)!r} was started by another version of LightningRL, which read {key!r} otherwise; go on with that version, "
-            "or start a new run"
-        ) from None
-
-
 def _check_same(old: Recipe, new: Recipe, path: Path) -> None:
-    before, after = (_flatten(json.loads(recipe.frozen_text())) for recipe in (old, new))
+    before, after = (flatten(json.loads(recipe.frozen_text())) for recipe in (old, new))
     has_moved = (old.store_url is None) != (new.store_url is None)  # from one kind of store to another
     changed = [
         key
@@ -383,16 +329,6 @@ def _check_same(old: Recipe, new: Recipe, path: Path) -> None:
         raise RunFolderError(
             f"recipe of run {str(path)!r} has changed since it started: {key!r} was {was}, is {now}; restore it, or start a new run"
         )
-
-
-def _flatten(data: Any, prefix: str = "") -> dict[str, Any]:
-    """Values by dotted key; an empty table is as none."""
-    if not isinstance(data, dict):
-        return {prefix: data}
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        flat.update(_flatten(value, f"{prefix}.{key}" if prefix else key))
-    return flat
 
 
 def _write_durably(path: Path, text: str) -> None:

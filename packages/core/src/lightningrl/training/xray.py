@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,17 @@ import numpy as np
 
 from lightningrl.config import Recipe
 from lightningrl.credit.evaluator import classify_tools
-from lightningrl.credit.needs import NEEDS, find_unrecorded
+from lightningrl.credit.needs import NEEDS, Need, find_unrecorded, installed_needs
 from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.xray import CreditTable, MissingMethod, XRay, join_tables, make_table, read_table
 from lightningrl.errors import ConfigError, LightningError, PluginError
 from lightningrl.look.reader import StoredRun, open_run
+from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.protocols import CreditAssigner
 from lightningrl.store.protocol import RolloutFilter, Score
 from lightningrl.training.parts import build_assigner, build_scorer, required_settings
 from lightningrl.training.recorded import find_measured, read_measured, read_rollouts
-from lightningrl.training.run_folder import RunOrigin
 from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
 
 __all__ = ["RunXRay", "TriedMethod", "open_xray"]
@@ -47,12 +47,14 @@ class TriedMethod:
     summary: str
     scorer: Scorer | None = None
     requires: frozenset[str] = frozenset()
+    needs: Mapping[str, Need] = field(default_factory=lambda: NEEDS)
+    """Those that there are."""
     why: str = ""
     """It cannot be computed."""
 
     def credit(self, groups: Sequence[TrajectoryGroup]) -> list[Advantages] | None:
         """Of a step's rollouts, as it would have been trained. None = these groups do not allow it."""
-        unmet = find_unrecorded(self.requires, groups)
+        unmet = find_unrecorded(self.requires, groups, self.needs)
         if self.scorer is None or unmet is not None:
             self.why = self.why or unmet or ""
             return None
@@ -215,7 +217,8 @@ class RunXRay:
         try:
             assigner: CreditAssigner = build_assigner(self._plugins, part["use"], part.get("options", {}), self._recipe.folder)
             by_role = {"agents"} if self._recipe.credit.compare == "role" else set[str]()
-            return TriedMethod(name=name, summary=summary, scorer=scorer.with_credit(assigner), requires=assigner.requires | by_role)
+            requires, needs = assigner.requires | by_role, installed_needs(self._plugins)
+            return TriedMethod(name=name, summary=summary, scorer=scorer.with_credit(assigner), requires=requires, needs=needs)
         except (ConfigError, PluginError) as error:
             return TriedMethod(name=name, summary=summary, why=str(error))
 

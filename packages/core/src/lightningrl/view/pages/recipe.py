@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from itertools import groupby
 
-from lightningrl.look.recipe import list_recipe_keys, read_frozen_recipe
+from lightningrl.look.recipe import list_recipe_keys
+from lightningrl.origin import RunOrigin
 from lightningrl.view.fold import Budget
 from lightningrl.view.page import Asked, Page, Shown, ViewedRun
 
@@ -17,14 +18,14 @@ _MOST = 1_000
 
 
 async def show(viewed: ViewedRun, asked: Asked) -> Shown:
-    frozen = read_frozen_recipe(viewed.folder)
-    keys = list_recipe_keys(frozen.recipe, settings=frozen.settings, values=frozen.values)
+    origin = RunOrigin.read(viewed.folder)
+    keys = list_recipe_keys(origin.recipe, settings=origin.settings, values=origin.values)
     changed = asked.query.get("show") == "changed"
     shown = [one for one in keys if not changed or one.origin != "default"]
     budget = Budget(PAGE_BYTES)
     rows = [(one, budget.fold("", json.dumps(one.value, ensure_ascii=False, default=str), _MOST)) for one in shown]
     tables = [(name, list(found)) for name, found in groupby(rows, key=lambda row: row[0].key.rpartition(".")[0].partition(".")[0])]
-    return Shown("recipe.html", title="Recipe", source=frozen.source, tables=tables, changed=changed, total=len(keys), count=len(rows))
+    return Shown("recipe.html", title="Recipe", source=origin.source, tables=tables, changed=changed, total=len(keys), count=len(rows))
 
 
 PAGE = Page("recipe", show, name="Recipe", key="e")

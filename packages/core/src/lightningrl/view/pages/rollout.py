@@ -17,10 +17,10 @@ from lightningrl.errors import RunFolderError
 from lightningrl.look.gradient import NoGradient, explain_calls, explain_rollout
 from lightningrl.look.lineage import LineageNode, read_lineage
 from lightningrl.look.reader import read_group
-from lightningrl.look.recipe import read_frozen_recipe
 from lightningrl.look.segments import Segment, SegmentKind
 from lightningrl.look.tokens import Token
 from lightningrl.look.trace import CallTrace, Trace, Window
+from lightningrl.origin import RunOrigin
 from lightningrl.store.protocol import AttemptRecord
 from lightningrl.types import OtherCall, ToolCall
 from lightningrl.view.fold import Budget, LongText, as_text
@@ -179,7 +179,7 @@ async def show_text(viewed: ViewedRun, asked: Asked) -> Shown:
 async def _read(viewed: ViewedRun, rollout_id: str, window: Window) -> tuple[Trace, Mapping[str, NoGradient | None], NoGradient | None]:
     trace = await viewed.run.trace(rollout_id, window)
     try:
-        recipe = (await viewed.memory.recall("recipe", lambda: asyncio.to_thread(read_frozen_recipe, viewed.folder))).recipe
+        recipe = (await viewed.memory.recall("recipe", lambda: asyncio.to_thread(RunOrigin.read, viewed.folder))).recipe
     except RunFolderError:  # a store alone: nobody says what is trained
         return trace, dict.fromkeys(call.call.id for call in trace.calls), None
     group = await read_group(viewed.run, trace.rollout.spec.group_id)

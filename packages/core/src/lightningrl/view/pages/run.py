@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from lightningrl.look.summary import Summary, read_recipe, read_summary
+from lightningrl.look.summary import Summary, read_summary
+from lightningrl.origin import read_values
 from lightningrl.view.charts import Series, draw_chart, sparkline
 from lightningrl.view.page import Asked, Page, Shown, ViewedRun
 
@@ -18,7 +19,7 @@ _FACTS: Final = {"policy.model": "policy", "credit.use": "credit", "loop.tasks_p
 
 async def show(viewed: ViewedRun, asked: Asked) -> Shown:
     summary = await viewed.memory.recall("summary", lambda: read_summary(viewed.run, viewed.folder))
-    recipe = await asyncio.to_thread(read_recipe, viewed.folder)
+    recipe = await asyncio.to_thread(read_values, viewed.folder)
     until = asked.number("until")
     lines = [line for line in summary.steps if until is None or line.step <= until]
     return Shown(

@@ -1,0 +1,104 @@
+"""What a run was started with: the two files in its folder that say so, read wherever it lies now.
+
+<run>/recipe.json   the frozen recipe
+<run>/run.json      {"source", "folder", "run", "models": {policy: place}, "settings", "store"}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from lightningrl.config import Recipe, recipe_file
+from lightningrl.errors import RunFolderError
+
+__all__ = ["RunOrigin", "flatten", "read_models", "read_run_file", "read_values"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOrigin:
+    """What a run was started with, as its folder tells it without being locked: also while the run trains, and when the recipe is gone."""
+
+    recipe: Recipe
+    """As it was frozen; keys that did not exist then have their default."""
+    values: Mapping[str, Any]
+    """As they were frozen, by dotted key."""
+    source: Path | None
+    """The recipe's file; None for a run that Python code started."""
+    settings: Mapping[str, Any]
+    """Given beside the recipe, by dotted key."""
+    models: Mapping[str, str]
+    """By policy: hub name or absolute folder."""
+
+    @classmethod
+    def read(cls, folder: Path) -> RunOrigin:
+        """Where the run was moved along with its recipe and models, they are found where they lie now. Raises RunFolderError."""
+        told = read_run_file(folder)
+        try:
+            recipe = Recipe.model_validate_json((folder / "recipe.json").read_text(encoding="utf-8"))
+        except OSError:
+            raise RunFolderError(f"no run in {str(folder)!r} that has a recipe; `lightningrl train RECIPE` starts one") from None
+        except pydantic.ValidationError as error:
+            key = ".".join(map(str, error.errors()[0]["loc"]))
+            raise RunFolderError(
+                f"run {str(folder)!r} was started by another version of LightningRL, which read {key!r} otherwise; go on with that "
+                "version, or start a new run"
+            ) from None
+        source = recipe_file(_find(told["source"], folder, told)) if told.get("source") else None
+        home = source.parent if source else _find(told.get("folder", "."), folder, told)
+        return cls(
+            recipe=recipe.model_copy(update={"folder": home}),
+            values=read_values(folder),
+            source=source,
+            settings=told.get("settings", {}),
+            models=read_models(folder),
+        )
+
+
+def read_run_file(folder: Path) -> dict[str, Any]:
+    """What `run.json` says, as it was written; empty where there is none. Another program may have one, too."""
+    try:
+        told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def read_models(folder: Path) -> dict[str, str]:
+    """By policy, where they lie now: hub name or absolute folder."""
+    told = read_run_file(folder)
+    models = told.get("models")
+    if not isinstance(models, dict):
+        return {}
+    return {name: str(_find(model, folder, told)) if Path(model).is_absolute() else model for name, model in models.items()}
+
+
+def read_values(folder: Path) -> dict[str, Any]:
+    """The frozen recipe's by dotted key, of whatever version; empty where there is none."""
+    try:
+        return flatten(json.loads((folder / "recipe.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by dotted key; an empty table is as none."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat
+
+
+def _find(path: str, folder: Path, told: Mapping[str, Any]) -> Path:
+    """Where a file lies that the run knew as `path`: there still, or as far from the run's folder as when that was where it says."""
+    if Path(path).exists():
+        return Path(path)
+    now = folder.resolve()
+    moved = Path(os.path.normpath(now / os.path.relpath(path, told.get("run", now))))
+    return moved if moved.exists() else Path(path)
