@@ -201,6 +201,8 @@ class TurnJudge:
         self.baseline: Baseline = baseline
         self.epsilon = epsilon
         self._turns = TurnReturns(gamma=gamma, baseline=baseline, epsilon=epsilon)
+        self.gamma = 0.0 if aggregate == "turn" else gamma
+        """Of what calls are paid: by itself each has its own alone."""
         if baseline == "none":
             self.requires = frozenset({"judge"})
 

@@ -28,6 +28,7 @@ from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
 from lightningrl.rewards import NamedReward, RewardSet, RewardWeights, TurnReward, WeightedReward
+from lightningrl.rewards.potential import Joins, discount_of
 from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.tasks import TaskSets
 
@@ -102,8 +103,9 @@ def build_credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, st
     """What rewards rollouts and what credits their calls, as the recipe has them; `models` by policy, for its tokenizers. Raises
     ConfigError or PluginError."""
     assigner = _credit(recipe, plugins)
-    gamma = _potential_gamma(recipe, assigner)
-    intermediate = {name: _turn_reward(name, recipe, plugins, gamma) for name in recipe.intermediate_rewards}
+    discount = discount_of(assigner)
+    intermediate = {name: _turn_reward(name, recipe, plugins, *(discount or ())) for name in recipe.intermediate_rewards}
+    _check_potentials(recipe, [name for name, one in intermediate.items() if one.is_potential], discount)
     rewards = [_reward(name, recipe, plugins) for name in recipe.rewards]
     evaluator = Evaluator(
         rewards=RewardSet(rewards),
@@ -141,6 +143,8 @@ def _digests(
     digests = {f"rewards.{reward.name}": digest_of(reward.function, recipe.rewards[reward.name].options) for reward in rewards}
     for name, part in recipe.intermediate_rewards.items():
         settings = part.model_dump(exclude_unset=True, exclude={"use", "options"})
+        if intermediate[name].is_potential:
+            settings |= {"gamma": intermediate[name].gamma, "joins": intermediate[name].joins}
         digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name].function, {**part.options, **settings})
     judge = None if recipe.judge is None else f"{recipe.judge.model} at {recipe.judge.base_url}"
     nested = {"nested": [digest_of(part, {}) for part in _nested(assigner)]} if isinstance(assigner, Combination) else {}
@@ -222,10 +226,10 @@ def _part_in_return(name: str, config: RewardConfig) -> dict[str, Any]:
     return {"name": name, "weight": config.weight, "agents": None if config.agents is None else frozenset(config.agents)}
 
 
-def _turn_reward(name: str, recipe: Recipe, plugins: PluginManager, gamma: float = 1.0) -> TurnReward:
+def _turn_reward(name: str, recipe: Recipe, plugins: PluginManager, gamma: float = 1.0, joins: Joins = "sum") -> TurnReward:
     config = recipe.intermediate_rewards[name]
     function = _part(plugins, "lightningrl_intermediate_rewards", config.use, config.options, recipe.folder)
-    return TurnReward(name=name, function=function, weight=config.weight, form=config.form, gamma=gamma, range=config.range)
+    return TurnReward(name=name, function=function, weight=config.weight, form=config.form, gamma=gamma, joins=joins, range=config.range)
 
 
 def _check_reward(name: str, use: Any, reward: Any) -> None:
@@ -288,18 +292,22 @@ def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
     return assigner
 
 
-def _potential_gamma(recipe: Recipe, assigner: CreditAssigner) -> float:
-    """What potentials are discounted with: as returns are, else they would pay."""
-    gamma = getattr(assigner, "gamma", None)
-    if isinstance(gamma, int | float):
-        return gamma
-    for name, part in recipe.intermediate_rewards.items():
-        if part.form == "potential":
-            raise ConfigError(
-                f"intermediate reward {name!r}: form 'potential' is discounted as returns are, and credit.use {recipe.credit.use!r} has no "
-                "`gamma`; take credit per turn, such as 'discounted', or set form = 'plain'"
-            )
-    return 1.0
+def _check_potentials(recipe: Recipe, names: Sequence[str], discount: tuple[float, Joins] | None) -> None:
+    """Raise ConfigError for those that would pay, because they cannot be discounted as returns are."""
+    if not names:
+        return
+    potential = (
+        f"intermediate reward {names[0]!r} is a potential, which is discounted call by call as returns are, and credit.use "
+        f"{recipe.credit.use!r}"
+    )
+    if discount is None:
+        raise ConfigError(f"{potential} has no `gamma` per call; take credit per turn, such as 'discounted', or a plain reward")
+    gamma, joins = discount
+    is_trained = all(policy.trainable and policy.trained_agents is None for policy in recipe.all_policies.values())
+    if gamma != 1.0 and joins == "mean" and not is_trained:  # its returns pass over calls that are not trained
+        raise ConfigError(
+            f"{potential} discounts nothing at calls that are not trained; set its gamma to 1, train every role, or take a plain reward"
+        )
 
 
 def _check_judge(recipe: Recipe, assigner: CreditAssigner) -> None:
