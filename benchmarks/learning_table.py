@@ -4,6 +4,7 @@
     python benchmarks/learning_table.py rag --rows seed-0      some rows, by name
     python benchmarks/learning_table.py rag --report           only read what earlier calls left in runs/table/rag
     python benchmarks/learning_table.py rag-credit             the example with other credit assigners
+    python benchmarks/learning_table.py rag-credit --steps 25  the same in fewer steps, in runs/table/rag-25; a schedule ends with them
     python benchmarks/learning_table.py                        every example (some hours on two cores)
 
 Every row is a plain `lightningrl train examples/NAME` with the settings shown; numbers are read from the run's own store, by the example's
@@ -19,7 +20,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,8 @@ class Table:
     rows: tuple[Row, ...]
     name: str = ""
     """By which it is asked for; that of the example where it is left out."""
+    steps: int | None = None
+    """None = as many as the recipe has."""
 
     @property
     def folder(self) -> Path:
@@ -68,7 +71,7 @@ class Table:
 
     @property
     def runs(self) -> Path:
-        return RUNS / self.example
+        return RUNS / (self.example if self.steps is None else f"{self.example}-{self.steps}")
 
     def measure(self) -> Callable[[Sequence[Trajectory]], dict[str, float]]:
         """The example's own `measure(trajectories)`: what it counts beside its reward."""
@@ -87,8 +90,10 @@ CREDIT = {
     "turns": ("credit.use=turns", "intermediate_rewards.tools.use=tool_status"),
     "states": ("credit.use=states", "credit.options.key=observation", "credit.options.shrinkage=2.0", "credit.options.gate=4.0"),
     "likelihood": ("credit.use=likelihood",),
+    "turn_gae": ("credit.use=turn_gae", "credit.whiten=true", "learner.critic.model=trunk"),
+    "by_role": ("credit.compare=role",),
 }
-"""Settings by assigner, as docs/credit recommends them; nothing is tuned."""
+"""Settings by assigner, as docs/credit recommends them; nothing is tuned. `by_role` is the recipe's own, compared within each role."""
 
 
 def credit_table(example: str, title: str, *assigners: str) -> Table:
@@ -127,9 +132,9 @@ TABLES = (
             Row(name="critic-0", label="only the critic", settings=("policy.trainable=false",)),
         ),
     ),
-    credit_table("text_to_sql", "Text-to-SQL with other credit", "maxrl", "turns", "states"),
-    credit_table("rag", "Multi-hop questions with other credit", "maxrl", "turns", "states", "likelihood"),
-    credit_table("math_tools", "Word problems with other credit", "maxrl", "turns", "states"),
+    credit_table("text_to_sql", "Text-to-SQL with other credit", "maxrl", "turns", "states", "turn_gae", "by_role"),
+    credit_table("rag", "Multi-hop questions with other credit", "maxrl", "turns", "states", "likelihood", "turn_gae"),
+    credit_table("math_tools", "Word problems with other credit", "maxrl", "turns", "states", "turn_gae"),
 )
 
 
@@ -138,19 +143,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("examples", nargs="*", help=f"of {', '.join(names)}; none = all")
     parser.add_argument("--rows", nargs="+", default=[], help="only these rows, by name")
+    parser.add_argument("--steps", type=int, help="of each run, instead of the recipe's; draws no picture")
     parser.add_argument("--report", action="store_true", help="run nothing; print the table of the runs that are there")
     arguments = parser.parse_args()
     if unknown := set(arguments.examples) - set(names):
         parser.error(f"no table for {min(unknown)!r}; there is one for: {', '.join(names)}")
-    tables = [table for table in TABLES if not arguments.examples or (table.name or table.example) in arguments.examples]
+    tables = [
+        replace(table, steps=arguments.steps)
+        for table in TABLES
+        if not arguments.examples or (table.name or table.example) in arguments.examples
+    ]
     known = {row.name for table in tables for row in table.rows}
     if unknown := set(arguments.rows) - known:
         parser.error(f"no row {min(unknown)!r}; rows are: {', '.join(sorted(known))}")
     if len(tables) == 1:
         make(tables[0], rows=arguments.rows, is_report=arguments.report)
         return
+    options = [*(["--rows", *arguments.rows] if arguments.rows else []), *(["--report"] if arguments.report else [])]
+    options += ["--steps", str(arguments.steps)] if arguments.steps else []
     for table in tables:  # each in a process of its own: examples have files of the same names
-        options = [*(["--rows", *arguments.rows] if arguments.rows else []), *(["--report"] if arguments.report else [])]
         subprocess.run([sys.executable, __file__, table.name or table.example, *options], check=True)
 
 
@@ -162,14 +173,15 @@ def make(table: Table, *, rows: Sequence[str], is_report: bool) -> None:
     done = [row for row in table.rows if (table.runs / row.name / "curve.png").is_file()]
     if done:
         print(f"\n{table.title}\n\n{as_markdown(table, done)}\n")
-        if not table.name:
+        if not table.name and table.steps is None:
             draw(table, done)
 
 
 def run(table: Table, row: Row) -> None:
     folder = table.runs / row.name
     command = [sys.executable, "-m", "lightningrl.cli", "train", str(table.folder), "--run", str(folder), "--seed", str(row.seed)]
-    for setting in row.settings:
+    of_steps = () if table.steps is None else (f"loop.steps={table.steps}", f"learner.total_steps={table.steps}")
+    for setting in (*row.settings, *of_steps):
         command += ["--set", setting]
     if (folder / "curve.png").is_file():
         print(f"{row.name}: done before; delete {folder.relative_to(ROOT)} to run it again", flush=True)

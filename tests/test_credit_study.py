@@ -20,10 +20,10 @@ from branched import measure
 from games import GAMES, Game, State
 from harness import Player, Study
 from learning import GROUP_SIZE
-from methods import Method
+from methods import METHODS, Method
 from report import needs
 from starter import build_starter
-from study import main, read_lines
+from study import _parse, _plan, main, read_lines
 from tasks import held_out_tasks, states, train_tasks, true_values
 
 from lightningrl import Advantages, Plugin, TrajectoryGroup, hookimpl
@@ -169,6 +169,21 @@ def test_branches_come_from_the_state_they_left_and_count_as_rollouts(game: Game
         assert [call.replayed_from for call in branch.transitions[:point]] == [call.id for call in source.transitions[:point]]
 
 
+def test_the_command_makes_the_runs_that_are_published(tmp_path: Path) -> None:
+    """It made others: other seeds, and a second learning rate."""
+    plan = _plan(_parse(["--runs", str(tmp_path)]), METHODS)
+    made = {
+        (game, method.name, rate, seed)
+        for game in plan.games
+        for method in plan.of(game)
+        if method.learns
+        for rate in plan.rates
+        for seed in plan.seeds
+    }
+    published = json.loads((Path(__file__).resolve().parents[1] / "docs" / "credit" / "study.json").read_text(encoding="utf-8"))["runs"]
+    assert {(run["game"], run["method"], run["rate"], run["seed"]) for run in published if run["rate"]} == made
+
+
 @pytest.mark.slow
 def test_the_quick_study_runs_and_is_not_made_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "docs" / "study.md"
@@ -179,11 +194,11 @@ def test_the_quick_study_runs_and_is_not_made_twice(tmp_path: Path, capsys: pyte
     command = ["--quick", "--runs", str(tmp_path / "runs"), "--docs", str(tmp_path / "docs")]
     main(["all", *command])
     first = capsys.readouterr().out
-    assert "sql, grpo, rate 0.002, seed 1:" in first
+    assert "sql, grpo, rate 0.002, seed 101:" in first
     text = page.read_text()
     assert "| grpo | " in text and "| branches: 4 | " in text
     numbers = json.loads((page.parent / "study.json").read_text())
-    assert {run["seed"] for run in numbers["runs"]} == {0, 1}
+    assert {run["seed"] for run in numbers["runs"]} == {100, 101}
     (control,) = (line for line in read_lines(tmp_path / "runs" / "learn.jsonl") if line["rate"] == 0.0)
     assert len({point[2] for point in control["curve"]}) == 1, "with learning rate 0 nothing changes"
     assert (page.parent / "study.png").stat().st_size > 10_000

@@ -31,6 +31,8 @@ class Method:
     judge_error: float | None = None
     """How often the oracle's verdict of a turn is turned round; None = there is no judge."""
     has_critic: bool = False
+    learns: bool = True
+    """False = its agreement alone is measured."""
     games: tuple[str, ...] | None = None
     """That it can be used in (`likelihood`: whose gold answer is a word); None = all."""
 
@@ -65,8 +67,11 @@ METHODS: Final[tuple[Method, ...]] = (
     Method(name="branches: 4", family="turn", use="branches", options={"samples": 4}),
     Method(name="branches: few", family="turn", use="branches", options={"samples": 4, "points": 2, "rollouts": 2, "train": True}),
     *(
-        Method(name=f"judge{name}: {wrong}", family="turn", use="judge", options=options, judge_error=error)
-        for name, options in (("", {}), (", min", {"aggregate": "min"}))
+        Method(name=f"judge: {wrong}", family="turn", use="judge", judge_error=error)
+        for wrong, error in (("right", 0.0), ("20 % wrong", 0.2), ("40 % wrong", 0.4))
+    ),
+    *(
+        Method(name=f"judge, min: {wrong}", family="turn", use="judge", options={"aggregate": "min"}, judge_error=error, learns=error < 0.4)
         for wrong, error in (("right", 0.0), ("20 % wrong", 0.2), ("40 % wrong", 0.4))
     ),
 )

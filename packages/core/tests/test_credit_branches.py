@@ -8,10 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lightningrl.config import Recipe
 from lightningrl.credit import Branches, IdenticalAssignment, Sum, Whiten, assign_credit
+from lightningrl.credit.needs import check_needs
 from lightningrl.credit.samples import build_samples
 from lightningrl.errors import ConfigError
+from lightningrl.protocols import CreditAssigner
 from lightningrl.rewards import RewardWeights, WeightedReward
+from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.testing.groups import make_group
 from lightningrl.types import Advantages, BranchPoint, RolloutMode, TrajectoryGroup
 
@@ -38,6 +42,45 @@ def of_calls(advantages: Advantages, i: int) -> list[float | None]:
     """One number for each call of a trajectory; its tokens all have it."""
     assert all(credit is None or np.ptp(credit) == 0 for credit in advantages[i])
     return [None if credit is None else round(float(credit[0]), 6) for credit in advantages[i]]
+
+
+class TestBranches(CreditConformance):
+    """Two of the rollouts have branches. The suite looks at the rollouts' own credit; where nothing branches, that is RLOO's."""
+
+    train = False
+
+    def make_assigner(self) -> Branches:
+        return Branches(train=self.train)
+
+    def expected(self, rewards: Sequence[float]) -> list[float]:
+        return [reward - (sum(rewards) - reward) / (len(rewards) - 1) for reward in rewards]
+
+    def scored_group(self) -> TrajectoryGroup:
+        return with_branches(super().scored_group(), {(1, 1): (1.0, 0.0, 0.5), (3, 1): (0.0,), (3, 3): (1.0, 0.25)})
+
+    def _assign(self, group: TrajectoryGroup, assigner: CreditAssigner | None = None) -> Advantages:
+        return super()._assign(group, assigner)[: len(group.trajectories)]
+
+    def test_credit_is_identical_under_any_merging_of_rows(self) -> None:
+        """That of the branches, too, where they are trained."""
+        group = self.scored_group()
+        advantages = super()._assign(group)
+        per_call, merged = (
+            sorted(
+                (sample.rollout_id, sample.token_ids[: position + 1].tobytes(), float(sample.advantages[position]))
+                for sample in build_samples([group], [advantages], rows=rows)
+                for position in np.flatnonzero(sample.mask)
+            )
+            for rows in ("call", "merged")
+        )
+        assert per_call == merged
+        assert {rollout_id for rollout_id, *_ in merged} == {
+            one.rollout_id for one in (group.members if self.train else group.trajectories)
+        }
+
+
+class TestBranchesThatAreTrained(TestBranches):
+    train = True
 
 
 def test_a_call_is_worth_what_the_next_state_is_worth_more_than_its_own() -> None:
@@ -111,6 +154,25 @@ def test_trap_06_what_was_repeated_is_never_trained_again_and_what_was_sampled_o
     for sample in samples:
         trained[sample.rollout_id] = trained.get(sample.rollout_id, 0) + int(sample.mask.sum())
     assert trained == tokens_of
+
+
+def test_trap_06_all_samples_from_a_state_are_by_the_weights_of_the_rollout_that_they_leave() -> None:
+    """Else V̂ would mix policies: while they branch, no weights may change."""
+
+    def recipe(max_staleness: int) -> Recipe:
+        task = {
+            "agent": "agent.py:answer",
+            "tasks": {"train": "data.py:tasks"},
+            "policy": {"model": "m"},
+            "rewards": {"right": {"use": "exact"}},
+        }
+        return Recipe.model_validate({**task, "loop": {"max_staleness": max_staleness}})
+
+    check_needs(recipe(0), "branches", Branches().requires)
+    with pytest.raises(
+        ConfigError, match=r"'branches' needs 'branches'; a branch is sampled by the weights .*: set loop\.max_staleness = 0"
+    ):
+        check_needs(recipe(1), "branches", Branches().requires)
 
 
 def test_trap_07_a_branch_alone_is_compared_with_the_rollout_that_it_left() -> None:

@@ -19,12 +19,14 @@ import pytest
 from sizes import PATIENCE_S
 
 from lightningrl.config import Recipe
-from lightningrl.credit import DiscountedReturns
+from lightningrl.credit import DiscountedReturns, IdenticalAssignment, StateGroups, Sum, TurnReturns, Whiten
 from lightningrl.credit import evaluator as evaluator_module
 from lightningrl.credit.evaluator import Evaluator
+from lightningrl.credit.judge_assigner import TurnJudge
+from lightningrl.credit.turn_gae import TurnGae
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.plugins import load_plugins
-from lightningrl.protocols import IntermediateReward
+from lightningrl.protocols import CreditAssigner, IntermediateReward
 from lightningrl.rewards import (
     ExecutionErrors,
     LatencyBudget,
@@ -35,10 +37,12 @@ from lightningrl.rewards import (
     TurnReward,
     ValidArguments,
 )
+from lightningrl.rewards.potential import discount_of
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.reward_conformance import IntermediateRewardConformance
+from lightningrl.testing.scripted_services import ScriptedServices
 from lightningrl.training.parts import build_credit
-from lightningrl.types import Task, ToolCall, ToolStatus, Trajectory
+from lightningrl.types import Task, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
 
 NAP_S = 0.05
 OK, ERROR, TIMEOUT, UNKNOWN = ToolStatus.OK, ToolStatus.ERROR, ToolStatus.TIMEOUT, ToolStatus.UNKNOWN
@@ -185,6 +189,7 @@ def test_budgets_are_of_each_call_or_of_the_rollout() -> None:
         (lambda: TurnReward(name="a", function=RepeatedCalls(), weight=math.inf), "weight inf is not a finite number"),
         (lambda: TurnReward(name="a", function=RepeatedCalls(), range=(1, 0)), r"range \[1, 0\] is none; write the least value"),
         (lambda: TurnReward(name="a", function=RepeatedCalls(), range=(math.nan, 0)), r"range \[nan, 0\] is none"),
+        (lambda: TurnReward(name="a", function=RepeatedCalls(), joins="all"), "joins 'all' is none of 'sum', 'mean'"),  # type: ignore[arg-type]
         (lambda: TurnReward(name="a", function=7), "is a int, not callable"),  # type: ignore[arg-type]
     ],
 )
@@ -213,10 +218,47 @@ def test_what_a_call_is_paid_from_now_on_does_not_depend_on_what_it_does(which: 
     plain = TREES[which]
     for shaping in (
         TurnReward(name="air", function=ToolStatusReward(ok=1, error=-1), form="potential", gamma=gamma),
-        ToolStatusShaping(scale=1, gamma=gamma),
+        TurnReward(name="air", function=ToolStatusShaping(scale=1), gamma=gamma),
     ):
         to_go = DiscountedReturns(gamma=gamma).returns(with_rewards(plain, shaping(plain))) - DiscountedReturns(gamma=gamma).returns(plain)
         np.testing.assert_allclose(to_go, [-potential for potential in before(plain)], atol=1e-9)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9, 0.3, 0.0])
+@pytest.mark.parametrize("which", TREES)
+def test_nor_does_it_under_a_critic_which_joins_branches_by_their_mean(which: str, gamma: float) -> None:
+    """Trap 10: paid for each branch, a root with γ = λ = 1 and V = 0 had 2.0 with a tool that works and 1.0 without."""
+    plain = TREES[which]
+    for critic in (TurnGae(gamma=gamma, lam=1.0), TurnGae(gamma=gamma, lam=1.0, level="both"), TurnGae(gamma=1.0, lam=1.0, level="token")):
+        shaped = shaping_of(critic)(plain)
+        paid, unpaid = (firsts(critic, with_rewards(plain, values)) for values in (shaped, [None] * len(shaped)))
+        np.testing.assert_allclose(np.subtract(paid, unpaid), [-potential for potential in before(plain)], atol=1e-6)
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.5])
+def test_nor_does_it_between_states_which_bootstrap_from_the_next_call_alone(lam: float) -> None:
+    credit = StateGroups(gamma=0.9, lam=lam, episode=0.0, baseline="dr_grpo")
+    plain, other = TREES["two branches of one call"], replace(tree((None,), (None,)), reward=0.0)
+    paid, unpaid = (
+        credit.assign(TrajectoryGroup(id="g", trajectories=(with_rewards(plain, values), other)))[0][0]
+        for values in (shaping_of(credit)(plain), [None] * 3)
+    )
+    assert paid is not None
+    np.testing.assert_allclose(paid, unpaid, atol=1e-6)
+
+
+def shaping_of(credit: CreditAssigner) -> TurnReward:
+    """±1 for a tool, as a potential, discounted as that credit discounts."""
+    discount = discount_of(credit)
+    assert discount is not None
+    return TurnReward(name="air", function=ToolStatusReward(ok=1, error=-1), form="potential", gamma=discount[0], joins=discount[1])
+
+
+def firsts(critic: TurnGae, trajectory: Trajectory) -> list[float]:
+    """Each call's advantage, by a critic that has learned nothing."""
+    evidence = asyncio.run(critic.score(trajectory, ScriptedServices(values=lambda context: 0.0)))
+    (calls,) = critic.assign(TrajectoryGroup(id="g", trajectories=(replace(trajectory, evidence=evidence),)))
+    return [float(tokens[0]) for tokens in calls if tokens is not None]
 
 
 def before(trajectory: Trajectory) -> list[float]:
@@ -267,7 +309,9 @@ def test_a_weight_weighs_either_form() -> None:
 # ---------------------------------------------------------------------- in a run
 
 
-def make_evaluator(folder: Path, *, credit: Mapping[str, Any] | None = None, **air: Any) -> Evaluator:
+def make_evaluator(
+    folder: Path, *, credit: Mapping[str, Any] | None = None, policy: Mapping[str, Any] = {}, learner: Mapping[str, Any] = {}, **air: Any
+) -> Evaluator:
     (folder / "turns.py").write_text(
         "import pathlib, time\n"
         "here = pathlib.Path(__file__).parent\n"
@@ -282,13 +326,16 @@ def make_evaluator(folder: Path, *, credit: Mapping[str, Any] | None = None, **a
         "def turns(trajectory, *, values):\n"
         "    return [eval(value, {}, {}) for value in values]\n"
         "def tasks():\n    return [{'id': 't', 'input': 1}]\n"
-        "def right(task, output, trajectory):\n    return 1.0\n",
+        "def right(task, output, trajectory):\n    return 1.0\n"
+        "class Mean:\n    requires = frozenset()\n    gamma = 0.5\n    joins = 'mean'\n    def assign(self, group):\n        return ()\n",
         encoding="utf-8",
     )
     recipe = {
         "agent": "turns.py:right",
         "tasks": {"train": "turns.py:tasks"},
-        "policy": {"model": "org/model"},
+        "policy": {"model": "org/model", **policy},
+        "learner": learner,
+        "adapters": ["openai"],
         "rewards": {"right": {"use": "turns.py:right"}},
         "intermediate_rewards": {"air": air},
         "credit": credit or {"use": "discounted"},
@@ -304,9 +351,104 @@ async def test_a_recipe_names_weighs_and_shapes_with_the_credits_own_discount(tm
     assert [call.rewards for call in rewarded.transitions] == [{"air": 1.0}, {"air": -1.0}, {"air": -2.0}]  # γΦ - 0, γΦ - Φ, 0 - Φ
 
 
-def test_a_potential_needs_credit_that_says_how_it_discounts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"form 'potential' is discounted as returns are, and credit\.use 'grpo' has no `gamma`; take"):
-        make_evaluator(tmp_path, credit={"use": "grpo"}, use="tool_status", form="potential")
+POTENTIALS: list[dict[str, Any]] = [
+    {"use": "tool_status", "options": {"ok": 1.0, "error": -1.0}, "form": "potential"},
+    {"use": "tool_status_shaping", "options": {"scale": 1.0}},
+]
+
+
+@pytest.mark.parametrize("air", POTENTIALS, ids=["form", "name"])
+async def test_a_tool_that_works_pays_nothing_by_either_name_of_its_potential(air: dict[str, Any], tmp_path: Path) -> None:
+    """`tool_status_shaping` had a γ of its own, 1: under 0.5 a tool that works in the first call paid 0.75, in the next 0.25."""
+    evaluator = make_evaluator(tmp_path, credit={"use": "discounted", "options": {"gamma": 0.5}}, **air)
+    for statuses in ((OK, None, None), (None, OK, None), (None, None, None)):
+        (rewarded,) = await evaluator.evaluate([tree((None, 0, 1), statuses)])
+        assert DiscountedReturns(gamma=0.5).returns(rewarded)[0] == 0.25, "of the outcome alone"
+
+
+async def test_credit_of_the_users_own_says_how_it_discounts_and_joins_branches(tmp_path: Path) -> None:
+    (rewarded,) = await make_evaluator(tmp_path, credit={"use": "turns.py:Mean"}, **POTENTIALS[0]).evaluate(
+        [TREES["two branches of one call"]]
+    )
+    assert [call.rewards["air"] for call in rewarded.transitions] == [0.5, -1.0, -1.0]  # γ·(1 + 1) / 2 - 0, then 0 - Φ twice
+
+
+TURNS = {"use": "turns", "options": {"gamma": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("use", "options"),
+    [
+        ("clip", {"of": TURNS, "at": 5.0}),
+        ("whiten", {"of": TURNS}),
+        ("per_agent", {"of": TURNS}),
+        ("sum", {"parts": ["grpo", TURNS, {"use": "clip", "options": {"of": TURNS, "at": 1.0}}]}),
+    ],
+)
+async def test_a_potential_is_discounted_as_the_parts_of_the_credit_discount(use: str, options: dict[str, Any], tmp_path: Path) -> None:
+    evaluator = make_evaluator(tmp_path, credit={"use": use, "options": options}, **POTENTIALS[0])
+    (rewarded,) = await evaluator.evaluate([tree((None, 0, 1), (OK, None, None))])
+    assert [call.rewards["air"] for call in rewarded.transitions] == [0.5, -0.5, -1.0]
+
+
+def test_parts_that_add_up_what_calls_are_paid_each_in_its_way_have_no_one_discount() -> None:
+    turns = TurnReturns(gamma=0.9)
+    others: list[CreditAssigner] = [
+        TurnReturns(gamma=0.5),
+        TurnGae(gamma=0.9),
+        TurnGae(gamma=0.9, level="token"),
+        TurnJudge(),
+        Sum((TurnReturns(gamma=0.9), 1.0), (TurnReturns(gamma=0.5), 1.0)),
+    ]
+    assert [discount_of(Sum((turns, 1.0), (Whiten(other), 1.0))) for other in others] == [None] * len(others)
+    assert discount_of(Sum((turns, 1.0), (Whiten(IdenticalAssignment()), 1.0))) == (0.9, "sum")
+
+
+CRITIC = {"critic": {"model": "trunk"}}
+
+
+@pytest.mark.parametrize("air", POTENTIALS, ids=["form", "name"])
+@pytest.mark.parametrize(
+    ("credit", "policy"),
+    [
+        ({"use": "grpo"}, {}),
+        ({"use": "gae", "options": {"gamma": 0.9}}, {}),
+        ({"use": "sum", "options": {"parts": [TURNS, {"use": "turns", "options": {"gamma": 0.9}}]}}, {}),
+        ({"use": "turn_gae"}, {"trained_agents": ["write"]}),
+    ],
+    ids=["without gamma", "per token", "two gammas", "calls that are passed over"],
+)
+def test_a_potential_that_would_pay_is_refused_with_a_sentence(
+    air: dict[str, Any], credit: dict[str, Any], policy: dict[str, Any], tmp_path: Path
+) -> None:
+    what = (
+        "discounts nothing at calls that are not trained; set its gamma to 1" if policy else "has no `gamma` per call; take credit per turn"
+    )
+    sentence = (
+        f"intermediate reward 'air' is a potential, which is discounted call by call as returns are, and credit.use '{credit['use']}'"
+    )
+    with pytest.raises(ConfigError, match=re.escape(f"{sentence} {what}")):
+        make_evaluator(tmp_path, credit=credit, policy=policy, learner=CRITIC if "gae" in credit["use"] else {}, **air)
+
+
+@pytest.mark.parametrize(
+    ("credit", "policy"),
+    [
+        ({"use": "gae"}, {}),
+        ({"use": "turn_gae"}, {}),
+        ({"use": "turn_gae", "options": {"gamma": 1.0}}, {"trained_agents": ["write"]}),
+    ],
+)
+def test_a_potential_that_pays_nothing_is_taken_beside_a_critic(credit: dict[str, Any], policy: dict[str, Any], tmp_path: Path) -> None:
+    make_evaluator(tmp_path, credit=credit, policy=policy, learner=CRITIC, **POTENTIALS[0])
+
+
+def test_a_potential_is_computed_anew_where_the_credit_discounts_otherwise(tmp_path: Path) -> None:
+    def digest(gamma: float) -> str:
+        credit = {"use": "discounted", "options": {"gamma": gamma}}
+        return make_evaluator(tmp_path, credit=credit, **POTENTIALS[0])._digests["intermediate_rewards.air"]
+
+    assert digest(0.5) == digest(0.5) != digest(0.9)
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,25 @@ def test_cispo_and_reinforce_are_verls(core_algos: Any, seed: int, name: str) ->
     torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+def test_gspo_is_verls(core_algos: Any, seed: int, aggregation: str) -> None:
+    """Each row is one call: its padding is no part of the mean that its ratio is made of."""
+    old, logprobs, advantages, mask = verl_scene(seed)
+    bounds = {"clip_ratio": 0.5, "clip_ratio_low": 0.1, "clip_ratio_high": 0.15}
+    config = type("Config", (core_algos.ActorConfig,), {**bounds, "global_batch_info": {}})()
+    expected, _ = core_algos.compute_policy_loss_gspo(old, logprobs, advantages, mask, aggregation, config)
+    (expected_gradient,) = torch.autograd.grad(expected, logprobs)
+    sampled = mask.bool()
+    batch = make_batch(logprobs[sampled], old[sampled], advantages[sampled], sampled.nonzero()[:, 0])
+    found = LOSSES["gspo"](batch, clip_low=0.1, clip_high=0.15)
+    loss = (token_weights(mask, aggregation)[sampled] * found.losses).sum()
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-6)
+    assert found.metrics["clip_fraction"].any(), "the scene has a ratio beyond its bounds"
+
+
 def verl_scene(seed: int, moved: float = 0.4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Logprobs before and now, advantages and mask of six rows."""
     generator = torch.Generator().manual_seed(seed)

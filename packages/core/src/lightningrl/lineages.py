@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lightningrl.types import Transition
 
-__all__ = ["following"]
+__all__ = ["following", "successors"]
 
 
 def following(transitions: Sequence[Transition]) -> list[list[int]]:
@@ -33,3 +33,22 @@ def following(transitions: Sequence[Transition]) -> list[list[int]]:
     for t, origin in enumerate(origins):
         lineages.append((*(lineages[origin] if origin >= 0 else (origin,)), t))
     return [[k for k in range(t, count) if lineages[k][0] != lineages[t][0] or t in lineages[k]] for t in range(count)]
+
+
+def successors(transitions: Sequence[Transition]) -> list[list[int]]:
+    """For each call those that come next: one, or the first of each branch that grew from it; none after the last.
+
+    main ─► left ─► more        successors(main) = left right        successors(right) = none: it never pays for `more`
+         └► right
+    """
+    came_of = following(transitions)
+    found: list[list[int]] = []
+    for later in came_of:
+        beyond: set[int] = set()
+        direct: list[int] = []
+        for k in later[1:]:
+            if k not in beyond:
+                direct.append(k)
+                beyond.update(came_of[k])
+        found.append(direct)
+    return found

@@ -18,6 +18,7 @@ from lightningrl.credit.spread import Counted, ReturnBased
 from lightningrl.credit.whiten import whiten
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import Brancher, CreditAssigner, CreditMemory, CreditMonitor, CriticTeacher, GroupWitness, Services, Witness
+from lightningrl.rewards.potential import Joins, discount_of
 from lightningrl.types import Advantages, Array, BranchPoint, Evidence, Trajectory, TrajectoryGroup
 
 __all__ = ["Clip", "Combination", "PerAgent", "Sum", "Whiten"]
@@ -37,6 +38,8 @@ class Combination:
     state: Callable[[], Any]
     load: Callable[[Any], None]
     assign_by_role: Callable[[TrajectoryGroup], Advantages]
+    gamma: float | None
+    joins: Joins
 
     def __init__(self, *parts: CreditAssigner) -> None:
         self.parts = parts
@@ -56,14 +59,11 @@ class Combination:
             self.finish_step = self._finish_step
         if any(isinstance(part, CreditMemory) for part in parts):
             self.state, self.load = self._state, self._load
+        self.discounts = {discount for part in parts for discount in _discounts(part)}
+        """Of all parts that add up what calls are paid; None among them is one without a `gamma` per call."""
+        self.gamma, self.joins = (next(iter(self.discounts)) if len(self.discounts) == 1 else None) or (None, "sum")
         if all(isinstance(part, ComparesRoles | ReturnBased) for part in parts):
             self.assign_by_role = lambda group: self._combine(group, self._by_role)
-
-    @property
-    def gamma(self) -> float | None:
-        """Of the parts that discount; None = none does, or each otherwise."""
-        found = {gamma for part in self.parts if isinstance(gamma := getattr(part, "gamma", None), int | float)}
-        return found.pop() if len(found) == 1 else None
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
         return self._combine(group, lambda part, seen: of_members(seen, part.assign(seen)))
@@ -195,6 +195,12 @@ class Clip(_Wrapper):
 
     def _finish(self, group: TrajectoryGroup, advantages: Advantages) -> Advantages:
         return tuple(tuple(None if credit is None else np.clip(credit, -self.at, self.at) for credit in by_call) for by_call in advantages)
+
+
+def _discounts(part: CreditAssigner) -> set[tuple[float, Joins] | None]:
+    if isinstance(part, Combination):
+        return part.discounts
+    return {discount_of(part)} if hasattr(part, "gamma") else set()
 
 
 def _add(parts: Sequence[Array | None], weights: Sequence[float]) -> Array | None:

@@ -222,6 +222,8 @@ class TurnJudge(_Judge):
         super().__init__(bench, weight, baseline, epsilon)
         self.aggregate: Aggregate = aggregate
         self._turns = TurnReturns(gamma=gamma, baseline=baseline, epsilon=epsilon)
+        self.gamma = 0.0 if aggregate == "turn" else gamma
+        """Of what calls are paid: by itself each has its own alone."""
         if baseline == "none":
             self.requires = frozenset({"judge"})
 

@@ -40,6 +40,7 @@ from lightningrl.credit.state_keys import StateKey, find_key, normalize, state_k
 from lightningrl.credit.turns import TurnReturns, check_gamma, turn_rewards
 from lightningrl.errors import ConfigError
 from lightningrl.lineages import following
+from lightningrl.rewards.potential import Joins
 from lightningrl.rewards.tools import tools_of_calls
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
 
@@ -95,6 +96,7 @@ class StateGroups:
         self._episode = episode
         self._outcome = IdenticalAssignment(baseline=baseline, epsilon=epsilon)
         self.gamma = gamma
+        self.joins: Joins = "sum" if lam == 1.0 else "first"
         self._turns = TurnReturns(gamma=gamma, weights=weights)
         self._compared: dict[int, tuple[TrajectoryGroup, FloatArray, NDArray[np.bool_]]] = {}
         """What was found of the groups that `finish_step` has yet to see, by `id`, so that it need not be found again."""

@@ -13,7 +13,7 @@ Sources: GAE, Schulman et al. 2016, eq. 11 and 16; over turns, Turn-PPO (arXiv 2
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Literal, get_args
 
 import numpy as np
@@ -21,8 +21,9 @@ import numpy as np
 from lightningrl.credit.baselines import FloatArray
 from lightningrl.credit.turns import turn_rewards
 from lightningrl.errors import ConfigError
-from lightningrl.lineages import following
+from lightningrl.lineages import successors
 from lightningrl.protocols import Services
+from lightningrl.rewards.potential import Joins
 from lightningrl.types import Advantages, Array, Evidence, Outcome, Trajectory, TrajectoryGroup, Transition
 
 __all__ = ["Level", "TurnGae"]
@@ -37,6 +38,7 @@ class TurnGae:
     """Values are evidence; the arithmetic waits for nothing. Also teaches the critic: V_j is to become A_j + V_j."""
 
     requires: frozenset[str] = frozenset({"values"})
+    joins: Joins = "mean"
 
     def __init__(
         self,
@@ -54,7 +56,9 @@ class TurnGae:
         for name, value in {"gamma": gamma, "lam": lam, "token_lam": token_lam}.items():
             if not 0.0 <= value <= 1.0:
                 raise ConfigError(f"credit assigner 'turn_gae': {name} {value!r} is not between 0 and 1; try 0.95")
-        self.gamma = gamma
+        self.gamma = None if level == "token" and gamma != 1.0 else gamma
+        """Per call, where it is so."""
+        self._gamma = gamma
         self.lam = lam
         self.level: Level = level
         self.token_lam = token_lam
@@ -107,12 +111,12 @@ class TurnGae:
         evidence = trajectory.evidence
         if evidence is None:  # a rewarded trajectory has been scored, one without calls was not asked about
             return
-        successors, rewards = _successors(calls), turn_rewards(calls, self.weights)
+        next_calls, rewards = successors(calls), turn_rewards(calls, self.weights)
         found: list[tuple[FloatArray | None, FloatArray]] = [(None, nothing)] * len(calls)
         values_at, advantages_at = [0.0] * len(calls), [0.0] * len(calls)
         """Of each call's start, as what comes before it sees them."""
         for t in reversed(range(len(calls))):
-            later = successors[t]
+            later = next_calls[t]
             reward = float(rewards[t]) + (0.0 if later else trajectory.reward)
             next_value = sum(values_at[k] for k in later) / len(later) if later else float(evidence.calls["value_after"][t])
             next_advantage = sum(advantages_at[k] for k in later) / len(later) if later else 0.0
@@ -122,7 +126,7 @@ class TurnGae:
             by_token = self.level == "token"
             values = (np.array([evidence.calls["value"][t]]) if self.level == "turn" else evidence.tokens["value"][t]).astype(np.float64)
             chain = values if by_token else values[:1]
-            advantages = estimate_advantages(reward, chain, next_value, next_advantage, gamma=self.gamma, lam=self.lam)
+            advantages = estimate_advantages(reward, chain, next_value, next_advantage, gamma=self._gamma, lam=self.lam)
             values_at[t], advantages_at[t] = float(chain[0]), float(advantages[0])
             if self.level == "both":
                 advantages = estimate_advantages(advantages[0] + values[0], values, 0.0, 0.0, gamma=1.0, lam=self.token_lam)
@@ -141,25 +145,6 @@ def estimate_advantages(
         advantages.append(next_advantage)
         next_value, reward = value, 0.0
     return np.array(advantages[::-1])
-
-
-def _successors(calls: Sequence[Transition]) -> list[list[int]]:
-    """For each call those that come next: one, or the first of each branch that grew from it; none after the last.
-
-    main ─► left ─► more        successors(main) = left right        successors(right) = none: it never pays for `more`
-         └► right
-    """
-    came_of = following(calls)
-    found: list[list[int]] = []
-    for later in came_of:
-        beyond: set[int] = set()
-        direct: list[int] = []
-        for k in later[1:]:
-            if k not in beyond:
-                direct.append(k)
-                beyond.update(came_of[k])
-        found.append(direct)
-    return found
 
 
 def _spread(advantages: FloatArray, length: int) -> Array:

@@ -1,13 +1,12 @@
 """Automatic intermediate rewards (AIR) from what became of a call's tool invocations (Agent Lightning, arXiv 2508.03680).
 
 ToolStatusReward     mean over the call's tools of (ok | error)             pays for tools that work
-ToolStatusShaping    the change of the last share of successes             keeps the optimal policy
+ToolStatusShaping    the same of ±scale, always in the potential form      keeps the optimal policy
 ExecutionErrors      -charge for each tool that failed while it ran        charges for tools that break
 """
 
 from __future__ import annotations
 
-from lightningrl.rewards.potential import shape
 from lightningrl.rewards.tools import mean_over_tools
 from lightningrl.types import ToolStatus, Trajectory
 
@@ -28,16 +27,11 @@ class ToolStatusReward:
         return mean_over_tools(trajectory, lambda tool: self._values.get(tool.status))
 
 
-class ToolStatusShaping:
-    """Potential-based shaping (Ng, Harada & Russell, ICML 1999): the potential is `scale` times the share of successes (+1) and failures
-    (-1) in the last call that used tools. `form = "potential"` does the same with any reward, and with the credit's own `gamma`."""
+class ToolStatusShaping(ToolStatusReward):
+    """`tool_status` by the name that its potential form had: a `TurnReward` of it pays the change of its values, whatever its `form` is."""
 
-    def __init__(self, *, scale: float = 0.1, gamma: float = 1.0) -> None:
-        self._status = ToolStatusReward(ok=scale, error=-scale)
-        self.gamma = gamma
-
-    def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
-        return list(shape(trajectory.transitions, self._status(trajectory), gamma=self.gamma))
+    def __init__(self, *, scale: float = 0.1) -> None:
+        super().__init__(ok=scale, error=-scale)
 
 
 class ExecutionErrors:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lightningrl.errors import ConfigError, RewardError
-from lightningrl.rewards.potential import shape
+from lightningrl.rewards.potential import Joins, shape
 from lightningrl.rewards.tool_status import ToolStatusShaping
 from lightningrl.rewards.value import Range, check_range, read_value
 from lightningrl.types import Trajectory
@@ -33,6 +33,8 @@ class TurnReward:
     """`potential`: its change from call to call, which no policy gains by (`lightningrl.rewards.potential`)."""
     gamma: float = 1.0
     """Of the potential: the one that returns are discounted with."""
+    joins: Joins = "sum"
+    """Of the potential: how returns join branches."""
     range: Range | None = None
     """Least and most, before form and weight."""
 
@@ -42,12 +44,16 @@ class TurnReward:
             raise ConfigError(f"intermediate reward {self.name!r}: weight {self.weight!r} is not a finite number; set one, such as 1.0")
         if not 0.0 <= self.gamma <= 1.0:
             raise ConfigError(f"intermediate reward {self.name!r}: gamma {self.gamma!r} is not between 0 and 1; leave it to the credit")
+        if self.joins not in get_args(Joins):
+            raise ConfigError(
+                f"intermediate reward {self.name!r}: joins {self.joins!r} is none of 'sum', 'mean', 'first'; mend the credit's"
+            )
         if not callable(self.function):
             raise ConfigError(f"intermediate reward {self.name!r} is a {type(self.function).__name__}, not callable; name a class")
 
     @property
     def is_potential(self) -> bool:
-        """Whether it pays a change of potential, in whichever way."""
+        """Whether it pays its change."""
         return self.form == "potential" or isinstance(self.function, ToolStatusShaping)
 
     def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
@@ -60,8 +66,8 @@ class TurnReward:
                 f"{len(trajectory.transitions)} calls; return one per call, None for no opinion"
             )
         checked = [self._check(value, trajectory) for value in values]
-        if self.form == "potential":
-            return [self.weight * value for value in shape(trajectory.transitions, checked, gamma=self.gamma)]
+        if self.is_potential:
+            return [self.weight * value for value in shape(trajectory.transitions, checked, gamma=self.gamma, joins=self.joins)]
         return [None if value is None else self.weight * value for value in checked]
 
     def _check(self, value: Any, trajectory: Trajectory) -> float | None:

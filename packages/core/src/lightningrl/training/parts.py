@@ -28,6 +28,7 @@ from lightningrl.loading import digest_of, is_reference, load_callable
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
 from lightningrl.rewards import NamedReward, RewardSet, RewardWeights, TurnReward, WeightedReward
+from lightningrl.rewards.potential import Joins, discount_of
 from lightningrl.training.models import check_lengths, resolve_model
 from lightningrl.training.tasks import TaskSets
 
@@ -94,8 +95,10 @@ def build_credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, st
         lambda: _check_samples(recipe),
     )
     rewards, turns = parts[: len(recipe.rewards)], parts[len(recipe.rewards) :]
-    gamma = _potential_gamma(recipe, assigner)
-    intermediate = {one.name: replace(one, gamma=gamma) for one in turns}
+    discount = discount_of(assigner)
+    gamma, joins = discount or (1.0, "sum")
+    intermediate = {one.name: replace(one, gamma=gamma, joins=joins) for one in turns}
+    _check_potentials(recipe, [name for name, one in intermediate.items() if one.is_potential], discount)
     evaluator = Evaluator(
         rewards=RewardSet(rewards),
         intermediate=intermediate,
@@ -131,6 +134,8 @@ def _digests(
     digests = {f"rewards.{reward.name}": digest_of(reward.function, recipe.rewards[reward.name].options) for reward in rewards}
     for name, part in recipe.intermediate_rewards.items():
         settings = part.model_dump(exclude_unset=True, exclude={"use", "options"})
+        if intermediate[name].is_potential:
+            settings |= {"gamma": intermediate[name].gamma, "joins": intermediate[name].joins}
         digests[f"intermediate_rewards.{name}"] = digest_of(intermediate[name].function, {**part.options, **settings})
     judge = None if recipe.judge is None else f"{recipe.judge.model} at {recipe.judge.base_url}"
     nested = {"nested": [digest_of(part, {}) for part in _nested(assigner)]} if isinstance(assigner, Combination) else {}
@@ -273,24 +278,27 @@ def _credit(recipe: Recipe, plugins: PluginManager) -> CreditAssigner:
         lambda: check_comparison(assigner, recipe.credit.compare),
         lambda: _check_judge(recipe, assigner),
         lambda: _check_critic(recipe, assigner, capabilities, is_paid_by_role=is_paid_by_role),
-        lambda: _potential_gamma(recipe, assigner),
         lambda: check_needs(recipe, recipe.credit.use, requires, capabilities, installed_needs(plugins)),
     )
     return assigner
 
 
-def _potential_gamma(recipe: Recipe, assigner: CreditAssigner) -> float:
-    """What potentials are discounted with: as returns are, else they would pay."""
-    gamma = getattr(assigner, "gamma", None)
-    if isinstance(gamma, int | float):
-        return gamma
-    for name, part in recipe.intermediate_rewards.items():
-        if part.form == "potential":
-            raise ConfigError(
-                f"intermediate reward {name!r}: form 'potential' is discounted as returns are, and credit.use {recipe.credit.use!r} has no "
-                "`gamma`; take credit per turn, such as 'discounted', or set form = 'plain'"
-            )
-    return 1.0
+def _check_potentials(recipe: Recipe, names: Sequence[str], discount: tuple[float, Joins] | None) -> None:
+    """Raise ConfigError for those that would pay, because they cannot be discounted as returns are."""
+    if not names:
+        return
+    potential = (
+        f"intermediate reward {names[0]!r} is a potential, which is discounted call by call as returns are, and credit.use "
+        f"{recipe.credit.use!r}"
+    )
+    if discount is None:
+        raise ConfigError(f"{potential} has no `gamma` per call; take credit per turn, such as 'discounted', or a plain reward")
+    gamma, joins = discount
+    is_trained = all(policy.trainable and policy.trained_agents is None for policy in recipe.all_policies.values())
+    if gamma != 1.0 and joins == "mean" and not is_trained:  # its returns pass over calls that are not trained
+        raise ConfigError(
+            f"{potential} discounts nothing at calls that are not trained; set its gamma to 1, train every role, or take a plain reward"
+        )
 
 
 def _check_judge(recipe: Recipe, assigner: CreditAssigner) -> None:
