@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -230,8 +230,8 @@ class Stage:
         found = next(found for found, _ in shown if MARK in found and len(found) >= min(len(said), 2000))
         assert found.startswith(said[:2000])
 
-    async def play(self, rollout_id: str, group: str, text: str) -> None:
-        """Task, policy, role, tools, error, refused call, judge, worker, rewards: all say it."""
+    async def play(self, rollout_id: str, group: str, text: str, tools: Sequence[str] = ()) -> None:
+        """Task, policy, role, tools, error, refused call, judge, worker, rewards: all say it; `tools` are called as well."""
         task = Task(id=f"t {text[:30]}", input=text, answer={"is": text})
         await self.control.create_rollouts([RolloutSpec(id=rollout_id, task=task, group_id=group)])
         lease = await self.control.lease(f"w {text[:60]}", 3600.0)
@@ -248,7 +248,8 @@ class Stage:
         (call,) = await self.server.store.calls(rollout_id, 1)
         tool = {"name": text[:50], "status": "error", "arguments": {"of": text}, "result": text, "error_type": text[:50]}
         async with httpx.AsyncClient(base_url=base_url, headers=header) as client:
-            answer = await client.post("/tool_calls", content=json.dumps({"tool_calls": [{**tool, "call": said.id}, tool]}))
+            called = [{**tool, "call": said.id}, tool, *({**tool, "name": name} for name in tools)]
+            answer = await client.post("/tool_calls", content=json.dumps({"tool_calls": called}))
             assert answer.is_success, answer.text
             reward = await client.post("/rewards", content=json.dumps({"rewards": {clean_text(text)[:60]: 1.0}}))
             assert reward.is_success, reward.text
@@ -286,6 +287,18 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 @given(hostile)
 def test_hostile_text_is_shown_and_never_obeyed(stage: Stage, text: str) -> None:
     stage.check(text)
+
+
+def test_a_run_of_a_thousand_tools_shows_those_that_fail_most(stage: Stage) -> None:
+    names = [f"ض{number}" * 8 for number in range(1000)]
+
+    async def look() -> ReadPage:
+        await stage.play(f"r{next(stage.numbers):06d}", "g-tools", MARK, [*names, names[700], names[700]])
+        return await read_page(stage.client, "/")
+
+    page = stage.loop.run_until_complete(look())
+    check_page(page)
+    assert len(page.html.encode()) < 200_000 and names[700] in page.text
 
 
 @settings(max_examples=sized(20, 300), suppress_health_check=[HealthCheck.function_scoped_fixture])
