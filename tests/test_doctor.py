@@ -29,8 +29,8 @@ from lightningrl.doctor.bill import Bill, make_bill
 from lightningrl.doctor.examination import observe, reward
 from lightningrl.doctor.forecast import forecast, prompt_tokens
 from lightningrl.doctor.lesson import teach
-from lightningrl.doctor.machine import Machine
-from lightningrl.doctor.observation import Cost, Costs
+from lightningrl.doctor.machine import Machine, MemoryGrowth
+from lightningrl.doctor.observation import Cost, Costs, GpuMemory, Lesson
 from lightningrl.doctor.of_recipe import tasks_differ
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
@@ -138,6 +138,19 @@ LEARNING_FAULTS = {
     "the learning rate is 0": Fault(check="learning", verdict=FAIL, said=r"\+0 nats", settings={"learner.learning_rate": 0.0}),
     "the loss has the wrong sign": Fault(
         check="learning", verdict=FAIL, said=r"moved their tokens by -\d", settings={"learner.loss": f"{HERE}:upside_down"}
+    ),
+    "the learner raises": Fault(
+        check="learning",
+        verdict=FAIL,
+        said=r"the learner failed on \d+ rows: .*no \\x1b\[2J tokens",
+        settings={"learner.loss": f"{HERE}:broken"},
+    ),
+    "the learner has too little memory": Fault(
+        check="memory",
+        verdict=FAIL,
+        said=r"a step of the learner ran out of memory: .*allocate",
+        settings={"learner.loss": f"{HERE}:greedy"},
+        also=frozenset({"learning"}),
     ),
 }
 REFUSED = {
@@ -287,6 +300,51 @@ def test_a_run_that_fills_the_machine_is_found(seen: Observation) -> None:
     found = diagnose(full).complaints()
     assert (found["memory"].verdict, found["disk"].verdict, len(found)) == (WARN, FAIL, 2)
     assert "at most 0.90 GB of 1.00 GB" in found["memory"].evidence
+
+
+def test_a_gpu_that_nobody_looked_at_has_not_passed(seen: Observation) -> None:
+    healthy = only(seen, "converse")
+    machine = Machine(memory=10**11, memory_used=10**9, disk_free=10**12, cores=2, gpus=1)
+    (lesson,) = healthy.lessons.values()
+    looked_at = replace(lesson, gpu=GpuMemory(before=2 * 10**10, peak=3 * 10**10, total=8 * 10**10))
+    tight = replace(lesson, gpu=GpuMemory(before=2 * 10**10, peak=7 * 10**10, total=8 * 10**10))
+    found = [diagnose(replace(healthy, machine=machine, lessons={"policy": one})) for one in (lesson, looked_at, tight)]
+    assert [complaints(one).keys() for one in found] == [{"memory"}, set(), {"memory"}]
+    said = [next(row.finding.evidence for row in one.rows if row.check == "memory") for one in found]
+    assert "of whose memory the backend says nothing" in said[0]
+    assert "30.00 GB of 80.00 GB, 10.00 GB beyond" in said[1] and "70.00 GB of 80.00 GB" in said[2]
+
+
+def test_a_step_of_the_learner_is_told_apart_from_what_engine_and_server_have(seen: Observation) -> None:
+    """Where the system says so."""
+    (lesson,) = seen.lessons.values()
+    assert lesson.gpu is None and (lesson.grown is None or lesson.grown >= 0)
+    said = next(
+        row.finding.evidence
+        for row in diagnose(replace(seen, lessons={"policy": replace(lesson, grown=5 * 10**8)})).rows
+        if row.check == "memory"
+    )
+    assert "0.50 GB of them by a step of the learner alone" in said
+
+
+def test_memory_that_was_given_back_has_been_seen() -> None:
+    growth = MemoryGrowth()
+    if growth.most() is None:
+        pytest.skip("this system does not say")
+    size = 1 << 26
+    np.ones(size, np.uint8)
+    assert (growth.most() or 0) > 0.9 * size
+    assert (MemoryGrowth().most() or 0) < 0.5 * size, "it counts from its own beginning"
+
+
+def test_a_learner_that_fails_costs_no_finding_of_the_rollouts(seen: Observation) -> None:
+    failed = {"policy": Lesson(rows=4, error="RuntimeError: no luck")}
+    found = diagnose(replace(seen, lessons=failed))
+    before = complaints(diagnose(seen))
+    assert complaints(found) == {**before, "learning": (FAIL, "the learner failed on 4 rows: RuntimeError: no luck")}
+    assert found.bill is not None
+    (minutes,) = (line.how for line in found.bill.lines if line.what == "minutes")
+    assert "learning, which failed and is not in it" in minutes
 
 
 def test_a_time_limit_near_the_agents_own_time_is_found(seen: Observation) -> None:

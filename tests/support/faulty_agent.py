@@ -231,3 +231,22 @@ def upside_down(batch: Any) -> Any:
     from lightningrl_torch.losses import TokenLosses
 
     return TokenLosses(losses=batch.advantages * batch.logprobs)
+
+
+def broken(batch: Any) -> Any:
+    """A loss that raises on real rows."""
+    if not _is_tried(batch):
+        raise ZeroDivisionError("no \x1b[2J tokens")
+    return upside_down(batch)
+
+
+def greedy(batch: Any) -> Any:
+    """A loss that wants more memory on real rows than there is."""
+    if not _is_tried(batch):
+        batch.logprobs.new_empty(2**50)
+    return upside_down(batch)
+
+
+def _is_tried(batch: Any) -> bool:
+    """Whether the backend only tries the loss, before the run: no policy has computed these log-probabilities."""
+    return bool(batch.logprobs.is_leaf)

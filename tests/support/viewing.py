@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from lightningrl.view.app import create_viewer
 from lightningrl.view.page import ViewedRun
 from lightningrl.view.runs import OneRun
 
-__all__ = ["KEY", "ReadPage", "read_page", "viewing"]
+__all__ = ["KEY", "ReadPage", "parse_page", "read_page", "viewing"]
 
 KEY = "view-key-of-a-test"
 _EMPTY = frozenset({"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"})
@@ -27,16 +28,19 @@ _BLOCKS = frozenset({"article", "dd", "div", "dt", "h1", "h2", "h3", "li", "p", 
 async def viewing(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A browser's place that has shown its key."""
     async with open_run(folder) as run:
-        app = create_viewer(OneRun(ViewedRun(name="run", folder=folder, run=run)), key=KEY)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+        viewed = ViewedRun(name="run", folder=folder, run=run)
+        transport = httpx.ASGITransport(create_viewer(OneRun(viewed), key=KEY))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             await client.get("/", params={"key": KEY})
             yield client
+        await asyncio.to_thread(viewed.credit.close)
 
 
 @dataclass
 class ReadPage(HTMLParser):
     """What a browser would make of a page."""
 
+    html: str = ""
     tags: list[tuple[str, dict[str, str]]] = field(default_factory=list[tuple[str, dict[str, str]]])
     texts: list[tuple[str, tuple[str, ...]]] = field(default_factory=list[tuple[str, tuple[str, ...]]])
     """Each with the elements around it, outermost first."""
@@ -72,7 +76,11 @@ async def read_page(client: httpx.AsyncClient, address: str, status: int = 200) 
     answer = await client.get(address)
     assert answer.status_code == status, f"{address}: {answer.status_code}\n{answer.text[:2000]}"
     assert "default-src 'self'" in answer.headers["content-security-policy"]
-    page = ReadPage()
-    page.feed(answer.text)
+    return parse_page(answer.text)
+
+
+def parse_page(html: str) -> ReadPage:
+    page = ReadPage(html)
+    page.feed(html)
     page.close()
     return page

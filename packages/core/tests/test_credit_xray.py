@@ -319,8 +319,8 @@ async def test_the_page_shows_turns_by_methods_what_they_disagree_on_first(run: 
     assert step.text.index(first.rollout_id) < step.text.index("Methods</h2>")
     assert re.search(r'class="n up-5">\+', step.text) and re.search(r'class="n down-\d">−', step.text)
     assert "equals grpo" in step.text and "[judge] table" in step.text
-    assert f"Credit of group {first.group_id}" in group.text
-    assert ">1 <span" in rollout.text and ">0 <span" not in rollout.text
+    assert f"Credit of group <bdi>{first.group_id}</bdi>" in group.text
+    assert ">1 <bdi" in rollout.text and ">0 <bdi" not in rollout.text
     assert "of the whole run" in whole.text
     assert none.status_code == 404 and "no rollout &#39;nobody&#39;" in none.text
     assert all("style=" not in answer.text for answer in (step, group, rollout, whole)), "as the page's CSP demands"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
 import pytest
@@ -18,14 +19,16 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI, BadRequestError
 from recorded import RECIPE, write_recipe
 from sizes import sized
-from viewing import ReadPage, read_page, viewing
+from viewing import ReadPage, parse_page, read_page, viewing
 
 from lightningrl.clean import clean_text, printable
 from lightningrl.control.client import ServerClient
+from lightningrl.look.reader import open_run
 from lightningrl.origin import RunOrigin
 from lightningrl.store.protocol import Score
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutSpec, Task
+from lightningrl.view.report import make_report
 
 MARK = "¤"
 """In every hostile text, so that it is found again."""
@@ -52,10 +55,13 @@ TAGS = frozenset(
         "a",
         "article",
         "aside",
+        "b",
         "bdi",
         "body",
         "br",
         "button",
+        "caption",
+        "circle",
         "code",
         "dd",
         "details",
@@ -64,13 +70,17 @@ TAGS = frozenset(
         "dl",
         "dt",
         "form",
+        "g",
         "h1",
         "h2",
         "h3",
         "head",
         "header",
         "html",
+        "input",
+        "label",
         "li",
+        "line",
         "link",
         "main",
         "meta",
@@ -84,11 +94,13 @@ TAGS = frozenset(
         "section",
         "span",
         "strong",
+        "style",
         "summary",
         "svg",
         "table",
         "tbody",
         "td",
+        "text",
         "th",
         "thead",
         "title",
@@ -98,57 +110,82 @@ TAGS = frozenset(
 )
 ATTRIBUTES = frozenset(
     [
+        "action",
         "aria-current",
         "aria-hidden",
         "aria-label",
         "aria-labelledby",
+        "aria-live",
+        "charset",
         "class",
+        "colspan",
         "content",
+        "cx",
+        "cy",
         "d",
         "data-back",
         "data-close",
         "data-events",
+        "data-first",
+        "data-interval",
         "data-key",
+        "data-last",
+        "data-left",
         "data-live",
         "data-open",
         "data-peek",
         "data-place",
+        "data-right",
         "data-row",
         "data-say",
         "data-theme",
         "dir",
         "height",
         "href",
+        "http-equiv",
         "id",
+        "inputmode",
         "lang",
         "method",
         "name",
+        "open",
+        "placeholder",
         "preserveaspectratio",
+        "r",
         "rel",
         "role",
+        "rowspan",
+        "scope",
+        "size",
         "src",
         "tabindex",
+        "text-anchor",
         "title",
         "type",
+        "value",
         "viewbox",
         "width",
         "x",
-        "charset",
+        "x1",
+        "x2",
         "y",
+        "y1",
+        "y2",
     ]
 )
 HIDDEN = frozenset(map(chr, (*range(9), *range(11, 32), *range(127, 160), 0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F))))
 hostile = st.lists(st.sampled_from(WRITTEN) | st.text(max_size=12), min_size=1, max_size=4).map(lambda parts: MARK + "".join(parts) + MARK)
 
 
-def check_page(page: ReadPage, raw: str) -> None:
+def check_page(page: ReadPage, *, is_report: bool = False) -> None:
     """Nothing in it is markup but ours, and every hostile text stands alone."""
     assert {tag for tag, _ in page.tags} <= TAGS
     assert {name for _, attributes in page.tags for name in attributes} <= ATTRIBUTES
     scripts = [attributes for tag, attributes in page.tags if tag == "script"]
-    assert len(scripts) == 1 and scripts[0]["src"].startswith("/static/")
+    assert [attributes["src"].startswith("/static/") for attributes in scripts] == ([] if is_report else [True])
     assert all(attributes["href"].startswith(("/", "#")) for _, attributes in page.tags if "href" in attributes)
-    assert not set(raw) & HIDDEN, "control characters are written out"
+    without_fields = re.sub(r' value="[^"]*"', "", page.html)  # a form hands back what its address asked for, as it was
+    assert not set(without_fields) & HIDDEN, "control characters are written out"
     for text, around in page.texts:
         if MARK in text:
             assert "bdi" in around or "title" in around, f"not isolated: {text[:80]!r} in {around}"
@@ -163,6 +200,7 @@ class Stage:
     folder: Path
     server: LiveGateway
     control: ServerClient
+    client: httpx.AsyncClient
     loop: asyncio.AbstractEventLoop
     numbers: Iterator[int]
 
@@ -173,24 +211,27 @@ class Stage:
         rollout_id = f"r{next(self.numbers):06d}"
         group = f"g{rollout_id} {' '.join(text.split())[:50]}"  # the trainer names groups, in one line
         await self.play(rollout_id, group, text)
+        group = quote(clean_text(group), safe="")
+        chosen = {"task": f"t {text[:30]}", "tool": text[:50], "q": text[:20]}
         addresses = ["", "?view=tokens", "?view=tokens&form=table", "/text?part=task", "/text?part=tool-0-0-result"]
-        async with viewing(self.folder) as client:
-            for address in (
-                *(f"/rollouts/{rollout_id}{rest}" for rest in addresses),
-                f"/groups/{quote(clean_text(group), safe='')}",
-                "/system",
-            ):
-                answer = await client.get(address)
-                assert answer.status_code == 200, f"{address}: {answer.text[:500]}"
-                check_page(await read_page(client, address), answer.text)
-                assert len(answer.content) < 200_000
-            shown = (await read_page(client, f"/rollouts/{rollout_id}/text?part=task")).texts
-            said = printable(clean_text(text))
-            found = next(found for found, _ in shown if MARK in found and len(found) >= min(len(said), 2000))
-            assert found.startswith(said[:2000])
+        for address in (
+            *("/", "/rollouts", f"/rollouts?peek={rollout_id}"),
+            *(f"/rollouts?{urlencode({name: clean_text(value)})}" for name, value in chosen.items()),
+            *(f"/rollouts/{rollout_id}{rest}" for rest in addresses),
+            *(f"/groups/{group}", f"/credit?group={group}", f"/credit?rollout={rollout_id}", "/credit", "/system", "/recipe"),
+        ):
+            page = await read_page(self.client, address)
+            check_page(page)
+            assert len(page.html.encode()) < 200_000
+        async with open_run(self.folder) as run:
+            check_page(parse_page(await make_report(run, self.folder)), is_report=True)
+        shown = (await read_page(self.client, f"/rollouts/{rollout_id}/text?part=task")).texts
+        said = printable(clean_text(text))
+        found = next(found for found, _ in shown if MARK in found and len(found) >= min(len(said), 2000))
+        assert found.startswith(said[:2000])
 
-    async def play(self, rollout_id: str, group: str, text: str) -> None:
-        """Task, policy, role, tools, error, refused call, judge, worker, rewards: all say it."""
+    async def play(self, rollout_id: str, group: str, text: str, tools: Sequence[str] = ()) -> None:
+        """Task, policy, role, tools, error, refused call, judge, worker, rewards: all say it; `tools` are called as well."""
         task = Task(id=f"t {text[:30]}", input=text, answer={"is": text})
         await self.control.create_rollouts([RolloutSpec(id=rollout_id, task=task, group_id=group)])
         lease = await self.control.lease(f"w {text[:60]}", 3600.0)
@@ -207,7 +248,8 @@ class Stage:
         (call,) = await self.server.store.calls(rollout_id, 1)
         tool = {"name": text[:50], "status": "error", "arguments": {"of": text}, "result": text, "error_type": text[:50]}
         async with httpx.AsyncClient(base_url=base_url, headers=header) as client:
-            answer = await client.post("/tool_calls", content=json.dumps({"tool_calls": [{**tool, "call": said.id}, tool]}))
+            called = [{**tool, "call": said.id}, tool, *({**tool, "name": name} for name in tools)]
+            answer = await client.post("/tool_calls", content=json.dumps({"tool_calls": called}))
             assert answer.is_success, answer.text
             reward = await client.post("/rewards", content=json.dumps({"rewards": {clean_text(text)[:60]: 1.0}}))
             assert reward.is_success, reward.text
@@ -216,8 +258,9 @@ class Stage:
             kind=OtherCallKind.JUDGE, path=text, model=text, code=text, message=text, request=text, answer=text, started_at=2e9
         )
         credit = {call.transition.id: call.transition.logprobs}
-        score = Score(rollout_id=rollout_id, attempt=1, unrewarded=text[:500], asked=[judged], advantages=credit)
+        score = Score(rollout_id=rollout_id, attempt=1, reward=1.0, unrewarded=text[:500], asked=[judged], advantages=credit)
         await self.control.set_scores([score])
+        await self.control.mark_trained(int(rollout_id[1:]) + 1, [rollout_id], {"reward": 1.0, "rollouts": 1.0})
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +273,10 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         server.engine.tokenizer.save_pretrained(folder / "policy")
         control = ServerClient(server.url, server.run_key)
         runner.run(control.__aenter__())
-        yield Stage(folder, server, control, runner.get_loop(), itertools.count())
+        viewer = viewing(folder)
+        client = runner.run(viewer.__aenter__())
+        yield Stage(folder, server, control, client, runner.get_loop(), itertools.count())
+        runner.run(viewer.__aexit__(None, None, None))
         runner.run(control.__aexit__(None, None, None))
         runner.run(gateway.__aexit__(None, None, None))
 
@@ -243,12 +289,25 @@ def test_hostile_text_is_shown_and_never_obeyed(stage: Stage, text: str) -> None
     stage.check(text)
 
 
+def test_a_run_of_a_thousand_tools_shows_those_that_fail_most(stage: Stage) -> None:
+    names = [f"ض{number}" * 8 for number in range(1000)]
+
+    async def look() -> ReadPage:
+        await stage.play(f"r{next(stage.numbers):06d}", "g-tools", MARK, [*names, names[700], names[700]])
+        return await read_page(stage.client, "/")
+
+    page = stage.loop.run_until_complete(look())
+    check_page(page)
+    assert len(page.html.encode()) < 200_000 and names[700] in page.text
+
+
 @settings(max_examples=sized(20, 300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(MARK + "".join(WRITTEN[:12]) + MARK)
 @given(hostile)
 def test_a_recipe_that_writes_markup_is_shown_as_values(tmp_path: Path, text: str) -> None:
     text = clean_text(text)
-    write_recipe(tmp_path, RECIPE.model_copy(update={"name": text, "learner": {"loss": text, text: [text]}}))
+    policy = RECIPE.policy.model_copy(update={"model": text})
+    write_recipe(tmp_path, RECIPE.model_copy(update={"name": text, "policy": policy, "learner": {"loss": text, text: [text]}}))
     recipe = RunOrigin.read(tmp_path)
     assert recipe.recipe.name == text
 
@@ -257,7 +316,7 @@ def test_a_recipe_that_writes_markup_is_shown_as_values(tmp_path: Path, text: st
             async with live_gateway(tmp_path):
                 pass
         async with viewing(tmp_path) as client:
-            answer = await client.get("/recipe")
-            check_page(await read_page(client, "/recipe"), answer.text)
+            for address in ("/", "/recipe"):
+                check_page(await read_page(client, address))
 
     asyncio.run(look())

@@ -177,7 +177,7 @@ async def test_a_facet_counts_what_choosing_it_gives(recorded_run: Path) -> None
     async with browsing(recorded_run) as browser:
         text = await page(browser, "/rollouts?step=1")
         mean = '(?:<span class="n muted">[^<]*</span>)?'
-        choices = re.findall(rf'<li><a href="([^"]+)"><span class="choice">[^<]*</span>{mean}<span class="n">(\d+)', text)
+        choices = re.findall(rf'<li><a href="([^"]+)"><bdi class="choice">[^<]*</bdi>{mean}<span class="n">(\d+)', text)
         choices = [(address, number) for address, number in choices if "role=" not in address]
         assert len(choices) > 5
         for address, number in choices:
@@ -256,3 +256,13 @@ async def test_a_report_is_one_file_that_needs_nothing_else(recorded_run: Path) 
         text = await make_report(run, recorded_run)
     assert not re.search(r"<script|<link|\bsrc=|url\(|\shref=\"(?!#)", text)
     assert text.count('class="told"') == 24 and "Reward by step" in text and "--accent:" in text
+
+
+async def test_a_report_of_more_steps_than_it_lists_says_so(recorded_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(recorded_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    row = read_metrics(recorded_run / "metrics.jsonl")[-1]
+    rows = [json.dumps({**row, "step": step, "rollouts": 4}) for step in range(1, 101)]
+    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    async with open_run(tmp_path / "run") as run:
+        text = await make_report(run, tmp_path / "run")
+    assert "the newest 60 of 100" in text

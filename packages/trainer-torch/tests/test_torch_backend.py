@@ -110,6 +110,15 @@ async def test_learning_waits_for_running_requests(make_backend: MakeBackend) ->
     assert (await learning).policy_version == 1
 
 
+def test_a_step_says_what_it_had_of_a_gpu(make_backend: MakeBackend) -> None:
+    backend = make_backend()
+    found = {name: value for name, value in backend.learn(make_samples(0)).metrics.items() if name.startswith("gpu_memory")}
+    if backend.learner.model.device.type == "cuda":
+        assert 0 < found["gpu_memory_before"] < found["gpu_memory_peak"] < found["gpu_memory"]
+    else:
+        assert found == {}
+
+
 @pytest.mark.parametrize("mode", [{}, {"lora": {"rank": 4, "target_modules": ["q_proj", "down_proj"]}}], ids=NAMES)
 def test_export_is_an_ordinary_folder(make_backend: MakeBackend, tmp_path: Path, mode: dict[str, Any]) -> None:
     backend = make_backend(**mode)

@@ -1,12 +1,15 @@
-"""Which device a policy is on. Imports torch alone, so that a recipe's `device` is checked in a moment."""
+"""Which device a policy is on, and what a step takes of its memory. Imports torch alone, so that a recipe's `device` is checked in a
+moment."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from lightningrl.errors import ConfigError
 
-__all__ = ["pick_device"]
+__all__ = ["pick_device", "watch_memory"]
 
 
 def pick_device(name: str) -> torch.device:
@@ -16,3 +19,18 @@ def pick_device(name: str) -> torch.device:
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def watch_memory(device: torch.device) -> Callable[[], dict[str, float]]:
+    """From now on; the answer reads, in bytes of a GPU, `gpu_memory_before`, `gpu_memory_peak` and `gpu_memory`, all that it has. Of a
+    CPU it reads nothing."""
+    if device.type != "cuda":
+        return dict[str, float]
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+
+    def read() -> dict[str, float]:
+        peak, total = torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
+        return {"gpu_memory_before": float(before), "gpu_memory_peak": float(peak), "gpu_memory": float(total)}
+
+    return read

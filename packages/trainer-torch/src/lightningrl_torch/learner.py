@@ -34,6 +34,7 @@ from lightningrl_torch._scoring import Scores, score_batch, to_tensor
 from lightningrl_torch._size import tokens_at_once
 from lightningrl_torch.chosen_loss import ChosenLoss
 from lightningrl_torch.critic import Critic, value_losses
+from lightningrl_torch.device import watch_memory
 from lightningrl_torch.losses import TokenBatch, approximate_kl, masked_importance, truncated_importance
 from lightningrl_torch.schedules import schedule_factor
 from lightningrl_torch.settings import Settings
@@ -113,6 +114,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         totals: dict[str, float] = defaultdict(float)
+        read_memory = watch_memory(self.model.device)
         with self._training(), self._undone_on_error():
             before = self._look_before(samples)
             for _ in range(settings.epochs):
@@ -121,7 +123,7 @@ class Learner:
                     self._update(minibatch, len(minibatches), before, totals)
         self.step += 1
         tokens = sum(int(sample.mask.sum()) for sample in samples)
-        metrics = {**_means(totals, settings.epochs), **_staleness(samples, self.step - 1), "lr": rate}
+        metrics = {**_means(totals, settings.epochs), **_staleness(samples, self.step - 1), "lr": rate, **read_memory()}
         return LearnReport(policy_version=self.step, tokens=tokens, seconds=time.monotonic() - started, metrics=metrics)
 
     def gradients(self, samples: Sequence[Sample]) -> dict[str, Tensor]:

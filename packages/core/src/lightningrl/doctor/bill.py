@@ -191,7 +191,9 @@ def _lines(bill: Bill, plan: _Plan, seen: Observation, kept: int) -> Iterator[Bi
             (costs.validate, plan.validate, plan.validations),
         )
     )
-    how = f"start {costs.start.seconds:.0f} s + {plan.steps} × ({collect:.1f} s collecting + {learn:.1f} s learning)"
+    has_failed = any(lesson.error for lesson in seen.lessons.values())
+    learning = "learning, which failed and is not in it" if has_failed else f"{learn:.1f} s learning"
+    how = f"start {costs.start.seconds:.0f} s + {plan.steps} × ({collect:.1f} s collecting + {learning})"
     how += f" + {plan.validations} × {validate:.1f} s validating" if plan.validations else ""
     how += f" + {plan.checkpoints} checkpoints × {costs.save.seconds:.2f} s"
     longer = forecast(seen.groups, lambda one: prompt_tokens(one) + completion_tokens(one), plan.groups)

@@ -95,6 +95,7 @@ class _Examination:
     served: RunningServices
     starting: Callable[[str], None]
     reward_error: str | None = None
+    memory_used: int | None = None
 
     async def run(self, scratch: Path, runs: Path) -> Observation:
         recipe, scorer = self.recipe, self.parts.scorer
@@ -108,8 +109,9 @@ class _Examination:
         repeats = await self._repeat(rollouts)
         step = credited[: recipe.loop.tasks_per_step]
         lessons, learn, trained_tokens = await self._learn(step, credited)
-        size, save = await self._write_checkpoint(scratch)
+        size, save = await self._write_checkpoint(scratch, is_written=not any(lesson.error for lesson in lessons.values()))
         first, draw = await asyncio.to_thread(_draw, scratch)
+        self._look_at_memory()
         costs = Costs(
             start=first,
             draw=draw,
@@ -139,7 +141,7 @@ class _Examination:
             attempts=status.counts.attempts,
             lessons=lessons,
             costs=costs,
-            machine=read_machine(runs, memory_used()),
+            machine=read_machine(runs, self.memory_used),
         )
 
     async def _validate(self) -> tuple[list[Trajectory], Cost]:
@@ -167,11 +169,11 @@ class _Examination:
         everything = scored if len(step) == len(credited) else await asyncio.to_thread(build, credited)
         return *(await self._teach(scored.samples)), int(everything.metrics["trained_tokens"])
 
-    async def _write_checkpoint(self, scratch: Path) -> tuple[int, Cost]:
-        """Its size, and what it cost."""
+    async def _write_checkpoint(self, scratch: Path, *, is_written: bool) -> tuple[int, Cost]:
+        """Its size, and what it cost. `is_written`: no; a learner that has failed is only guessed at."""
         self.starting("a checkpoint")
         clock = _Clock()
-        return await asyncio.to_thread(self._save, scratch), clock.lap()
+        return await asyncio.to_thread(self._save, scratch, is_written=is_written), clock.lap()
 
     async def _collect(self, step: int) -> list[CreditedGroup]:
         """The rollouts of a step, and the branches that credit wants of them."""
@@ -223,6 +225,7 @@ class _Examination:
         took = [Cost(cpu_seconds=0.0)]
 
         async def learn(rows: Sequence[Sample]) -> LearnReport:
+            self._look_at_memory()  # the step's own counts anew
             clock = _Clock()
             reports = await self.served.policies.learn(rows)
             took.append(clock.lap())
@@ -232,15 +235,18 @@ class _Examination:
         lessons = {name: await teach(self.served.backends[name], [row for row in samples if row.policy == name], learn) for name in trained}
         return lessons, reduce(_sum, took)
 
+    def _look_at_memory(self) -> None:
+        self.memory_used = max((used for used in (self.memory_used, memory_used()) if used is not None), default=None)
+
     def _wave(self) -> int:
         """Rollouts of a step."""
         return self.recipe.loop.tasks_per_step * self.recipe.loop.group_size
 
-    def _save(self, scratch: Path) -> int:
+    def _save(self, scratch: Path, *, is_written: bool) -> int:
         """The size of a checkpoint; it is written where there is surely room for it, else guessed: weights and two moments."""
         models = [Path(self.parts.models[name]) for name, policy in self.recipe.all_policies.items() if policy.trainable]
         guess = 6 * sum(folder_bytes(model) for model in models if model.is_dir())
-        if guess > free_disk(scratch) / 2:
+        if not is_written or guess > free_disk(scratch) / 2:
             return guess
         folder = scratch / "checkpoint"
         try:

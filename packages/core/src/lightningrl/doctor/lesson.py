@@ -1,18 +1,22 @@
 """Whether reward reaches the tokens: one step of the real learner, and how much likelier its tokens are afterwards.
 
 log π(tokens) ─► learn(rows) ─► log π(tokens)      gain = mean of sign(A) · Δ log π, over tokens with an advantage
+
+A learner that raises is a lesson, too: what the rollouts have shown stays.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from lightningrl.credit.samples import teaching_rows
-from lightningrl.doctor.observation import Lesson
+from lightningrl.doctor.machine import MemoryGrowth
+from lightningrl.doctor.observation import GpuMemory, Lesson
+from lightningrl.errors import LightningError
 from lightningrl.protocols import Backend, Continuation, LearnReport, TokenScorer
 from lightningrl.types import Array, Sample
 
@@ -24,23 +28,50 @@ MOST_ROWS = 64
 
 async def teach(backend: Backend, samples: Sequence[Sample], learn: Callable[[Sequence[Sample]], Awaitable[LearnReport]]) -> Lesson:
     """Take one step on a policy's rows and look at it. Where none has an advantage, +1 is planted on all of them. `learn` is the
-    step; it is awaited once where there is a row."""
+    step; it is awaited once where there is a row. What backend or step raise is in the lesson."""
     rows, is_planted = list(samples), not teaching_rows(samples)
     if is_planted:
         rows = [replace(row, advantages=row.mask.astype(np.float32)) for row in rows if row.mask.any()]
     if not rows:
         return Lesson(rows=0)
-    looked_at = teaching_rows(rows)[:MOST_ROWS]
-    before = await asyncio.to_thread(_logprobs, backend, looked_at)
-    report = await learn(rows)
-    after = await asyncio.to_thread(_logprobs, backend, looked_at)
+    teaching = teaching_rows(rows)
+    looked_at = teaching[:MOST_ROWS]
+    try:
+        before = await asyncio.to_thread(_logprobs, backend, looked_at)
+        growth = MemoryGrowth()
+        report = await learn(rows)
+        grown = growth.most()
+        after = await asyncio.to_thread(_logprobs, backend, looked_at)
+    except Exception as error:  # noqa: BLE001  the boundary to a backend and to a loss of the user's
+        return Lesson(
+            rows=len(teaching),
+            is_planted=is_planted,
+            error=str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}",
+            is_out_of_memory=_is_out_of_memory(error),
+        )
     return Lesson(
-        rows=len(teaching_rows(rows)),
+        rows=len(teaching),
         is_planted=is_planted,
         gain=None if before is None or after is None else _gain(looked_at, before, after),
         gradient=report.metrics.get("grad_norm"),
         learning_rate=report.metrics.get("lr"),
+        grown=grown,
+        gpu=_gpu(report.metrics),
     )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """By its words where it is no MemoryError: torch says so of a GPU in a type of its own, of a CPU in a plain RuntimeError, and another
+    process's reaches us as a sentence."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in said or "allocate memory" in said
+
+
+def _gpu(metrics: Mapping[str, float]) -> GpuMemory | None:
+    if "gpu_memory" not in metrics:
+        return None
+    before, peak, total = (int(metrics[name]) for name in ("gpu_memory_before", "gpu_memory_peak", "gpu_memory"))
+    return GpuMemory(before=before, peak=peak, total=total)
 
 
 def _logprobs(backend: Backend, rows: Sequence[Sample]) -> list[Array] | None:

@@ -3,6 +3,7 @@ elsewhere the answers are None."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Machine", "cpu_seconds", "folder_bytes", "free_disk", "memory_used", "read_machine"]
+__all__ = ["Machine", "MemoryGrowth", "cpu_seconds", "folder_bytes", "free_disk", "memory_used", "read_machine"]
 
 PROC: Final = Path("/proc")
 CGROUP: Final = Path("/sys/fs/cgroup/memory.max")
@@ -26,11 +27,28 @@ class Machine:
     """The most that server, workers, engine and learner had together."""
     disk_free: int
     """Bytes where runs are written."""
+    gpus: int = 0
+    """That a process here may use; NVIDIA's alone are seen."""
+
+
+class MemoryGrowth:
+    """How far this process's memory grows from now on."""
+
+    def __init__(self) -> None:
+        self._before: int | None = None
+        with contextlib.suppress(OSError):
+            (PROC / "self" / "clear_refs").write_text("5", encoding="ascii")  # VmHWM counts anew
+            self._before = _status(os.getpid(), "VmRSS")
+
+    def most(self) -> int | None:
+        """Bytes, at the worst moment so far; None = the system does not say."""
+        peak = _status(os.getpid(), "VmHWM")
+        return None if self._before is None or peak is None else max(0, peak - self._before)
 
 
 def read_machine(where: Path, used: int | None) -> Machine:
     """`where`: a folder on the disk of the runs, whether it is there yet or not."""
-    return Machine(memory=_memory(), memory_used=used, disk_free=free_disk(where))
+    return Machine(memory=_memory(), memory_used=used, disk_free=free_disk(where), gpus=_gpus())
 
 
 def cpu_seconds() -> float | None:
@@ -42,7 +60,7 @@ def cpu_seconds() -> float | None:
 
 
 def memory_used() -> int | None:
-    """Bytes: the most that this process ever had, and what its descendants have."""
+    """Bytes: the most that this process had, ever or since a `MemoryGrowth` began, and what its descendants have."""
     family = _family(os.getpid(), _processes())
     found = [_status(pid, "VmHWM" if pid == os.getpid() else "RssAnon") for pid in family]
     known = [number for number in found if number is not None]
@@ -87,6 +105,10 @@ def _status(pid: int, name: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+
+
+def _gpus() -> int:
+    return sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia*"))
 
 
 def _memory() -> int | None:

@@ -11,7 +11,7 @@ from lightningrl.doctor.machine import Machine
 from lightningrl.training.tasks import TaskSets
 from lightningrl.types import Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["Cost", "Costs", "Lesson", "Observation", "Repeat"]
+__all__ = ["Cost", "Costs", "GpuMemory", "Lesson", "Observation", "Repeat"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +49,18 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GpuMemory:
+    """What a learning step had of a GPU, in bytes."""
+
+    before: int
+    """Of engine, weights and what the learner keeps between steps."""
+    peak: int
+    """With the step's own."""
+    total: int
+    """That the GPU has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Lesson:
     """What one learning step did to one policy, on a copy of its weights."""
 
@@ -61,6 +73,14 @@ class Lesson:
     gradient: float | None = None
     """Norm; None = the backend does not say."""
     learning_rate: float | None = None
+    error: str | None = None
+    """What the learner raised; the step was not made then."""
+    is_out_of_memory: bool = False
+    """Whether that was for want of memory."""
+    grown: int | None = None
+    """Bytes of this machine's memory that the step had beyond those before it, at its worst; None = the system does not say."""
+    gpu: GpuMemory | None = None
+    """None = the backend uses none, or does not say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ MANY_TWICE = 0.1
 """Share of training tasks that repeat another, from which on it is worth a word."""
 NEARLY_ALL = 0.85
 """Share of the memory."""
+LESS_MEMORY = "lower learner.max_tokens_per_microbatch or runtime.workers, or train with [learner.lora]"
 
 
 def settings_read(seen: Observation) -> Finding:
@@ -97,16 +99,34 @@ def _key(task: Task) -> str:
 
 
 def memory_enough(seen: Observation) -> Finding:
-    """Whether engine, learner, server and workers fit together."""
-    machine = seen.machine
+    """Whether engine, learner, server and workers fit together, in the machine's memory and in a GPU's."""
+    lessons = seen.lessons.values()
+    if ran_out := next((lesson.error for lesson in lessons if lesson.is_out_of_memory), None):
+        return failed(f"a step of the learner ran out of memory: {ran_out}", LESS_MEMORY)
+    gpus = [lesson.gpu for lesson in lessons if lesson.gpu is not None]
+    said, machine = [], seen.machine
     if machine is None or machine.memory is None or machine.memory_used is None:
-        return passed("this system does not say what memory it has")
-    said = f"at most {_gb(machine.memory_used)} of {_gb(machine.memory)} were used"
-    if machine.memory_used > NEARLY_ALL * machine.memory:
+        said.append("this system does not say what memory it has")
+    else:
+        grown = max((lesson.grown for lesson in lessons if lesson.grown is not None), default=None)
+        beyond = "" if grown is None else f", {_gb(grown)} of them by a step of the learner alone"
+        said.append(f"at most {_gb(machine.memory_used)} of {_gb(machine.memory)} were used{beyond}")
+    said += [
+        f"on the GPU a step of the learner had {_gb(gpu.peak)} of {_gb(gpu.total)}, {_gb(gpu.peak - gpu.before)} beyond what engine and "
+        "weights have"
+        for gpu in gpus
+    ]
+    evidence = "; ".join(said)
+    if machine is not None and (machine.memory_used or 0) > NEARLY_ALL * (machine.memory or math.inf):
+        return warned(evidence, f"longer answers need more: {LESS_MEMORY}")
+    if any(gpu.peak > NEARLY_ALL * gpu.total for gpu in gpus):
+        return warned(evidence, f"longer answers need more: {LESS_MEMORY}")
+    if machine is not None and machine.gpus and not gpus:
         return warned(
-            said, "longer answers need more: lower learner.max_tokens_per_microbatch or runtime.workers, or train with [learner.lora]"
+            f"{evidence}; there is a GPU, of whose memory the backend says nothing",
+            "to train there, see that torch sees it and that learner.device is not 'cpu'; else watch `nvidia-smi` in the first steps",
         )
-    return passed(f"{said}; memory of a GPU is not looked at")
+    return passed(evidence)
 
 
 def disk_enough(seen: Observation) -> Finding:
