@@ -1,12 +1,15 @@
-"""A `lightningrl train` run as a test sees it from outside: started, its processes found through /proc, killed, resumed."""
+"""Processes as a test sees them from outside: whether they live, that they have ended; a `lightningrl train` run started, its processes
+found through /proc, killed, resumed."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,10 +17,12 @@ from typing import Literal
 from sizes import PATIENCE_S
 from warm import WarmCommand
 
-__all__ = ["ROLES", "Process", "Role", "TrainRun", "wait_for"]
+__all__ = ["ROLES", "Process", "Role", "TrainRun", "all_ended", "is_alive", "wait_for", "written"]
 
 Role = Literal["server", "worker"]
 ROLES: tuple[Role, ...] = ("server", "worker")
+LOOKS = 600
+"""At processes that were killed: each takes a moment to die, and none dies by itself before the last look."""
 MARKS: dict[bytes, Role] = {b"lightningrl.server": "server", b"lightningrl.runtime.worker": "worker"}
 
 
@@ -126,6 +131,41 @@ class TrainRun:
         """For a failure's message: what the run said last."""
         logs = [self.console, *sorted((self.folder / "logs").glob("*.log"))]
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs if log.is_file())
+
+
+@contextlib.asynccontextmanager
+async def all_ended(*files: Path) -> AsyncIterator[None]:
+    """At the end the processes whose ids are in the files have ended. Those that have not are killed, and the test fails."""
+    try:
+        yield
+        living = list_living(files)
+        for _ in range(LOOKS):
+            if not living:
+                return
+            await asyncio.sleep(0.05)
+            living = list_living(files)
+        raise AssertionError(f"not ended: {living}")
+    finally:
+        for pid in list_living(files):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def list_living(files: Sequence[Path]) -> list[int]:
+    return [pid for file in files if file.exists() for pid in map(int, file.read_text().split()) if is_alive(pid)]
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie that nobody reaps has ended."""
+    stat = read_stat(pid)
+    return stat is not None and stat.state not in "ZX"
+
+
+async def written(file: Path, *, words: int) -> None:
+    """Returns when a process has written so many words into the file."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (file.exists() and len(file.read_text().split()) == words):
+            await asyncio.sleep(0.01)
 
 
 def wait_for(condition: Callable[[], bool], describe: Callable[[], str]) -> None:

@@ -6,12 +6,11 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sizes import PATIENCE_S
+from processes import all_ended, written
 
 from lightningrl import command_agent
 from lightningrl.errors import ConfigError
@@ -40,9 +39,9 @@ match task["do"]:
         print("half an answer")
         sys.exit("no such table: pilots")
     case "hang":
-        child = subprocess.Popen(["sleep", "300"])
+        child = subprocess.Popen(["sleep", "100000"])
         pathlib.Path(task["pids"]).write_text(f"{os.getpid()} {child.pid}")
-        time.sleep(300)
+        time.sleep(100_000)
 """
 AGENT = f"""
 from lightningrl import command_agent
@@ -56,27 +55,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "agent.py").write_text(AGENT)
     return tmp_path
-
-
-async def gone(pid: int) -> bool:
-    """Whether the process ends; a zombie that nobody reaps has ended."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return True
-        if state == "Z":
-            return True
-        await asyncio.sleep(0.05)
-    return False
-
-
-async def written(file: Path, *, words: int) -> None:
-    """Returns when a process has written so many words into the file."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not (file.exists() and len(file.read_text().split()) == words):
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -98,7 +76,7 @@ async def test_a_program_runs_as_an_agent(folder: Path, concurrency: int) -> Non
             log_folder=folder,
             lease_s=6.0,
         )
-        async with pool:
+        async with pool, all_ended(folder / "timeout.pids", folder / "cancel.pids"):
             await written(folder / "cancel.pids", words=2)
             server.cancel("cancelled")
             await server.wait_finished()
@@ -111,9 +89,6 @@ async def test_a_program_runs_as_an_agent(folder: Path, concurrency: int) -> Non
     assert "ended with status 1\nno such table: pilots" in results["fails"]["error"]
     assert results["hangs"]["outcome"] == "timeout"
     assert results["cancelled"]["outcome"] == "cancelled"
-    for name in ("timeout.pids", "cancel.pids"):
-        for pid in (folder / name).read_text().split():
-            assert await gone(int(pid)), f"{name}: {pid} still runs"
 
 
 @pytest.mark.slow
@@ -123,14 +98,13 @@ async def test_a_program_and_what_it_started_end_with_the_worker(folder: Path, h
         server.add_rollout("hangs", {"do": "hang", "pids": str(folder / "pids")})
         pool = WorkerPool(server.url, server.run_key, "agent.py:answer", workers=1, base_dir=folder, log_folder=folder)
         await pool.start()
-        await written(folder / "pids", words=2)
-        pids = [int(pid) for pid in (folder / "pids").read_text().split()]
-        if how == "killed":
-            os.kill(os.getsid(pids[0]), signal.SIGKILL)  # the worker leads the session
-        else:
-            await pool.stop(grace_s=0.0)
-        for pid in pids:
-            assert await gone(pid), f"{pid} survives its worker, which was {how}"
+        async with all_ended(folder / "pids"):
+            await written(folder / "pids", words=2)
+            if how == "killed":
+                program = int((folder / "pids").read_text().split()[0])
+                os.kill(os.getsid(program), signal.SIGKILL)  # the worker leads the session
+            else:
+                await pool.stop(grace_s=0.0)
         await pool.stop(grace_s=0.0)
 
 
@@ -179,10 +153,10 @@ def test_its_environment_is_the_workers_and_what_is_added() -> None:
 
 async def test_a_cancelled_call_leaves_no_process(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    code = f"import os, time, pathlib; pathlib.Path({str(pids)!r}).write_text(str(os.getpid())); time.sleep(300)"
+    code = f"import os, time, pathlib; pathlib.Path({str(pids)!r}).write_text(str(os.getpid())); time.sleep(100_000)"
     task = asyncio.create_task(command_agent(sys.executable, "-c", code)(""))
-    await written(pids, words=1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert await gone(int(pids.read_text()))
+    async with all_ended(pids):
+        await written(pids, words=1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import all_ended, written
+from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.rewards import F1, Exact, Execution, JsonSchema, NamedReward, Numeric, Pattern, RewardSet
@@ -229,21 +231,17 @@ async def test_a_command_that_says_no_number_or_is_not_there_fails_and_is_no_zer
 
 async def test_what_runs_too_long_or_writes_too_much_is_stopped_with_all_that_it_started(tmp_path: Path) -> None:
     started = tmp_path / "started"
-    os.mkfifo(started)
-    child = "import os, time; os.write(1, b'x'); time.sleep(600)"
     endless = (
-        "import subprocess, sys, time\n"
-        f"subprocess.Popen([sys.executable, '-c', {child!r}], stdout=open({str(started)!r}, 'wb'))\n"
-        "time.sleep(600)\n"
+        "import pathlib, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '100000'])\n"
+        f"pathlib.Path({str(started)!r}).write_text(str(child.pid))\n"
+        "time.sleep(100_000)\n"
     )
-    reader = os.open(started, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        assert await run(Execution(command=[PYTHON, "-I", "{output}"], seconds=1.0), endless) == (0.0, None)
-        os.set_blocking(reader, True)
-        while await asyncio.to_thread(os.read, reader, 100):  # until the last writer is gone: the child, killed with its parent
-            pass
-    finally:
-        os.close(reader)
+    seconds = 1.0
+    async with all_ended(started):
+        while not (started.exists() and started.read_text()):  # a busy machine takes its time to start the two
+            assert await run(Execution(command=[PYTHON, "-I", "{output}"], seconds=seconds), endless) == (0.0, None)
+            seconds *= 2
     assert await run(Execution(command=["yes"], score="answer", seconds=30.0), "4") == (0.0, None)
 
 
@@ -252,15 +250,15 @@ async def test_a_command_that_reads_nothing_and_one_cancelled_leave_nothing_behi
     monkeypatch.setattr("tempfile.tempdir", None)
     assert await run(Execution(command=["true"]), "x" * 90_000) == (1.0, None)
     pid_file = tmp_path / "pid"
-    os.mkfifo(pid_file)
-    code = f"import os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
-    waiting = asyncio.create_task(run(Execution(command=[PYTHON, "-I", "{output}"], seconds=60.0), code))
-    pid = int(await asyncio.to_thread(pid_file.read_text))
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    code = f"import os, pathlib, time\npathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))\ntime.sleep(100_000)\n"
+    waiting = asyncio.create_task(run(Execution(command=[PYTHON, "-I", "{output}"], seconds=PATIENCE_S), code))
+    async with all_ended(pid_file):
+        await written(pid_file, words=1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid_file.read_text()), 0)
     assert [path.name for path in tmp_path.iterdir()] == ["pid"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import stat
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import all_ended, is_alive
 from sizes import PATIENCE_S
 
 from lightningrl.private import open_private
@@ -29,21 +29,29 @@ kept = []
 
 def start(task):
     kept.append(ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")))
-    program = subprocess.Popen(["sleep", "60"])
-    return [kept[0].submit(os.getpid).result(), program.pid, os.getpid()]
+    program = subprocess.Popen(["sleep", "100000"])
+    (HERE / "left").write_text(f"{kept[0].submit(os.getpid).result()} {program.pid} {os.getpid()}")
+    return "started"
 
 def crash(task):
-    program = subprocess.Popen(["sleep", "60"])
+    program = subprocess.Popen(["sleep", "100000"])
     if (child := os.fork()) == 0:
-        time.sleep(60)
+        time.sleep(100_000)
     (HERE / "left").write_text(f"{program.pid} {child}")
+    os._exit(9)
+
+def leave(task):
+    if task == "fine":
+        return task
+    program = subprocess.Popen(["sleep", "100000"], start_new_session=True, env={"PATH": os.environ["PATH"]})
+    (HERE / "left").write_text(str(program.pid))
     os._exit(9)
 
 def escape(task):
     if (child := ctypes.PyDLL(None).fork()) == 0:  # none that Python knows of, with its lock held over it
         os.setsid()
         (HERE / "left").write_text(str(os.getpid()))
-        time.sleep(60)
+        time.sleep(100_000)
     while not (HERE / "left").exists() or not (HERE / "left").read_text():
         time.sleep(0.01)
     os._exit(9)
@@ -87,41 +95,35 @@ async def run(server: ScriptedServer, folder: Path, agent: str, *tasks: str, **o
     return [result for result in results if result is not None]
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-async def wait_dead(*pids: int) -> None:
-    """A process that was killed takes a moment to die."""
-    async with asyncio.timeout(PATIENCE_S):
-        while any(map(is_alive, pids)):
-            await asyncio.sleep(0.01)
-
-
 async def test_process_pools_and_programs_of_an_agent_end_with_its_worker(server: ScriptedServer, tmp_path: Path) -> None:
-    (result,) = await run(server, tmp_path, "start", "go")
-    assert result["outcome"] == "succeeded", result
-    await wait_dead(*result["output"])
+    async with all_ended(tmp_path / "left"):
+        (result,) = await run(server, tmp_path, "start", "go")
+        assert result["outcome"] == "succeeded", result
 
 
-async def test_what_a_crashed_worker_has_started_neither_survives_it_nor_keeps_its_slot(server: ScriptedServer, tmp_path: Path) -> None:
-    (result,) = await run(server, tmp_path, "crash", "go")
-    assert result["outcome"] == "infrastructure_error"
-    assert result["error"].startswith("the worker process exited with status 9 while it ran the agent")
-    await wait_dead(*map(int, (tmp_path / "left").read_text().split()))
+async def test_what_a_crashed_worker_has_started_does_not_survive_it(server: ScriptedServer, tmp_path: Path) -> None:
+    async with all_ended(tmp_path / "left"):
+        (result,) = await run(server, tmp_path, "crash", "go")
+        assert result["outcome"] == "infrastructure_error"
+        assert result["error"].startswith("the worker process exited with status 9 while it ran the agent")
+
+
+async def test_what_nobody_finds_after_a_crashed_worker_does_not_keep_its_slot(server: ScriptedServer, tmp_path: Path) -> None:
+    results = await run(server, tmp_path, "leave", "go", "fine")
+    left = int((tmp_path / "left").read_text())
+    try:
+        assert is_alive(left), "what should hold the slot was found"
+        assert [result["outcome"] for result in results] == ["infrastructure_error", "succeeded"]
+    finally:
+        os.kill(left, signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("fresh_processes")  # a forked worker has another's environment, where the mark is looked for
+@pytest.mark.skipif(sys.platform != "linux", reason="whoever has left the session is found on Linux alone")
 async def test_a_process_that_left_its_workers_session_ends_with_it(server: ScriptedServer, tmp_path: Path) -> None:
-    (result,) = await run(server, tmp_path, "escape", "go")
-    assert result["outcome"] == "infrastructure_error"
-    left = int((tmp_path / "left").read_text())
-    if sys.platform != "linux":
-        os.kill(left, signal.SIGKILL)
-    await wait_dead(left)
+    async with all_ended(tmp_path / "left"):
+        (result,) = await run(server, tmp_path, "escape", "go")
+        assert result["outcome"] == "infrastructure_error"
 
 
 async def test_an_agent_that_writes_into_the_workers_pipe_or_forks_changes_nothing(server: ScriptedServer, tmp_path: Path) -> None:
