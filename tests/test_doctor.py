@@ -304,7 +304,7 @@ def test_a_run_that_fills_the_machine_is_found(seen: Observation) -> None:
 
 def test_a_gpu_that_nobody_looked_at_has_not_passed(seen: Observation) -> None:
     healthy = only(seen, "converse")
-    machine = Machine(memory=10**11, memory_used=10**9, disk_free=10**12, cores=2, gpus=1)
+    machine = Machine(memory=10**11, memory_used=10**9, disk_free=10**12, gpus=1)
     (lesson,) = healthy.lessons.values()
     looked_at = replace(lesson, gpu=GpuMemory(before=2 * 10**10, peak=3 * 10**10, total=8 * 10**10))
     tight = replace(lesson, gpu=GpuMemory(before=2 * 10**10, peak=7 * 10**10, total=8 * 10**10))

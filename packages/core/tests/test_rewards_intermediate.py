@@ -243,7 +243,7 @@ def test_nor_does_it_between_states_which_bootstrap_from_the_next_call_alone(lam
         credit.assign(TrajectoryGroup(id="g", trajectories=(with_rewards(plain, values), other)))[0][0]
         for values in (shaping_of(credit)(plain), [None] * 3)
     )
-    assert paid is not None
+    assert paid is not None and unpaid is not None
     np.testing.assert_allclose(paid, unpaid, atol=1e-6)
 
 
