@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--traces", nargs="+", default=list(TRACES), choices=list(TRACES))
-    parser.add_argument("--microbatch", type=int, default=16384, help="max_tokens_per_microbatch; a larger tree is cut")
+    parser.add_argument("--microbatch", type=int, default=32768, help="max_tokens_per_microbatch; a larger tree is cut")
     options = parser.parse_args()
     print("| trace | rows | tokens of rows | distinct | trie_efficiency | tree, s | plain / tree | merged / tree | gradient |")
     print("|---|---|---|---|---|---|---|---|---|")

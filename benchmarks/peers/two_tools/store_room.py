@@ -29,11 +29,11 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
     for name, description, argument, meaning in (
-        ("find", "The shelf that a thing lies on.", "thing", "What is looked for."),
         ("count", "How many things lie on a shelf.", "shelf", "Its colour."),
+        ("find", "The shelf that a thing lies on.", "thing", "What is looked for."),
     )
 ]
-"""As the agent describes them, and as TRL reads them off `StoreRoom`."""
+"""As the agent describes them, and as TRL reads them off `StoreRoom`: by the alphabet, so that both sides' prompts begin alike."""
 
 
 class StoreRoom:

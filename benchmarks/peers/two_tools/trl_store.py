@@ -32,7 +32,7 @@ def main() -> None:
     from trl.chat_template_utils import qwen3_template
 
     room = StoreRoom()
-    if [get_json_schema(tool) for tool in (room.count, room.find)] != TOOLS[::-1]:
+    if [get_json_schema(tool) for tool in (room.count, room.find)] != TOOLS:
         raise SystemExit("TRL reads other descriptions off StoreRoom than the agent sends; write them alike")
     tokenizer = AutoTokenizer.from_pretrained(STARTER)
     tokenizer.response_template = qwen3_template  # our template's markup is Qwen's, which TRL knows by the template's text
