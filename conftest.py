@@ -278,8 +278,8 @@ def installed_commands(shared: Path) -> Path:
 
 @pytest.fixture
 def run_page(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., str]:
-    """Run every fenced block of a page in an empty folder, top to bottom: titled ones are files, bash is run, but for `make`, `pip`,
-    `uv` and `source`. Returns what was said.
+    """Run every fenced block of a page in an empty folder, top to bottom: titled ones are files, bash is run, but for `make` and the
+    lines of an environment and its packages. Returns what was said.
     With `--long` each command is a fresh process of an environment that was made as the pages say, with
     our packages from built wheels, as a reader's is; without it, `init first` is a copy of `first_agent`."""
     fence = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -287,7 +287,7 @@ def run_page(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., st
 
     def run_line(line: str, environment: dict[str, str]) -> str:
         words = shlex.split(line)
-        if words[0] in {"make", "pip", "source", "uv"}:
+        if words[0] in {"make", "pip", "source", "uv"} or words[:3] == ["python", "-m", "venv"]:
             return ""
         if words == ["lightningrl", "init", "first"] and not is_fresh:
             shutil.copytree(request.getfixturevalue("first_agent"), tmp_path / "first")

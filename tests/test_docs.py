@@ -92,7 +92,16 @@ def test_a_plugins_page_shows_a_whole_project_with_its_entry_point(page: Path) -
     assert project["build-system"]["build-backend"] == "hatchling.build"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/install.md", "packages/core/README.md"])
+FIRST_PAGES = ("README.md", "docs/index.md", "docs/install.md", "packages/core/README.md")
+
+
+@pytest.mark.parametrize("page", FIRST_PAGES)
+def test_whoever_types_a_first_page_word_for_word_has_an_environment_before_uv_asks_for_one(page: str) -> None:
+    lines = [line.strip() for line in (ROOT / page).read_text(encoding="utf-8").splitlines()]
+    assert lines[lines.index("pip install uv") - 2 :][:2] == ["python -m venv .venv", "source .venv/bin/activate"]
+
+
+@pytest.mark.parametrize("page", FIRST_PAGES)
 def test_the_first_line_that_installs_torch_brings_no_cuda_and_is_one_that_uv_obeys(page: str) -> None:
     """The index of its builds is asked for nothing: here it is all installed, and uv says so."""
     installing = re.compile(r"^ *((?:uv )?pip install [^#\n]*lightningrl\[[^#\n]*?)(?: +#.*)?$", re.MULTILINE)
@@ -132,7 +141,7 @@ def test_the_blocks_of_every_page_are_run_or_it_is_said_why_not() -> None:
 def test_the_first_pages_lines_are_those_of_the_readme() -> None:
     """Which runs them."""
     first, readme = ("".join(blocks_of(ROOT / page, "bash")).splitlines() for page in ("docs/index.md", "README.md"))
-    assert len(first) == 5 and set(first) <= set(readme)
+    assert len(first) == 7 and set(first) <= set(readme)
 
 
 @pytest.mark.parametrize(
