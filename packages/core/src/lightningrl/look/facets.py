@@ -64,7 +64,7 @@ class PartCounts:
 
 
 async def read_facets(run: StoredRun, query: RolloutQuery, *, most_tasks: int = 12) -> Facets:
-    overview = run.overview
+    overview = run.look
     ranges = reward_ranges(await overview.reward_values())
     wide = replace(query, first_step=None, last_step=None, mode=None, outcome=None, state=None, low=None, high=None, is_unrewarded=False)
     cells = await overview.cells(wide, [found.low for found in ranges[1:]])
@@ -103,7 +103,7 @@ async def read_facets(run: StoredRun, query: RolloutQuery, *, most_tasks: int = 
 
 async def read_parts(run: StoredRun, *, most: int = 12) -> PartCounts:
     """Of the whole run, whatever is chosen: what is counted by call costs more than what is counted by rollout."""
-    roles, tools = [await run.overview.part_counts(part, most) for part in (Part.ROLE, Part.TOOL)]
+    roles, tools = [await run.look.part_counts(part, most) for part in (Part.ROLE, Part.TOOL)]
     return PartCounts(roles=roles, tools=tools)
 
 

@@ -1,7 +1,7 @@
 """Statements of every rollout, compiled once and handed to the database's driver: SQLAlchemy's own way of one takes ten times as long as
 what SQLite does with it.
 
-INSERT = Prepared(insert(calls), columns=("id", "idx", …))
+INSERT = PreparedStatement(insert(calls), columns=("id", "idx", …))
 INSERT.on(dialect).run(cursor, {"id": …, "idx": …})
 """
 

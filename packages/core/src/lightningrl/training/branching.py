@@ -146,13 +146,13 @@ async def branch_rollout(
 
 async def _read(folder: Path, rollout_id: str) -> tuple[RolloutSpec, Trajectory, Sequence[CallRecord], tuple[str, ...]]:
     async with open_run(folder) as run:
-        spec = (await run.rollout(rollout_id)).spec
-        (recorded,) = await run.trajectories([rollout_id])
+        spec = (await run.look.rollout(rollout_id)).spec
+        (recorded,) = await run.look.trajectories([rollout_id])
         trace = await run.trace(rollout_id)
         said = tuple(
             "".join(part.text for part in call.segments if part.is_sampled and part.kind is not SegmentKind.MARKUP) for call in trace.calls
         )
-        return spec, recorded, await run.calls(rollout_id, recorded.attempt), said
+        return spec, recorded, await run.look.calls(rollout_id, recorded.attempt), said
 
 
 def _points(recorded: Trajectory, at: Sequence[int] | None) -> list[int]:
