@@ -178,7 +178,7 @@ async def measure_pages(folder: Path, pages: Sequence[str], times: int = 9) -> N
     store is as it was. Imports and templates are loaded before."""
     async with open_run(folder) as run:
         began = time.process_time()
-        await run.overview.step_rewards()
+        await run.look.step_rewards()
         print(f"first look at {ROLLOUTS:,} rollouts: {1000 * (time.process_time() - began):.0f} ms")
         print(f"{'page':42} {'anew ms':>8} {'again ms':>9} {'kB':>7}")
 

@@ -20,7 +20,7 @@ from tasks import states, won
 from values import TrueValues, count_out, encode_prompt, tokenizer_of, true_values, word_probabilities
 
 from lightningrl.config import Recipe
-from lightningrl.credit.scoring import Scored
+from lightningrl.credit.scoring import ScoredStep
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import Ask
 from lightningrl.training.parts import build_credit
@@ -202,7 +202,7 @@ class Study:
         self.evaluator, self.scorer = build_credit(recipe, plugins, {"policy": backend.settings.policy})
         self.evaluator.policies.connect("policy", backend)
 
-    async def credit(self, tasks: Sequence[Task]) -> Scored:
+    async def credit(self, tasks: Sequence[Task]) -> ScoredStep:
         """Rollouts of the tasks, and what the method says of them."""
         rewarded = await self.evaluator.evaluate(await self.player.sample(tasks, group_size=self._group_size))
         points: dict[BranchPoint, int] = {}

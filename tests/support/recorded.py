@@ -20,7 +20,7 @@ from openai import AsyncOpenAI, BadRequestError
 
 from lightningrl.config import Recipe
 from lightningrl.control.client import ServerClient
-from lightningrl.credit.scoring import Scored
+from lightningrl.credit.scoring import ScoredStep
 from lightningrl.plugins import load_plugins
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.training.parts import build_credit
@@ -63,7 +63,7 @@ class RecordedRun:
 
     folder: Path
     recipe: Recipe = RECIPE
-    scored: list[Scored] = field(default_factory=list[Scored])
+    scored: list[ScoredStep] = field(default_factory=list[ScoredStep])
     """By step, from 1."""
 
 

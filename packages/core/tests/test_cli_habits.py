@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from lightningrl import errors
+from lightningrl.beside import run_beside
 from lightningrl.cli.app import app
 from lightningrl.cli.scratch import scratch_folder
-from lightningrl.cli.stopping import cancel_on_signals
+from lightningrl.cli.stopping import cancel_on_signals, progress_bar
 from lightningrl.run import open_to_readers
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import make_spec
@@ -123,6 +124,24 @@ def test_ctrl_c_is_answered_at_once_and_once() -> None:
         asyncio.run(work())
     assert said == ["stopping"]
     assert errors.Stopped.exit_code == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_takes_minutes_is_stopped_in_order_and_with_a_sentence(number: signal.Signals) -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        os.kill(os.getpid(), number)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("in order")
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(errors.Stopped, match="stopped; go on"), progress_bar("stopped; go on"):
+        run_beside(work())
+    assert ended == ["in order"]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 def test_a_scratch_folder_stays_where_the_error_names_a_log_in_it() -> None:

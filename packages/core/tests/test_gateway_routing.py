@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
-from lightningrl.gateway.routing import RoleRule, Routing
+from lightningrl.config import RoleConfig
+from lightningrl.gateway.routing import Routing
 
 CRITIC = [{"role": "system", "content": "You are a critic.\nBe strict."}, {"role": "user", "content": "hi"}]
 PLAIN = [{"role": "user", "content": "hi"}]
-RULES = (
-    RoleRule(role="critic", system="You are a critic*"),
-    RoleRule(role="planner", model="gpt-4o-mini", system="*plan*"),
-    RoleRule(role="writer", model="gpt-4o*"),
-)
+RULES = {
+    "critic": RoleConfig(system="You are a critic*"),
+    "planner": RoleConfig(model="gpt-4o-mini", system="*plan*"),
+    "writer": RoleConfig(model="gpt-4o*"),
+    "editor": RoleConfig(),
+}
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ async def test_each_part_of_a_conversation_says_whose_it_is_and_stands_once(run:
 async def test_the_segments_of_a_row_are_the_tokens_that_were_recorded(run: Run, rollout_id: str) -> None:
     async with open_run(run.folder) as reader:
         trace = await reader.trace(rollout_id)
-        (trajectory,) = await reader._look.trajectories([rollout_id])
+        (trajectory,) = await reader.look.trajectories([rollout_id])
     decode = _tokenizer(run).decode
     for call, made in zip(trace.calls, trajectory.transitions, strict=True):
         row = whole_row(trace, call)
@@ -291,7 +291,7 @@ async def test_a_running_attempt_shows_its_calls_so_far_and_a_queued_rollout_non
 async def test_a_group_stands_side_by_side_with_its_mean_and_deviation(run: Run) -> None:
     async with open_run(run.folder) as reader:
         group = await read_group(reader, TOOLED[:12])
-        (step,) = await reader.steps()
+        (step,) = await reader.look.steps()
         failed = await reader.list_rollouts(RolloutFilter(outcome=Outcome.AGENT_ERROR))
     assert [(rollout.spec.id, rollout.reward) for rollout in group.rollouts] == [(TOOLED, 1.0), (FAILED, 0.0)]
     assert (group.mean, group.std) == (0.5, 0.5)

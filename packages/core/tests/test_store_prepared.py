@@ -12,7 +12,7 @@ from sqlalchemy import Connection, bindparam, create_engine, func, insert, selec
 
 from lightningrl.errors import StoreError
 from lightningrl.store.database import open_database
-from lightningrl.store.prepared import Prepared
+from lightningrl.store.prepared import PreparedStatement
 from lightningrl.store.protocol import Lease
 from lightningrl.store.schema import attempts, calls, metadata, rollouts, tasks
 from lightningrl.store.transaction import Transaction
@@ -34,9 +34,9 @@ ROLLOUT = {
     "created_at": 12.25,
 }
 COLUMNS = tuple(ROLLOUT)
-ADD = Prepared(insert(rollouts), columns=COLUMNS)
-FIND = Prepared(select(*(rollouts.c[name] for name in COLUMNS), rollouts.c.outcome).where(rollouts.c.id == bindparam("of_id")))
-END = Prepared(
+ADD = PreparedStatement(insert(rollouts), columns=COLUMNS)
+FIND = PreparedStatement(select(*(rollouts.c[name] for name in COLUMNS), rollouts.c.outcome).where(rollouts.c.id == bindparam("of_id")))
+END = PreparedStatement(
     update(rollouts).where(rollouts.c.id == bindparam("of_id")).values(forgiven=rollouts.c.forgiven + bindparam("more")),
     columns=("state", "outcome"),
 )
@@ -52,7 +52,7 @@ def db() -> Iterator[Connection]:
     engine.dispose()
 
 
-def run(db: Connection, statement: Prepared, **values: Any) -> Any:
+def run(db: Connection, statement: PreparedStatement, **values: Any) -> Any:
     return statement.on(db.dialect).run(db.connection.cursor(), values)
 
 
@@ -88,8 +88,8 @@ def test_a_value_that_a_column_refuses_says_so_as_the_column_does(db: Connection
 
 def test_a_statement_that_reads_calls_sees_those_that_wait_for_their_insert(tmp_path: Path) -> None:
     """A transaction collects calls for one insert."""
-    statement = Prepared(select(calls.c.id).where(calls.c.attempt_pk == bindparam("of_pk")))
-    count = Prepared(select(select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("calls")))
+    statement = PreparedStatement(select(calls.c.id).where(calls.c.attempt_pk == bindparam("of_pk")))
+    count = PreparedStatement(select(select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("calls")))
     task = Task(id="t", input="")
     leased = Lease(rollout_id="r", attempt=1, task=task, mode=RolloutMode.TRAIN, timeout_s=30.0, key="key", expires_at=30.0)
     database = open_database(f"sqlite:///{tmp_path / 'store.db'}")

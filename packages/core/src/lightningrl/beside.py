@@ -14,9 +14,15 @@ from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-__all__ = ["run_beside"]
+__all__ = ["Show", "run_beside", "show_nobody"]
 
 T = TypeVar("T")
+Show = Callable[[str, int, int], None]
+"""Told what is being done, and how much of how much is; of 0 = nobody knows."""
+
+
+def show_nobody(what: str, done: int, total: int) -> None:
+    """Nobody looks on."""
 
 
 def run_beside(work: Coroutine[Any, Any, T]) -> T:

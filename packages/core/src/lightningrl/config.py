@@ -68,7 +68,7 @@ MISSING = {
 """What to write, by key."""
 
 
-class _Frozen(pydantic.BaseModel):
+class _FrozenModel(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
@@ -85,7 +85,7 @@ Reference = Annotated[str | Any, pydantic.PlainSerializer(_describe)]
 """`"file.py:name"`, `"package.module:name"`, an installed plugin's name, or the object itself in a Python recipe."""
 
 
-class TasksConfig(_Frozen):
+class TasksConfig(_FrozenModel):
     """Where tasks come from: callables that return iterables of `Task` or of dicts with its fields."""
 
     train: Reference
@@ -94,7 +94,7 @@ class TasksConfig(_Frozen):
     """Keyword arguments for both callables."""
 
 
-class _Policy(_Frozen):
+class _Policy(_FrozenModel):
     model: str
     """Hub name or local folder (relative to the recipe)."""
     trainable: bool = True
@@ -120,7 +120,7 @@ class OtherPolicyConfig(_Policy):
     """Roles whose calls it answers as well, whatever model they ask for."""
 
 
-class RoleConfig(_Frozen):
+class RoleConfig(_FrozenModel):
     """How calls of one role are told where nobody names it: shell-style patterns, both must fit where both are given. With neither, the
     agent names it itself (`lightningrl.role`)."""
 
@@ -130,7 +130,7 @@ class RoleConfig(_Frozen):
     """Of the first system message: `"You are a critic*"`."""
 
 
-class UpstreamModelConfig(_Frozen):
+class UpstreamModelConfig(_FrozenModel):
     """Where calls to one model go. What is left out is the upstream's."""
 
     base_url: str | None = Field(default=None, pattern=r"^https?://")
@@ -153,7 +153,7 @@ class UpstreamConfig(UpstreamModelConfig):
     """By model name or pattern (`"gpt-5*"`): answered by the upstream although a default policy serves every other name."""
 
 
-class TelemetryConfig(_Frozen):
+class TelemetryConfig(_FrozenModel):
     """Where the spans that reach the server go as well, and those of the trainer's own steps."""
 
     forward: str | None = Field(default=None, pattern=r"^https?://[^/]")
@@ -177,7 +177,7 @@ class TelemetryConfig(_Frozen):
         return urlunsplit(parts._replace(path=parts.path if parts.path.strip("/") else "/v1/traces")), headers
 
 
-class JudgeConfig(_Frozen):
+class JudgeConfig(_FrozenModel):
     """An OpenAI-compatible endpoint that the credit assigner asks about finished rollouts. Its calls are recorded, never trained."""
 
     base_url: str = Field(pattern=r"^https?://")
@@ -196,7 +196,7 @@ class JudgeConfig(_Frozen):
     """Of prompts and answers that one rollout may use, as the endpoint counts them."""
 
 
-class RewardConfig(_Frozen):
+class RewardConfig(_FrozenModel):
     """One terminal reward. A recipe may have several; their weighted sum is the return."""
 
     use: Reference
@@ -213,7 +213,7 @@ class RewardConfig(_Frozen):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class IntermediateConfig(_Frozen):
+class IntermediateConfig(_FrozenModel):
     """One automatic intermediate reward (AIR). Its values are turn rewards, which credit per turn adds up."""
 
     use: Reference
@@ -226,7 +226,7 @@ class IntermediateConfig(_Frozen):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class CreditConfig(_Frozen):
+class CreditConfig(_FrozenModel):
     """How a return is spread over calls."""
 
     use: Reference = "grpo"
@@ -250,7 +250,7 @@ class CreditConfig(_Frozen):
         return data
 
 
-class SamplesConfig(_Frozen):
+class SamplesConfig(_FrozenModel):
     """How scored trajectories become rows."""
 
     rows: Literal["call", "merged"] = "merged"
@@ -259,7 +259,7 @@ class SamplesConfig(_Frozen):
     """Tokens per rollout that `constant` (Dr. GRPO) divides by."""
 
 
-class SamplingConfig(_Frozen):
+class SamplingConfig(_FrozenModel):
     """How the policy is sampled. Overrides what the agent asks for, so that the recorded logprobs are those of the training policy."""
 
     temperature: float = Field(default=1.0, ge=0)
@@ -271,7 +271,7 @@ class SamplingConfig(_Frozen):
         return SamplingSettings(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, max_tokens=self.max_tokens)
 
 
-class ValidationSamplingConfig(_Frozen):
+class ValidationSamplingConfig(_FrozenModel):
     """How it is sampled there. None = as `[sampling]` says."""
 
     temperature: float = Field(default=0.0, ge=0)
@@ -281,7 +281,7 @@ class ValidationSamplingConfig(_Frozen):
     max_tokens: int | None = Field(default=None, gt=0)
 
 
-class ValidationConfig(_Frozen):
+class ValidationConfig(_FrozenModel):
     """How the policy is judged on held-out tasks."""
 
     every: int = Field(default=10, ge=0)
@@ -291,7 +291,7 @@ class ValidationConfig(_Frozen):
     sampling: ValidationSamplingConfig = ValidationSamplingConfig()
 
 
-class OutcomesConfig(_Frozen):
+class OutcomesConfig(_FrozenModel):
     """What becomes of a rollout that did not succeed: left out (`drop`), or trained with the reward its output earns (`train`)."""
 
     agent_error: Literal["drop", "train"] = "drop"
@@ -308,7 +308,7 @@ class OutcomesConfig(_Frozen):
         return outcome is Outcome.SUCCEEDED or getattr(self, outcome.value) == "train"
 
 
-class RuntimeConfig(_Frozen):
+class RuntimeConfig(_FrozenModel):
     """The Lightning Client: worker processes that run the agent."""
 
     workers: int = Field(default=2, ge=0)
@@ -339,7 +339,7 @@ class RuntimeConfig(_Frozen):
         return 120.0 if self.timeout_s is None else self.timeout_s
 
 
-class LoopConfig(_Frozen):
+class LoopConfig(_FrozenModel):
     """The training loop."""
 
     steps: int = Field(default=100, ge=0)
@@ -375,7 +375,7 @@ class LoopConfig(_Frozen):
         return self
 
 
-class Recipe(_Frozen):
+class Recipe(_FrozenModel):
     """One run: agent, tasks, policy, rewards, credit, loop, learner."""
 
     name: str = "run"

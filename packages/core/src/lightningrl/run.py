@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lightningrl.beside import run_beside
+from lightningrl.beside import Show, run_beside, show_nobody
 from lightningrl.config import Recipe, load_recipe, read_recipe, recipe_file
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError, Stopped
 from lightningrl.origin import RunOrigin
@@ -163,14 +163,20 @@ class Run:
         return run_beside(rescore(self.folder, reward=reward, name=name, settings=settings, steps=steps))
 
     def branch(
-        self, rollout_id: str, *, at: Sequence[int] | None = None, samples: int = 4, settings: Mapping[str, Any] | None = None
+        self,
+        rollout_id: str,
+        *,
+        at: Sequence[int] | None = None,
+        samples: int = 4,
+        settings: Mapping[str, Any] | None = None,
+        show: Show = show_nobody,
     ) -> BranchedRollout:
         """What a rollout's states are worth: the agent runs anew, its first calls are answered as they were, and from there the newest
         weights are sampled, `samples` times. `at`: after so many calls; None = everywhere. The run's own store stays as it is. Raises
         LightningError."""
         from lightningrl.training.branching import branch_rollout
 
-        return run_beside(branch_rollout(self.folder, rollout_id, at=at, samples=samples, settings=settings))
+        return run_beside(branch_rollout(self.folder, rollout_id, at=at, samples=samples, settings=settings, show=show))
 
     def evaluate(self, *, step: str | int | None = None, against: str | Run | None = None, **options: Any) -> EvaluationReport:
         """`lightningrl.evaluate` of this run's weights; `step` as in `export`."""
@@ -290,6 +296,7 @@ def evaluate(
     against_price: tuple[float, float] | None = None,
     out: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
+    show: Show = show_nobody,
 ) -> EvaluationReport:
     """How good a policy is on held-out tasks, and which of two is better.
 
@@ -305,6 +312,7 @@ def evaluate(
     stop_every    look after so many tasks, and stop once the comparison is decided; None = run all
     price         of a million prompt tokens, and of a million completion tokens
     out           the results' file; None = in `evaluations` of the run
+    show          told what is being done, and how much of how much is
 
     Raises LightningError.
     """
@@ -323,6 +331,7 @@ def evaluate(
             prices=(price, against_price),
             out=None if out is None else Path(out),
             settings=dict(settings or {}),
+            show=show,
         )
     )
 

@@ -278,17 +278,21 @@ def evaluate(
       [bold]lightningrl eval runs/mine --against gpt-5-mini@https://api.openai.com/v1 --api-key-env OPENAI_API_KEY[/]
     """
     from lightningrl.cli.evaluate import evaluate_command
-    from lightningrl.evaluation.examination import Examination
 
-    how = Examination(tasks=tasks, limit=limit, samples=samples, temperature=temperature, passes=passes, batch=stop_every)
     evaluate_command(
         policy,
-        how,
         recipe=recipe,
         against=against,
+        tasks=tasks,
+        limit=limit,
+        samples=samples,
+        temperature=temperature,
+        passes=passes,
         slices=slices or [],
+        stop_every=stop_every,
         api_key_env=api_key_env,
-        prices=[price, against_price],
+        price=price,
+        against_price=against_price,
         out=out,
         as_json=as_json,
         settings=_settings(settings, _workers(workers)),

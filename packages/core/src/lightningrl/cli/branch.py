@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from lightningrl.clean import printable
-from lightningrl.cli.stopping import cancel_on_signals
+from lightningrl.cli.stopping import progress_bar
 from lightningrl.cli.trace_text import number
-from lightningrl.errors import Stopped
+from lightningrl.run import Run
 from lightningrl.types import Outcome
 
 if TYPE_CHECKING:
@@ -31,27 +29,8 @@ LONGEST = 60
 def branch_command(
     run: Path, rollout_id: str, *, at: Sequence[int] | None, samples: int, as_json: bool, settings: Mapping[str, Any]
 ) -> None:
-    from lightningrl.training.branching import branch_rollout
-
-    async def branch() -> BranchedRollout:
-        cancel_on_signals()
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("starting", total=None)
-            return await branch_rollout(
-                run,
-                rollout_id,
-                at=at,
-                samples=samples,
-                settings=settings,
-                starting=lambda what: bar.update(task, description=what),
-                progress=lambda done, total: bar.update(task, description="branches", completed=done, total=total),
-            )
-
-    try:
-        found = asyncio.run(branch())
-    except asyncio.CancelledError:
-        raise Stopped("stopped; run it again to go on") from None
+    with progress_bar("stopped; run it again to go on") as show:
+        found = Run(run).branch(rollout_id, at=at, samples=samples, settings=settings, show=show)
     if as_json:
         for row in _rows(found):
             sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -14,7 +13,8 @@ from rich.table import Column, Table
 
 from lightningrl.clean import printable
 from lightningrl.cli import escape
-from lightningrl.evaluation.certificate import Certificate, certify
+from lightningrl.evaluation.certificate import Certificate
+from lightningrl.run import Run
 
 __all__ = ["certify_command"]
 
@@ -22,7 +22,7 @@ MARKS = {True: "[green]pass[/]", False: "[bold red]FAIL[/]", None: "[yellow]-[/]
 
 
 def certify_command(run: Path, *, as_json: bool) -> None:
-    found = asyncio.run(certify(run))
+    found = Run(run).certify()
     if as_json:
         sys.stdout.write(json.dumps({**msgspec.to_builtins(found), "is_passed": found.is_passed}) + "\n")
     else:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,9 +12,9 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from lightningrl.cli.stopping import cancel_on_signals
-from lightningrl.config import load_recipe
-from lightningrl.errors import Stopped
+from lightningrl.beside import run_beside
+from lightningrl.cli.stopping import stoppable
+from lightningrl.run import doctor
 
 if TYPE_CHECKING:
     from lightningrl.doctor import Bill, Diagnosis
@@ -27,17 +26,10 @@ STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 
 def doctor_command(source: Path, *, as_json: bool, runs: Path, settings: Mapping[str, Any]) -> int:
     """Returns the exit status: 1 where a check failed."""
-    from lightningrl.doctor import Verdict, examine
+    from lightningrl.doctor import Verdict
 
-    async def look(starting: Callable[[str], None]) -> Diagnosis:
-        cancel_on_signals()
-        return await examine(load_recipe(source, settings), runs=runs, starting=starting)
-
-    try:
-        with Console(stderr=True).status("starting") as status:
-            found = asyncio.run(look(lambda what: status.update(f"trying {what}")))
-    except asyncio.CancelledError:
-        raise Stopped("stopped") from None
+    with stoppable("stopped"), Console(stderr=True).status("starting") as status:
+        found = run_beside(doctor(source, settings=settings, runs=runs, starting=lambda what: status.update(f"trying {what}")))
     if as_json:
         sys.stdout.write(json.dumps(found.as_json(), ensure_ascii=False) + "\n")
     else:

@@ -2,65 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from lightningrl.clean import printable
 from lightningrl.cli import escape
-from lightningrl.cli.stopping import cancel_on_signals
-from lightningrl.errors import Stopped
+from lightningrl.cli.stopping import progress_bar
 from lightningrl.evaluation.comparison import Comparison
-from lightningrl.evaluation.examination import Examination
-from lightningrl.evaluation.report import EvaluationReport, Price, evaluate_policies
+from lightningrl.evaluation.report import EvaluationReport
 from lightningrl.evaluation.result import Evaluation
 from lightningrl.evaluation.statistics import Interval, Verdict
+from lightningrl.run import evaluate
 
 __all__ = ["evaluate_command"]
 
 
-def evaluate_command(
-    policy: str,
-    how: Examination,
-    *,
-    recipe: Path | None,
-    against: str | None,
-    slices: Sequence[str],
-    api_key_env: str | None,
-    prices: Sequence[Price | None],
-    out: Path | None,
-    as_json: bool,
-    settings: dict[str, Any],
-) -> None:
-    async def work() -> EvaluationReport:
-        cancel_on_signals()
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            shown = bar.add_task("starting", total=None)
-            return await evaluate_policies(
-                policy,
-                how,
-                recipe=recipe,
-                against=against,
-                slices=slices,
-                api_key_env=api_key_env,
-                prices=prices,
-                out=out,
-                settings=settings,
-                show=lambda what, done, total: bar.update(shown, description=_shown(what), completed=done, total=total or None),
-            )
-
-    try:
-        report = asyncio.run(work())
-    except asyncio.CancelledError:
-        raise Stopped("stopped; what has run lies in the folder of its rollouts, without results") from None
+def evaluate_command(policy: str, *, as_json: bool, **options: Any) -> None:
+    """`options`: of `lightningrl.evaluate`."""
+    with progress_bar("stopped; what has run lies in the folder of its rollouts, without results") as show:
+        report = evaluate(policy, show=show, **options)
     if as_json:
         sys.stdout.write(json.dumps(report.numbers(), ensure_ascii=False) + "\n")
         return

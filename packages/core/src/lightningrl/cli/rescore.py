@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,8 @@ from rich.text import Text
 from lightningrl.clean import printable
 from lightningrl.cli.trace_text import number
 from lightningrl.cli.xray import from_here, read_steps, share
-from lightningrl.training.rescore import Rescore, rescore
+from lightningrl.run import Run
+from lightningrl.training.rescore import Rescore
 
 __all__ = ["rescore_command"]
 
@@ -29,7 +29,7 @@ def rescore_command(
     folder: Path, *, reward: str | None, name: str | None, steps: str | None, settings: Mapping[str, Any], as_json: bool
 ) -> None:
     chosen = None if steps is None else read_steps(steps)
-    found = asyncio.run(rescore(folder, reward=from_here(reward), name=name, settings=settings, steps=chosen))
+    found = Run(folder).rescore(from_here(reward), name=name, settings=settings, steps=chosen)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
         return

@@ -1,12 +1,44 @@
-"""Ctrl-C and SIGTERM: they end the current task, and say so at once."""
+"""Work that takes minutes: a bar of how far it is; Ctrl-C and SIGTERM end it in order, and are answered at once."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-__all__ = ["cancel_on_signals"]
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lightningrl.beside import Show
+from lightningrl.clean import printable
+from lightningrl.cli import escape
+from lightningrl.errors import Stopped
+
+__all__ = ["cancel_on_signals", "progress_bar", "stoppable"]
+
+
+@contextmanager
+def stoppable(sentence: str) -> Iterator[None]:
+    """Whether by Ctrl-C or SIGTERM, what is interrupted ends with Stopped and this sentence."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: lambda *_: signal.raise_signal(signal.SIGINT)}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(sentence) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def progress_bar(sentence: str) -> Iterator[Show]:
+    """On standard error, for work that is `stoppable`."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with stoppable(sentence), Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda what, done, total: bar.update(task, description=escape(printable(what)), completed=done, total=total or None)
 
 
 def cancel_on_signals(announce: Callable[[], object] = lambda: None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import sys
@@ -21,7 +20,7 @@ from lightningrl.cli.trace_text import number
 from lightningrl.credit.xray import Agreement, RolloutXRay, XRay
 from lightningrl.errors import ConfigError
 from lightningrl.loading import absolute_reference, is_reference
-from lightningrl.training.xray import open_xray
+from lightningrl.run import Run
 
 __all__ = ["from_here", "read_steps", "share", "signed", "xray_command"]
 
@@ -36,11 +35,7 @@ def xray_command(folder: Path, *, rollout: str | None, steps: str | None, method
     if rollout is not None and chosen is not None:
         raise ConfigError("--rollout is of one step; leave out --steps")
 
-    async def look() -> XRay:
-        async with open_xray(folder, {name: from_here(use) for name, use in methods.items()}) as xray:
-            return await (xray.of_run(chosen) if rollout is None else xray.of_rollout(rollout))
-
-    found = asyncio.run(look())
+    found = Run(folder).xray(rollout=rollout, steps=chosen, methods={name: from_here(use) for name, use in methods.items()})
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
         return

@@ -26,7 +26,7 @@ Aggregation = Literal["rollout_mean", "token_mean", "constant"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Trained:
+class _TrainedCall:
     """A call that carries credit."""
 
     number: int
@@ -61,7 +61,7 @@ def build_samples(
     _check_settings(rows, aggregation, constant_length)
     if len(groups) != len(advantages):
         raise PluginError(f"{len(groups)} groups but advantages for {len(advantages)}; assign credit to each group once")
-    rollouts: list[tuple[Trajectory, list[_Trained | None], int]] = []
+    rollouts: list[tuple[Trajectory, list[_TrainedCall | None], int]] = []
     for group, group_advantages, group_targets in zip(groups, advantages, value_targets or [None] * len(groups), strict=True):
         if len(group.members) != len(group_advantages):
             raise PluginError(
@@ -129,7 +129,7 @@ def _check_settings(rows: str, aggregation: str, constant_length: int | None) ->
 
 def _trained_calls(
     trajectory: Trajectory, by_call: Sequence[Array | None], targets: Sequence[Array | None] | None
-) -> list[_Trained | None]:
+) -> list[_TrainedCall | None]:
     """For each call its credit, None where it is not trained."""
     rollout = trajectory.rollout_id
     if len(by_call) != len(trajectory.transitions):
@@ -137,7 +137,7 @@ def _trained_calls(
             f"rollout {rollout!r}: {len(trajectory.transitions)} calls but credit for {len(by_call)}; "
             "a credit assigner returns one entry each, None for calls that it does not score"
         )
-    trained: list[_Trained | None] = []
+    trained: list[_TrainedCall | None] = []
     for number, (transition, credit) in enumerate(zip(trajectory.transitions, by_call, strict=True)):
         if credit is None or not transition.trainable:
             trained.append(None)
@@ -154,11 +154,11 @@ def _trained_calls(
         target = None if targets is None else targets[number]
         if target is not None and (np.shape(target) != np.shape(credit) or np.isinf(target).any()):
             raise PluginError(f"transition {transition.id!r}: value targets are one finite number per completion token, or NaN for none")
-        trained.append(_Trained(number=number, transition=transition, advantages=credit, targets=target))
+        trained.append(_TrainedCall(number=number, transition=transition, advantages=credit, targets=target))
     return trained
 
 
-def _merge(trajectory: Trajectory, trained: Sequence[_Trained | None]) -> list[list[_Trained]]:
+def _merge(trajectory: Trajectory, trained: Sequence[_TrainedCall | None]) -> list[list[_TrainedCall]]:
     """Chains of trained calls, each a prefix of the next; a call that several continue is trained with the first of them."""
     # Calls 0 ─► 1 ─► 2 and 1 ─► 3 (two sub-agents go on from one history), all trained: leaves are 2 and 3.
     #     from 2 upwards: 2, 1, 0 are free ─► chain [0, 1, 2]
@@ -174,12 +174,12 @@ def _merge(trajectory: Trajectory, trained: Sequence[_Trained | None]) -> list[l
         above = parents[index]
         if above is not None and (trained[index] is not None or has_trained_child[index]):
             has_trained_child[above] = True
-    chains: list[list[_Trained]] = []
+    chains: list[list[_TrainedCall]] = []
     taken = [False] * len(transitions)
     for leaf, call in enumerate(trained):
         if call is None or has_trained_child[leaf]:
             continue
-        chain: list[_Trained] = []
+        chain: list[_TrainedCall] = []
         at: int | None = leaf
         while at is not None and not taken[at]:
             taken[at] = True
@@ -202,7 +202,7 @@ def _continues(child: Transition, parent: Transition) -> bool:
     )
 
 
-def _row(trajectory: Trajectory, calls: Sequence[_Trained], weight: float) -> Sample:
+def _row(trajectory: Trajectory, calls: Sequence[_TrainedCall], weight: float) -> Sample:
     """One row: the tokens of the last call, with each of `calls` trained where its completion lies in them."""
     last = calls[-1].transition
     token_ids = np.concatenate((last.prompt_ids, last.completion_ids), dtype=np.int32)

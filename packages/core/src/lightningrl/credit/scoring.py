@@ -40,7 +40,7 @@ from lightningrl.types import (
     Transition,
 )
 
-__all__ = ["CreditedGroup", "Scored", "Scorer", "TrainedCalls", "only_trained", "score_of"]
+__all__ = ["CreditedGroup", "ScoredStep", "Scorer", "TrainedCalls", "only_trained", "score_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class CreditedGroup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scored:
+class ScoredStep:
     """A step's trajectories with all that was made of them."""
 
     groups: tuple[TrajectoryGroup, ...]
@@ -185,14 +185,14 @@ class Scorer:
         advantages = tuple(one.advantages if one.has_signal else silent(one.advantages) for one in credited)
         return whiten(groups, advantages) if self._whitened else advantages, monitored
 
-    def build(self, credited: Sequence[CreditedGroup]) -> Scored:
+    def build(self, credited: Sequence[CreditedGroup]) -> ScoredStep:
         """The rows of a step's groups. Once for each step."""
         groups, signals = tuple(one.group for one in credited), [one.has_signal for one in credited]
         advantages, monitored = self.finish(credited)
         targets = [one.value_targets for one in credited] if isinstance(self._credit, CriticTeacher) else None
         samples = [row for policy in self._trained for row in self._rows(policy, groups, advantages, targets)]
         members = [trajectory for group in groups for trajectory in group.trajectories]
-        return Scored(
+        return ScoredStep(
             groups=groups,
             advantages=advantages,
             samples=tuple(samples),

@@ -137,20 +137,14 @@ class XRay:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
-    """A rollout's place in a table."""
+    """A rollout, without its credit, and its place in a table."""
 
-    rollout_id: str
-    group_id: str
-    task_id: str
-    step: int
-    reward: float | None
-    outcome: float | None
-    roles: tuple[str | None, ...]
+    rollout: RolloutXRay
     start: int
 
     @property
     def calls(self) -> slice:
-        return slice(self.start, self.start + len(self.roles))
+        return slice(self.start, self.start + len(self.rollout.roles))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -198,7 +192,9 @@ def make_table(
         own_difference = _largest(columns[0][0][trained], kept[0][trained])
     return CreditTable(
         credit=np.array([_by_call(column, lengths, is_trained) for column in columns]).reshape(len(columns), len(calls)),
-        outcome=np.repeat([np.nan if row.outcome is None else row.outcome for row in rows], [len(row.roles) for row in rows]),
+        outcome=np.repeat(
+            [np.nan if row.rollout.outcome is None else row.rollout.outcome for row in rows], [len(row.rollout.roles) for row in rows]
+        ),
         measured=_measure(measured or groups, is_trained),
         silent=np.array([0 if column is None else int((column[0][trained] == 0.0).sum()) for column in columns], dtype=np.int64),
         tokens=np.array([0 if column is None else int(trained.sum()) for column in columns], dtype=np.int64),
@@ -245,7 +241,7 @@ def read_table(
     pairs = [(names[i], names[j], columns.agree(i, j)) for i, j in combinations(shown, 2) if same[i] is None and same[j] is None]
     pairs.sort(key=lambda pair: (-(pair[2].flips or 0.0), 1.0 if pair[2].rank is None else pair[2].rank))
     return XRay(
-        steps=tuple(sorted({row.step for row in table.rows})),
+        steps=tuple(sorted({row.rollout.step for row in table.rows})),
         rollout_count=len(table.rows),
         calls=int(np.isfinite(table.credit[0]).sum()),
         own=names[0],
@@ -324,7 +320,7 @@ def _place(step: int, groups: Sequence[TrajectoryGroup]) -> list[_Row]:
     for group in groups:
         rewards = [one.reward for one in group.trajectories if one.reward is not None]
         for one in group.trajectories:
-            row = _Row(
+            rollout = RolloutXRay(
                 rollout_id=one.rollout_id,
                 group_id=one.group_id,
                 task_id=one.task.id,
@@ -332,10 +328,12 @@ def _place(step: int, groups: Sequence[TrajectoryGroup]) -> list[_Row]:
                 reward=one.reward,
                 outcome=None if one.reward is None else one.reward - mean(rewards),
                 roles=tuple(call.agent for call in one.transitions),
-                start=start,
+                credit={},
+                measured=None,
+                flips=0,
             )
-            rows.append(row)
-            start += len(row.roles)
+            rows.append(_Row(rollout=rollout, start=start))
+            start += len(rollout.roles)
     return rows
 
 
@@ -415,14 +413,8 @@ def _hits(groups: Sequence[TrajectoryGroup], key: str) -> tuple[int, int]:
 
 def _read_row(row: _Row, table: CreditTable, methods: Sequence[tuple[int, str]], flips: NDArray[np.int64]) -> RolloutXRay:
     measured = _numbers(table.measured[row.calls])
-    return RolloutXRay(
-        rollout_id=row.rollout_id,
-        group_id=row.group_id,
-        task_id=row.task_id,
-        step=row.step,
-        reward=row.reward,
-        outcome=row.outcome,
-        roles=row.roles,
+    return replace(
+        row.rollout,
         credit={name: _numbers(table.credit[number][row.calls]) for number, name in methods},
         measured=measured if any(value is not None for value in measured) else None,
         flips=int(flips[row.calls].sum()),

@@ -24,7 +24,7 @@ from lightningrl.engines.messages import (
     ENGINES_PATH,
     Cancel,
     Chunk,
-    Failed,
+    Failure,
     FromServer,
     Generate,
     Hello,
@@ -210,10 +210,10 @@ class EngineLink:
             )
             await self._sample(request, outbox, whole=message.whole)
         except ContextOverflow as error:
-            outbox.put(Failed(message.id, "context_overflow", str(error)))
+            outbox.put(Failure(message.id, "context_overflow", str(error)))
         except Exception as error:  # the boundary to the engine: the caller hears of it, the link lives on
             logger.exception("engine link: call %s failed", message.id)
-            outbox.put(Failed(message.id, "engine", f"the engine failed: {type(error).__name__}: {error}"))
+            outbox.put(Failure(message.id, "engine", f"the engine failed: {type(error).__name__}: {error}"))
         finally:
             self._call_seconds += time.monotonic() - self._began.pop(message.id)
             self._sampling -= 1
@@ -230,7 +230,7 @@ class EngineLink:
             async for chunk in chunks:
                 if version is not None and chunk.policy_version != version:
                     outbox.put(
-                        Failed(request.id, "engine", f"weights changed from version {version} to {chunk.policy_version} in mid-call")
+                        Failure(request.id, "engine", f"weights changed from version {version} to {chunk.policy_version} in mid-call")
                     )
                     return
                 version = chunk.policy_version
@@ -243,7 +243,7 @@ class EngineLink:
                     tokens, logprobs, sent_at = [], [], loop.time()
                 if chunk.finish_reason is not None:
                     return
-        outbox.put(Failed(request.id, "engine", "the engine ended a completion without a finish reason"))
+        outbox.put(Failure(request.id, "engine", "the engine ended a completion without a finish reason"))
 
 
 class EngineLinks:

@@ -23,7 +23,7 @@ __all__ = [
     "ENGINES_PATH",
     "Cancel",
     "Chunk",
-    "Failed",
+    "Failure",
     "FromEngine",
     "FromServer",
     "Generate",
@@ -62,7 +62,7 @@ class Chunk(msgspec.Struct, tag="chunk", array_like=True):
     finish_reason: FinishReason | None
 
 
-class Failed(msgspec.Struct, tag="failed", array_like=True):
+class Failure(msgspec.Struct, tag="failed", array_like=True):
     """A completion that will not come. Kinds: `context_overflow`, `engine`."""
 
     id: str
@@ -103,7 +103,7 @@ class Cancel(msgspec.Struct, tag="cancel", array_like=True):
     id: str
 
 
-FromEngine = Hello | Chunk | Failed | Hold | Release
+FromEngine = Hello | Chunk | Failure | Hold | Release
 FromServer = Welcome | Generate | Cancel
 
 

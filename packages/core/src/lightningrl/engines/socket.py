@@ -16,7 +16,7 @@ from lightningrl.engines.messages import (
     ENGINES_PATH,
     Cancel,
     Chunk,
-    Failed,
+    Failure,
     FromEngine,
     Generate,
     Hello,
@@ -42,7 +42,7 @@ class _Call:
     """One completion on its way."""
 
     def __init__(self, policy: str) -> None:
-        self.messages: asyncio.Queue[Chunk | Failed | None] = asyncio.Queue()
+        self.messages: asyncio.Queue[Chunk | Failure | None] = asyncio.Queue()
         """None = the engine is gone."""
         self.is_over = False
         self._policy = policy
@@ -110,7 +110,7 @@ class RemoteEngine:
             if not call.is_over:
                 self.outbox.put(Cancel(request.id))
 
-    def deliver(self, message: Chunk | Failed) -> None:
+    def deliver(self, message: Chunk | Failure) -> None:
         """A message from the engine; one for a call that was given up is dropped."""
         call = self._waiting.get(message.id)
         if call is not None:
@@ -166,7 +166,7 @@ def engine_route(registry: EngineRegistry, key: str) -> WebSocketRoute:
 
 
 def _take(registry: EngineRegistry, engine: RemoteEngine, message: FromEngine) -> None:
-    if isinstance(message, Chunk | Failed):
+    if isinstance(message, Chunk | Failure):
         engine.deliver(message)
     elif isinstance(message, Hold):
         registry.hold(engine)

@@ -54,7 +54,7 @@ async def certify(folder: Path) -> Certificate:
         places, tokens = await find_places(run)
         if not tokens:
             raise RunFolderError(f"run {str(folder)!r} has recorded no sampled token; look why: lightningrl rollouts list --run {folder}")
-        steps, trained = await run.steps(), await find_trained(run, origin.recipe)
+        steps, trained = await run.look.steps(), await find_trained(run, origin.recipe)
         gaps = await recompute(run, folder, origin, places)
     checks = [*judge_gaps(gaps, origin.recipe), *judge_steps(steps, origin.recipe, places), *trained.checks(steps)]
     return Certificate(

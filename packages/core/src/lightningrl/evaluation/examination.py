@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lightningrl.beside import Show, show_nobody
 from lightningrl.config import Recipe, UpstreamConfig
 from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError
@@ -42,7 +43,6 @@ AT_ONCE = 64
 """Rollouts per request."""
 LONGEST_SLICE = 60
 """Characters of a value that tasks are grouped by."""
-Show = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,7 @@ async def examine(
     *,
     slices: Sequence[str] = (),
     prices: Sequence[tuple[float, float] | None] = (),
-    show: Show = lambda what, done, total: None,
+    show: Show = show_nobody,
 ) -> tuple[list[Evaluation], Comparison | None]:
     """One or two policies on the same tasks; rollouts and logs go below `folder`. Raises LightningError."""
     opened: list[_Candidate] = []

@@ -87,7 +87,7 @@ def _weights(backend: Backend, folder: Path, policy: str, *, is_trained: bool) -
 
 async def read_trajectories(run: StoredRun, ids: Sequence[str]) -> AsyncIterator[Trajectory]:
     for start in range(0, len(ids), FETCH):
-        for trajectory in await run.trajectories(ids[start : start + FETCH]):
+        for trajectory in await run.look.trajectories(ids[start : start + FETCH]):
             yield trajectory
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
+from lightningrl.beside import Show, show_nobody
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.evaluation.candidate import Candidate, find_candidate, run_of
 from lightningrl.evaluation.comparison import Comparison, compare
-from lightningrl.evaluation.examination import Examination, Show, examine
+from lightningrl.evaluation.examination import Examination, examine
 from lightningrl.evaluation.result import Evaluation, read_evaluation
 
 __all__ = ["EvaluationReport", "Price", "evaluate_policies"]
@@ -56,7 +57,7 @@ async def evaluate_policies(
     prices: Sequence[Price | None] = (),
     out: Path | None = None,
     settings: dict[str, Any] | None = None,
-    show: Show = lambda what, done, total: None,
+    show: Show = show_nobody,
 ) -> EvaluationReport:
     """See `lightningrl.evaluate`."""
     shared = load_recipe(recipe) if isinstance(recipe, Path) else recipe

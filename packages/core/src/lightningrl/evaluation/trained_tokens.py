@@ -75,9 +75,9 @@ class TrainedTokens:
 async def find_trained(run: StoredRun, recipe: Recipe) -> TrainedTokens:
     """The rows that teach, made again from trajectories and advantages as the store has them."""
     trained, calls = TrainedTokens(), trained_calls(recipe)
-    for step in await run.steps():
+    for step in await run.look.steps():
         trajectories = {one.rollout_id: one async for one in read_trajectories(run, step.rollout_ids)}
-        scores = {score.rollout_id: score.advantages for score in await run.scores(step.rollout_ids)}
+        scores = {score.rollout_id: score.advantages for score in await run.look.scores(step.rollout_ids)}
         chosen = [only_trained(one, calls) for one in trajectories.values()]
         group = TrajectoryGroup(id=f"step {step.step}", trajectories=tuple(chosen))
         advantages = tuple(tuple(scores.get(one.rollout_id, {}).get(call.id) for call in one.transitions) for one in chosen)

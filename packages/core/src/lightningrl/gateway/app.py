@@ -16,15 +16,15 @@ from starlette.types import ASGIApp
 
 from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.engines.registry import EngineRegistry
-from lightningrl.gateway.calls import Caller
+from lightningrl.gateway.calls import PolicyCalls
 from lightningrl.gateway.dialects.format import load_format
 from lightningrl.gateway.endpoints import (
     CountTokens,
-    Forwarded,
+    ForwardEndpoint,
     ModelCall,
     Models,
     OfRollout,
-    Refused,
+    RefusedEndpoint,
     RefusedPath,
     Services,
     refuse_unattributed,
@@ -51,12 +51,12 @@ class Gateway:
             served: dict[str, ASGIApp] = {
                 **{endpoint: ModelCall[Any](services, dialect, endpoint) for endpoint in dialect.endpoints},
                 **{endpoint: CountTokens[Any](services, dialect, endpoint) for endpoint in dialect.counting},
-                **{endpoint: Forwarded[Any](services, dialect, endpoint) for endpoint in dialect.forwarded},
+                **{endpoint: ForwardEndpoint[Any](services, dialect, endpoint) for endpoint in dialect.forwarded},
             }
             calls |= {f"{base}/{endpoint}": serve for base in dialect.bases for endpoint, serve in served.items()}
         unknown = RefusedPath(services)
         models = Models(services)
-        unattributed = Refused(services, refuse_unattributed)
+        unattributed = RefusedEndpoint(services, refuse_unattributed)
         self.routes: list[BaseRoute] = [
             *(Route(f"{attempt}{path}", serve, methods=["POST"]) for path, serve in calls.items()),
             Route(f"{attempt}/v1/models", models, methods=["GET"]),
@@ -74,7 +74,7 @@ class Gateway:
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Free the memory of an attempt that has ended. Call it when its result arrives."""
-        self._services.caller.forget(rollout_id, attempt)
+        self._services.policy_calls.forget(rollout_id, attempt)
         self._services.refusals.forget(rollout_id, attempt)
 
     async def is_overflowed(self, rollout_id: str, attempt: int) -> bool:
@@ -99,12 +99,12 @@ def create_gateway(
     """The gateway of a run: `app.router.routes.extend(create_gateway(...).routes)`. `renderers` by policy name. Raises ConfigError."""
     settings = settings or GatewaySettings()
     threads = Threads()
-    caller = Caller(log, engines, renderers, settings, threads, watch)
+    policy_calls = PolicyCalls(log, engines, renderers, settings, threads, watch)
     counting = frozenset(endpoint for dialect in dialects for endpoint in dialect.counting)
     return Gateway(
         Services(
-            caller=caller,
-            forwarder=Forwarder(log, caller, settings),
+            policy_calls=policy_calls,
+            forwarder=Forwarder(log, policy_calls, settings),
             refusals=RefusalLog(log, max_attempts=settings.max_attempts_in_memory, counting=counting),
             settings=settings,
             threads=threads,

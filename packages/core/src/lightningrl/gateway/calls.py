@@ -23,7 +23,7 @@ from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
 from lightningrl.gateway.history import History, PastCall, as_ids, as_logprobs, extend_digest, history_key, offered_tools
 from lightningrl.gateway.prompts import Prompt, PromptBuilder
 from lightningrl.gateway.replay import Replay
-from lightningrl.gateway.request import Answer, Begun, CallContext, CallRequest, Delivery
+from lightningrl.gateway.request import Answer, AnswerStart, CallContext, CallRequest, Delivery
 from lightningrl.gateway.retries import Retries
 from lightningrl.gateway.routing import Routing
 from lightningrl.gateway.settings import GatewaySettings
@@ -36,7 +36,7 @@ from lightningrl.store.errors import AttemptOver, StoreFull
 from lightningrl.store.protocol import AttemptInfo, CallLog, CallRecord
 from lightningrl.types import EngineInfo, SamplingSettings, Transition
 
-__all__ = ["Caller", "answer_again"]
+__all__ = ["PolicyCalls", "answer_again"]
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class _Call:
     clock: float = field(default_factory=time.perf_counter)
 
 
-class Caller:
+class PolicyCalls:
     """Makes calls for attempts. One per server, inside its event loop."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Caller:
 
     async def run(
         self, info: AttemptInfo, request: CallRequest, context: CallContext, delivery: Delivery | None = None
-    ) -> AsyncGenerator[Begun | TextDelta | Answer, None]:
+    ) -> AsyncGenerator[AnswerStart | TextDelta | Answer, None]:
         """Text as it comes where `request.stream`, then the recorded answer. Raises Refusal before the first item. Where a stream is
         left early, what its `delivery` says was sent by then is recorded."""
         context, policy, renderer = self._route(request, context)
@@ -188,7 +188,7 @@ class Caller:
             raise _over_long(error) from error
         return len(prompt.ids)
 
-    async def _sample(self, call: _Call) -> AsyncGenerator[Begun | TextDelta | Answer, None]:
+    async def _sample(self, call: _Call) -> AsyncGenerator[AnswerStart | TextDelta | Answer, None]:
         request, policy = call.request, call.policy
         engine = await self._engines.info(policy)
         prompt = await self._prompts.build(
@@ -204,7 +204,7 @@ class Caller:
         choices: list[SampledChoice] = []
         has_begun = False
         if request.stream:
-            yield Begun(id=transition_id, policy=policy, created=int(call.started), prompt_tokens=len(prompt.ids))
+            yield AnswerStart(id=transition_id, policy=policy, created=int(call.started), prompt_tokens=len(prompt.ids))
             try:
                 async with aclosing(sampler.stream()) as items:
                     async for item in items:

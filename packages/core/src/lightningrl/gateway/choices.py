@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import EngineUnavailable
 from lightningrl.gateway.request import CallRequest
-from lightningrl.rendering.completion import Choice, CompletionText, Shown, TextDelta
+from lightningrl.rendering.completion import Choice, CompletionText, ShownText, TextDelta
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.types import GenerateRequest, SamplingSettings, TokenChunk
 
@@ -107,7 +107,7 @@ class ChoiceSampler:
                 task.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
 
-    def broken_off(self, shown: Mapping[int, Shown]) -> list[SampledChoice]:
+    def broken_off(self, shown: Mapping[int, ShownText]) -> list[SampledChoice]:
         """What an agent that left the stream was shown of each choice, in order."""
         found = []
         for index, (call, text, version) in sorted(self._streamed.items()):

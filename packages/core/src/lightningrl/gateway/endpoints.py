@@ -12,13 +12,13 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lightningrl.dialects import Dialect, find_endpoint, key_headers
-from lightningrl.gateway.calls import Caller
+from lightningrl.gateway.calls import PolicyCalls
 from lightningrl.gateway.dialects.chat_answer import write_models
 from lightningrl.gateway.dialects.format import CountingFormat, DialectFormat, DialectRequest, EventStream
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.exchange import ClientGone, ReceivedCall, authorise, call_context, read_body, send_json, while_connected
 from lightningrl.gateway.refusals import RefusalLog
-from lightningrl.gateway.request import Answer, Begun, Delivery
+from lightningrl.gateway.request import Answer, AnswerStart, Delivery
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.threads import Threads
 from lightningrl.gateway.upstream import Forwarder
@@ -26,7 +26,17 @@ from lightningrl.gateway.watch import CallWatch
 from lightningrl.rendering.completion import TextDelta
 from lightningrl.store.protocol import AttemptInfo
 
-__all__ = ["CountTokens", "Forwarded", "ModelCall", "Models", "OfRollout", "Refused", "RefusedPath", "Services", "refuse_unattributed"]
+__all__ = [
+    "CountTokens",
+    "ForwardEndpoint",
+    "ModelCall",
+    "Models",
+    "OfRollout",
+    "RefusedEndpoint",
+    "RefusedPath",
+    "Services",
+    "refuse_unattributed",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -37,18 +47,18 @@ _TEXT_TO_JSON = 4
 """How much faster a body is parsed than its text is tokenised, at least."""
 
 
-class _Named(msgspec.Struct):
+class _NamedModel(msgspec.Struct):
     model: str = ""
 
 
-_decode_name = msgspec.json.Decoder(_Named).decode
+_decode_name = msgspec.json.Decoder(_NamedModel).decode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Services:
     """What all endpoints of a gateway share."""
 
-    caller: Caller
+    policy_calls: PolicyCalls
     forwarder: Forwarder
     refusals: RefusalLog
     settings: GatewaySettings
@@ -58,7 +68,7 @@ class Services:
 
     async def authorise(self, scope: Scope) -> AttemptInfo:
         """The attempt that a call's path names and its key opens. Raises Refusal."""
-        return await authorise(self.caller, key_headers(tuple(self.formats)), scope, dict(scope["headers"]))
+        return await authorise(self.policy_calls, key_headers(tuple(self.formats)), scope, dict(scope["headers"]))
 
     async def refuse(self, scope: Scope, send: Send, refusal: Refusal) -> None:
         """In the format of the dialect whose endpoint the path looks like, else of the first."""
@@ -78,7 +88,7 @@ class _Endpoint(Generic[R]):
 
     def __init__(self, services: Services, dialect: Dialect, path: str) -> None:
         self._services = services
-        self._caller = services.caller
+        self._policy_calls = services.policy_calls
         self._forwarder = services.forwarder
         self._dialect = dialect
         self._format: DialectFormat[R] = services.formats[dialect]
@@ -89,7 +99,7 @@ class _Endpoint(Generic[R]):
         headers = dict(scope["headers"])
         place = scope["path_params"]
         try:
-            info = await authorise(self._caller, self._key_headers, scope, headers)
+            info = await authorise(self._policy_calls, self._key_headers, scope, headers)
         except Refusal as refusal:
             self._services.count(refusal)
             await _refuse(send, refusal, self._format, place)
@@ -148,10 +158,10 @@ class ModelCall(_Endpoint[R]):
         if request.call.stream:
             await self._stream(call, request)
             return
-        async with aclosing(self._caller.run(call.info, request.call, call.context)) as items:
+        async with aclosing(self._policy_calls.run(call.info, request.call, call.context)) as items:
             async for item in items:
                 if isinstance(item, Answer):
-                    await send_json(call.send, 200, self._format.write_answer(request, item, self._caller.renderer(item.policy)))
+                    await send_json(call.send, 200, self._format.write_answer(request, item, self._policy_calls.renderer(item.policy)))
 
     async def _stream(self, call: ReceivedCall, request: R) -> None:
         stream: EventStream | None = None
@@ -159,14 +169,14 @@ class ModelCall(_Endpoint[R]):
         delivery = Delivery()
         send = call.send
         try:
-            async with aclosing(self._caller.run(call.info, request.call, call.context, delivery)) as items:
+            async with aclosing(self._policy_calls.run(call.info, request.call, call.context, delivery)) as items:
                 async for item in items:
-                    if isinstance(item, Begun):
+                    if isinstance(item, AnswerStart):
                         stream = self._open(request, item)
                         continue
                     if stream is None:
                         assert isinstance(item, Answer)
-                        stream = self._open(request, item.begun)
+                        stream = self._open(request, item.start)
                     data = stream.finish(item) if isinstance(item, Answer) else stream.delta(item)
                     if data and not has_text:
                         has_text = True
@@ -183,8 +193,8 @@ class ModelCall(_Endpoint[R]):
             await self._services.refusals.add(call.info, call.path, call.context, refusal)
             await send({"type": "http.response.body", "body": stream.error(refusal)})
 
-    def _open(self, request: R, begun: Begun) -> EventStream:
-        return self._format.open_stream(request, self._caller.renderer(begun.policy), begun)
+    def _open(self, request: R, start: AnswerStart) -> EventStream:
+        return self._format.open_stream(request, self._policy_calls.renderer(start.policy), start)
 
 
 class CountTokens(_Endpoint[R]):
@@ -194,11 +204,11 @@ class CountTokens(_Endpoint[R]):
 
     async def _serve(self, call: ReceivedCall) -> None:
         request = await self._parse(call)
-        tokens = await self._caller.count_tokens(call.info, request.call, call.context)
+        tokens = await self._policy_calls.count_tokens(call.info, request.call, call.context)
         await send_json(call.send, 200, self._format.write_count(tokens))
 
 
-class Forwarded(_Endpoint[R]):
+class ForwardEndpoint(_Endpoint[R]):
     """What no policy answers."""
 
     def _goes_upstream(self, call: ReceivedCall) -> bool:
@@ -226,10 +236,10 @@ class Models:
         except Refusal as refusal:
             await self._services.refuse(scope, send, refusal)
             return
-        await send_json(send, 200, write_models(self._services.caller.policies))
+        await send_json(send, 200, write_models(self._services.policy_calls.policies))
 
 
-class Refused:
+class RefusedEndpoint:
     """A path where nothing is answered."""
 
     def __init__(self, services: Services, why: Callable[[Scope], Refusal]) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from starlette.types import Receive, Scope, Send
 
-from lightningrl.gateway.calls import Caller
+from lightningrl.gateway.calls import PolicyCalls
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallContext
 from lightningrl.roles import LONGEST_ROLE
@@ -41,7 +41,7 @@ class ClientGone(Exception):
     """Nobody listens any more."""
 
 
-async def authorise(caller: Caller, key_headers: Sequence[str], scope: Scope, headers: Mapping[bytes, bytes]) -> AttemptInfo:
+async def authorise(policy_calls: PolicyCalls, key_headers: Sequence[str], scope: Scope, headers: Mapping[bytes, bytes]) -> AttemptInfo:
     """The attempt that the call's path names and its key opens. Raises Refusal."""
     scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     if scheme.lower() != "bearer" or not key:
@@ -54,7 +54,7 @@ async def authorise(caller: Caller, key_headers: Sequence[str], scope: Scope, he
             code="invalid_api_key",
         )
     place = scope["path_params"]
-    return await caller.authorise(place["rollout_id"], place["attempt"], key.strip())
+    return await policy_calls.authorise(place["rollout_id"], place["attempt"], key.strip())
 
 
 async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int) -> bytes:

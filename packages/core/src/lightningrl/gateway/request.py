@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightningrl.rendering.completion import Choice, Shown, TextDelta
+from lightningrl.rendering.completion import Choice, ShownText, TextDelta
 
-__all__ = ["Answer", "Begun", "CallContext", "CallRequest", "Delivery", "ForcedCall"]
+__all__ = ["Answer", "AnswerStart", "CallContext", "CallRequest", "Delivery", "ForcedCall"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class CallContext:
 class Delivery:
     """What of a streamed call has been sent so far."""
 
-    shown: dict[int, Shown] = field(default_factory=dict[int, Shown])
+    shown: dict[int, ShownText] = field(default_factory=dict[int, ShownText])
     """By choice."""
     _sampled: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -75,7 +75,7 @@ class Delivery:
         """Count a delta; one that had nothing to show counts once a later one was sent."""
         tokens = self._sampled[delta.index] = self._sampled.get(delta.index, 0) + len(delta.token_ids)
         if was_sent:
-            shown = self.shown.setdefault(delta.index, Shown())
+            shown = self.shown.setdefault(delta.index, ShownText())
             shown.tokens = tokens
             shown.content += len(delta.content)
             shown.reasoning += len(delta.reasoning)
@@ -83,7 +83,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Begun:
+class AnswerStart:
     """A streamed call has its place; text follows."""
 
     id: str
@@ -110,6 +110,6 @@ class Answer:
     created: int
 
     @property
-    def begun(self) -> Begun:
+    def start(self) -> AnswerStart:
         """Its beginning, for an answer that was recorded before and is streamed now."""
-        return Begun(id=self.id, policy=self.policy, created=self.created, prompt_tokens=self.prompt_tokens)
+        return AnswerStart(id=self.id, policy=self.policy, created=self.created, prompt_tokens=self.prompt_tokens)

@@ -7,29 +7,13 @@ policy    one of that name  >  the one that the role is given to  >  the default
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from lightningrl.config import RoleConfig
 from lightningrl.roles import is_role_among
 
-__all__ = ["RoleRule", "Routing"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RoleRule:
-    """A role by what its calls look like. Patterns are shell-style (`*`, `?`, `[…]`); both must fit where both are given."""
-
-    role: str
-    model: str | None = None
-    """Of the model that the call asks for."""
-    system: str | None = None
-    """Of its first system message."""
-
-    def fits(self, model: str, messages: Sequence[Mapping[str, Any]]) -> bool:
-        if self.model is not None and not fnmatchcase(model, self.model):
-            return False
-        return self.system is None or fnmatchcase(_system_prompt(messages), self.system)
+__all__ = ["Routing"]
 
 
 class Routing:
@@ -41,19 +25,20 @@ class Routing:
         *,
         default: str | None = None,
         agents: Mapping[str, Collection[str]] | None = None,
-        rules: Sequence[RoleRule] = (),
+        rules: Mapping[str, RoleConfig] | None = None,
     ) -> None:
-        """`agents`: roles by the policy that answers them. `default` None = the only policy, where there is just one."""
+        """`agents`: roles by the policy that answers them; `rules`: how calls of a role are told. `default` None = the only policy, where
+        there is just one."""
         self._policies = tuple(policies)
         self._default = default if default is not None or len(self._policies) != 1 else self._policies[0]
         self._agents = {policy: frozenset(roles) for policy, roles in (agents or {}).items() if roles}
-        self._rules = tuple(rules)
+        self._rules = {role: rule for role, rule in (rules or {}).items() if rule.model is not None or rule.system is not None}
 
     def role(self, said: str | None, model: str, messages: Sequence[Mapping[str, Any]]) -> str | None:
         """The role of a call: what was `said` of it, else the first rule that fits; None = nobody knows."""
         if said is not None:
             return said
-        return next((rule.role for rule in self._rules if rule.fits(model, messages)), None)
+        return next((role for role, rule in self._rules.items() if _fits(rule, model, messages)), None)
 
     def policy(self, model: str, role: str | None) -> str | None:
         """The policy that answers; None = none does."""
@@ -70,9 +55,15 @@ class Routing:
         if self.policy(model, self.role(said, model, ())) is not None:
             return True
         return said is None and any(
-            rule.system is not None and (rule.model is None or fnmatchcase(model, rule.model)) and self.policy("", rule.role) is not None
-            for rule in self._rules
+            rule.system is not None and (rule.model is None or fnmatchcase(model, rule.model)) and self.policy("", role) is not None
+            for role, rule in self._rules.items()
         )
+
+
+def _fits(rule: RoleConfig, model: str, messages: Sequence[Mapping[str, Any]]) -> bool:
+    if rule.model is not None and not fnmatchcase(model, rule.model):
+        return False
+    return rule.system is None or fnmatchcase(_system_prompt(messages), rule.system)
 
 
 def _system_prompt(messages: Sequence[Mapping[str, Any]]) -> str:

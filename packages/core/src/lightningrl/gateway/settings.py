@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lightningrl.gateway.routing import RoleRule
+from lightningrl.config import RoleConfig
 from lightningrl.types import SamplingSettings
 
 __all__ = ["GatewaySettings", "Upstream"]
@@ -31,7 +31,7 @@ class GatewaySettings:
     chose). None = such calls are refused or the upstream's; where there is only one policy, it is the default."""
     agents: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Roles by the policy that answers their calls, whatever model they ask for."""
-    roles: tuple[RoleRule, ...] = ()
+    roles: Mapping[str, RoleConfig] = field(default_factory=dict[str, RoleConfig])
     """How calls that name no role are told apart; the first rule that fits counts."""
     sampling: Mapping[str, SamplingSettings] = field(default_factory=dict[str, SamplingSettings])
     """Training settings by policy; a rollout's own settings go before them, the agent's temperature does not."""

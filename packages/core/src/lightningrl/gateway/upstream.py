@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightningrl.dialects import Dialect
 from lightningrl.errors import StoreError
-from lightningrl.gateway.calls import Caller
+from lightningrl.gateway.calls import PolicyCalls
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.exchange import ReceivedCall
 from lightningrl.gateway.request import CallContext
@@ -43,9 +43,9 @@ _TIMEOUT_S = 600.0
 class Forwarder:
     """Hands calls on. One per gateway."""
 
-    def __init__(self, log: CallLog, caller: Caller, settings: GatewaySettings) -> None:
+    def __init__(self, log: CallLog, policy_calls: PolicyCalls, settings: GatewaySettings) -> None:
         self._log = log
-        self._caller = caller
+        self._policy_calls = policy_calls
         self._default = settings.upstream
         self._models = dict(settings.upstream_models)
         self._client: httpx.AsyncClient | None = None
@@ -56,9 +56,9 @@ class Forwarder:
 
     def takes(self, model: str, context: CallContext) -> bool:
         """Whether a call is the upstream's: its model is listed, or no policy serves it."""
-        if model in self._caller.policies:
+        if model in self._policy_calls.policies:
             return False
-        return self._listed(model) is not None or (self._default is not None and not self._caller.may_serve(model, context))
+        return self._listed(model) is not None or (self._default is not None and not self._policy_calls.may_serve(model, context))
 
     def has_upstream(self, model: str) -> bool:
         """Whether there is an upstream for what no policy can answer, embeddings for instance."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from lightningrl.look.reader import StoredRun
 from lightningrl.store.overview import Cell, FacetCount, Part, RolloutQuery
 
-__all__ = ["Facets", "Parts", "RewardRange", "StepCount", "read_facets", "read_parts", "reward_ranges"]
+__all__ = ["Facets", "PartCounts", "RewardRange", "StepCount", "read_facets", "read_parts", "reward_ranges"]
 
 _RANGES = 5
 
@@ -56,7 +56,7 @@ class Facets:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
+class PartCounts:
     """Roles and tools of a run, with the number of rollouts that have them."""
 
     roles: tuple[FacetCount, ...]
@@ -64,7 +64,7 @@ class Parts:
 
 
 async def read_facets(run: StoredRun, query: RolloutQuery, *, most_tasks: int = 12) -> Facets:
-    overview = run.overview
+    overview = run.look
     ranges = reward_ranges(await overview.reward_values())
     wide = replace(query, first_step=None, last_step=None, mode=None, outcome=None, state=None, low=None, high=None, is_unrewarded=False)
     cells = await overview.cells(wide, [found.low for found in ranges[1:]])
@@ -101,10 +101,10 @@ async def read_facets(run: StoredRun, query: RolloutQuery, *, most_tasks: int = 
     )
 
 
-async def read_parts(run: StoredRun, *, most: int = 12) -> Parts:
+async def read_parts(run: StoredRun, *, most: int = 12) -> PartCounts:
     """Of the whole run, whatever is chosen: what is counted by call costs more than what is counted by rollout."""
-    roles, tools = [await run.overview.part_counts(part, most) for part in (Part.ROLE, Part.TOOL)]
-    return Parts(roles=roles, tools=tools)
+    roles, tools = [await run.look.part_counts(part, most) for part in (Part.ROLE, Part.TOOL)]
+    return PartCounts(roles=roles, tools=tools)
 
 
 def reward_ranges(values: Sequence[float]) -> tuple[RewardRange, ...]:

@@ -29,11 +29,9 @@ from lightningrl.look.trace import CallTrace, Trace, Window, build_trace
 from lightningrl.origin import read_models
 from lightningrl.rendering.tokenizer import load_tokenizer
 from lightningrl.store import SqlStore
-from lightningrl.store.condition import Condition, Neighbours, Position
 from lightningrl.store.errors import OlderStore
-from lightningrl.store.overview import Overview
 from lightningrl.store.places import find_store, has_store
-from lightningrl.store.protocol import CallRecord, Look, RolloutFilter, RolloutRecord, Score, StepRecord
+from lightningrl.store.protocol import Look, RolloutFilter, RolloutRecord
 from lightningrl.types import Outcome, Trajectory
 
 __all__ = ["Group", "RunReader", "StoredRun", "open_run", "read_group"]
@@ -46,10 +44,6 @@ class RunReader(Protocol):
 
     async def trace(self, rollout_id: str) -> Trace:
         """Raises LightningError naming rollouts near it where there is none."""
-        ...
-
-    async def steps(self) -> Sequence[StepRecord]:
-        """Finished training steps with their metrics."""
         ...
 
 
@@ -80,60 +74,32 @@ class StoredRun:
 
     def __init__(self, look: Look, tokenizer_of: Callable[[str], Any | None]) -> None:
         """`tokenizer_of(policy)`: None where nobody has it."""
-        self._look = look
+        self.look = look
+        """What its store is asked."""
         self._reader_of = cache(lambda policy: SegmentReader(tokenizer_of(policy)))
 
     async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> Sequence[RolloutRecord]:  # noqa: B008
-        return await self._look.list_rollouts(where)
-
-    async def steps(self) -> Sequence[StepRecord]:
-        return await self._look.steps()
-
-    @property
-    def overview(self) -> Overview:
-        """What is asked of many rollouts at once."""
-        return self._look
-
-    async def rollout(self, rollout_id: str) -> RolloutRecord:
-        return await self._look.rollout(rollout_id)
-
-    async def calls(self, rollout_id: str, attempt: int) -> Sequence[CallRecord]:
-        return await self._look.calls(rollout_id, attempt)
-
-    async def trajectories(self, rollout_ids: Sequence[str]) -> Sequence[Trajectory]:
-        return await self._look.trajectories(rollout_ids)
-
-    async def scores(self, rollout_ids: Sequence[str]) -> Sequence[Score]:
-        return await self._look.scores(rollout_ids)
-
-    async def position(self, after: int = 0) -> Position:
-        return await self._look.position(after)
-
-    async def condition(self) -> Condition:
-        return await self._look.condition()
-
-    async def neighbours(self, rollout_id: str) -> Neighbours:
-        return await self._look.neighbours(rollout_id)
+        return await self.look.list_rollouts(where)
 
     async def siblings(self, group_id: str, *, most: int = 64) -> Siblings:
         """The rollouts of a group side by side; empty where there is none of that name, the first `most` of it where it is larger."""
         rollouts = (await read_group(self, group_id)).rollouts
         ended = [rollout.spec.id for rollout in rollouts[:most] if _has_ended(rollout)]
-        trajectories, scores = await self._look.trajectories(ended), await self._look.scores(ended)
+        trajectories, scores = await self.look.trajectories(ended), await self.look.scores(ended)
         return await asyncio.to_thread(build_siblings, group_id, rollouts[:most], trajectories, scores, self._reader_of)
 
     async def trace(self, rollout_id: str, window: Window | None = None) -> Trace:
         """`window`: what of it is read as text; None = all."""
-        rollout = await self._look.rollout(rollout_id)
+        rollout = await self.look.rollout(rollout_id)
         if not rollout.attempts:
             return Trace(rollout=rollout, attempt=None)
         trajectory = await self._trajectory(rollout)
-        score = next(iter(await self._look.scores([rollout_id])), None) if _has_ended(rollout) else None
+        score = next(iter(await self.look.scores([rollout_id])), None) if _has_ended(rollout) else None
         return await asyncio.to_thread(build_trace, rollout, trajectory, score, self._reader_of, window)
 
     async def row_text(self, rollout_id: str, call: int, start: int, end: int) -> str | None:
         """Of some tokens of a call's row: prompt, then completion. None where it has no such call."""
-        rollout = await self._look.rollout(rollout_id)
+        rollout = await self.look.rollout(rollout_id)
         calls = (await self._trajectory(rollout)).transitions if rollout.attempts else ()
         made = next((found for found in calls if found.index == call), None)
         if made is None:
@@ -153,7 +119,7 @@ class StoredRun:
         """Of the deciding attempt, or of the one that runs."""
         if not _has_ended(rollout):
             return await self._so_far(rollout)
-        return (await self._look.trajectories([rollout.spec.id]))[0]
+        return (await self.look.trajectories([rollout.spec.id]))[0]
 
     async def _so_far(self, rollout: RolloutRecord) -> Trajectory:
         """What the running attempt has called; its tool calls are told when it ends."""
@@ -164,8 +130,8 @@ class StoredRun:
             task=rollout.spec.task,
             group_id=rollout.spec.group_id,
             outcome=Outcome.CANCELLED,
-            transitions=tuple(record.transition for record in await self._look.calls(*place)),
-            other_calls=await self._look.other_calls(*place),
+            transitions=tuple(record.transition for record in await self.look.calls(*place)),
+            other_calls=await self.look.other_calls(*place),
         )
 
 

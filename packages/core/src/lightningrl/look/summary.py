@@ -78,14 +78,14 @@ class Summary:
 
 
 async def read_summary(run: StoredRun, folder: Path) -> Summary:
-    rows = read_rows(folder) or [{"step": record.step, **record.metrics} for record in await run.steps()]
-    rewards = await run.overview.step_rewards()
+    rows = read_rows(folder) or [{"step": record.step, **record.metrics} for record in await run.look.steps()]
+    rewards = await run.look.step_rewards()
     endings: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    cells = await run.overview.cells(RolloutQuery())
+    cells = await run.look.cells(RolloutQuery())
     for cell in cells:
         if cell.mode is RolloutMode.TRAIN and cell.outcome is not None:
             endings[cell.step][cell.outcome.value] += cell.count
-    tools, cut = await run.overview.tool_counts(), await run.overview.cut_calls()
+    tools, cut = await run.look.tool_counts(), await run.look.cut_calls()
     train = {point.step: point for point in _points(rewards, RolloutMode.TRAIN)}
     of_training = [row for row in rows if "rollouts" in row]
     trained = [

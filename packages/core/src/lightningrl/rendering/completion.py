@@ -21,7 +21,7 @@ __all__ = [
     "MAX_DEPTH",
     "Choice",
     "CompletionText",
-    "Shown",
+    "ShownText",
     "TextDelta",
     "ToolRequest",
     "parse_arguments",
@@ -86,7 +86,7 @@ class Choice:
 
 
 @dataclass(slots=True, eq=False)
-class Shown:
+class ShownText:
     """What of a streamed choice was sent to the agent."""
 
     tokens: int = 0
@@ -99,7 +99,7 @@ class Shown:
 
 
 @dataclass(slots=True)
-class _Parsed:
+class _ParsedText:
     content: str
     reasoning: str
     calls: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
@@ -155,7 +155,7 @@ class CompletionText:
         if self._is_plain and not self._renderer.marker_ids.isdisjoint(token_ids):
             self._is_plain = False
         if self._is_plain:
-            return self._delta(_Parsed(self._decode_more(), ""), final=False)
+            return self._delta(_ParsedText(self._decode_more(), ""), final=False)
         if len(self._ids) < self._next_parse:
             return None
         self._next_parse = len(self._ids) + 1 + len(self._ids) // 32  # parsing everything again each time stays near linear
@@ -179,7 +179,7 @@ class CompletionText:
         )
         return choice, self._delta(parsed, final=True) or TextDelta(index=self._index)
 
-    def broken_off(self, shown: Shown) -> Choice:
+    def broken_off(self, shown: ShownText) -> Choice:
         """The completion of an agent that left the stream: the first tokens that say all it was shown, and no more."""
         content = self._sent_content[: shown.content]
 
@@ -219,15 +219,15 @@ class CompletionText:
             self._prefix, self._decoded = self._decoded, end
         return self._text if self._renderer.is_default else self._text.strip()
 
-    def _parse(self, ids: Sequence[int], *, final: bool) -> _Parsed:
+    def _parse(self, ids: Sequence[int], *, final: bool) -> _ParsedText:
         said = [*self._opening, *ids]
         response = self._renderer.parse(said, self._prompt_ids)
         content, reasoning = response.content, response.reasoning
         if reasoning:
             content = content.lstrip("\n")
-        parsed = _Parsed(content, reasoning)
+        parsed = _ParsedText(content, reasoning)
         if not final and self._renderer.is_thinking(ids, self._prompt_ids):
-            return _Parsed("", reasoning)
+            return _ParsedText("", reasoning)
         leftovers: list[str] = []
         for call in response.tool_calls:
             usable = self._allow_tools and isinstance(call.name, str) and call.status.value != "unclosed_block" and _is_utf8(call.name)
@@ -262,7 +262,7 @@ class CompletionText:
             self._call_ids.append(f"call_{uuid4().hex[:24]}")
         return tuple(ToolRequest(self._call_ids[i], name, arguments) for i, (name, arguments) in enumerate(calls))
 
-    def _delta(self, parsed: _Parsed, *, final: bool) -> TextDelta | None:
+    def _delta(self, parsed: _ParsedText, *, final: bool) -> TextDelta | None:
         content, reasoning = parsed.content, parsed.reasoning
         if not final:
             content, reasoning = self._settled(content), reasoning.rstrip("\ufffd").rstrip()

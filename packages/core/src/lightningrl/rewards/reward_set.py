@@ -66,7 +66,7 @@ class RewardResult:
     """The first in order that failed, of those with a weight: `judge: ConnectionError: no route`."""
 
 
-class _Failed(Exception):
+class _RewardFailure(Exception):
     """A reward did, for good; its text is the reason."""
 
 
@@ -90,7 +90,7 @@ class RewardSet:
         found = await asyncio.gather(*(self._value(reward, trajectory, keep) for reward in asked), return_exceptions=True)
         failure: str | None = None
         for reward, value in zip(asked, found, strict=True):
-            if isinstance(value, _Failed):
+            if isinstance(value, _RewardFailure):
                 if reward.weight == 0.0:
                     logger.warning("rollout %r: reward %s; it has no weight, so nothing is lost", trajectory.rollout_id, value)
                 else:
@@ -110,7 +110,7 @@ class RewardSet:
             try:
                 value = await self._try(reward, trajectory)
                 break
-            except _Failed:
+            except _RewardFailure:
                 if not left:
                     raise
             await asyncio.sleep(pause)
@@ -151,8 +151,8 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _failed(reward: NamedReward, why: str) -> _Failed:
-    return _Failed(describe_failure(reward.name, why))
+def _failed(reward: NamedReward, why: str) -> _RewardFailure:
+    return _RewardFailure(describe_failure(reward.name, why))
 
 
 def describe_failure(name: str, why: str) -> str:

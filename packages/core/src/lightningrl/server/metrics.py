@@ -84,10 +84,10 @@ class ServerMetrics:
             ),
             *_by_label("lightningrl_metric", "The run's newest value of each metric in metrics.jsonl", "name", named),
         ]
-        return generate_latest(self._registry) + generate_latest(_Found(families))
+        return generate_latest(self._registry) + generate_latest(_KnownFamilies(families))
 
 
-class _Found:
+class _KnownFamilies:
     """Families that are known already."""
 
     def __init__(self, families: Sequence[Metric]) -> None:

@@ -107,7 +107,6 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
     from lightningrl.engines.registry import EngineRegistry
     from lightningrl.engines.socket import engine_route
     from lightningrl.gateway.app import Gateway, create_gateway
-    from lightningrl.gateway.routing import RoleRule
     from lightningrl.gateway.settings import GatewaySettings
     from lightningrl.rendering.renderer import PolicyRenderer
     from lightningrl.server.app import create_app
@@ -130,11 +129,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
         gateway_settings = GatewaySettings(
             default_policy=settings.default_policy,
             agents={name: policy.agents for name, policy in settings.policies.items()},
-            roles=tuple(
-                RoleRule(role=role, model=rule.model, system=rule.system)
-                for role, rule in settings.roles.items()
-                if rule.model is not None or rule.system is not None
-            ),
+            roles=settings.roles,
             sampling={name: policy.sampling for name, policy in settings.policies.items()},
             trainable=frozenset(name for name, policy in settings.policies.items() if policy.trainable),
             upstream=upstream,

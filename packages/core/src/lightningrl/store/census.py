@@ -52,7 +52,7 @@ _ROW: Final = np.dtype(
 )
 
 
-class _Found(NamedTuple):
+class _RolloutFacts(NamedTuple):
     """What the store has of a rollout: a plain tuple, since a first look reads all of them."""
 
     pk: int
@@ -133,7 +133,7 @@ class Census:
     def _put(self, found: Sequence[Row[Any]]) -> None:
         """Each at its place, or at the end."""
         new: list[tuple[Any, ...]] = []
-        for row in map(_Found._make, found):
+        for row in map(_RolloutFacts._make, found):
             values = self._values(row)
             place = self._open.get(row.pk)
             if place is None:
@@ -147,7 +147,7 @@ class Census:
                 self._open[row.pk] = place
         self._append(new)
 
-    def _values(self, row: _Found) -> tuple[Any, ...]:
+    def _values(self, row: _RolloutFacts) -> tuple[Any, ...]:
         """As `_ROW` has them."""
         return (
             row.pk,
@@ -165,7 +165,7 @@ class Census:
             self.lists.setdefault(row.failed_tools, len(self.lists)),
         )
 
-    def _is_settled(self, row: _Found) -> bool:
+    def _is_settled(self, row: _RolloutFacts) -> bool:
         if self._newest is None:
             return False
         if row.trained_step is not None:
@@ -192,7 +192,7 @@ class Census:
 
 
 _NEWEST_STEP = select(steps.c.step, steps.c.at).order_by(steps.c.step.desc()).limit(1)
-_ROWS = select(  # as `_Found` has them
+_ROWS = select(  # as `_RolloutFacts` has them
     rollouts.c.pk,
     rollouts.c.group_id,
     tasks.c.task_id,

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from lightningrl.store.protocol import AttemptInfo
 from lightningrl.types import RolloutState
 
-__all__ = ["Begun", "Ended", "Event", "Leased", "Queued"]
+__all__ = ["EndEvent", "Event", "LeaseEvent", "QueueEvent", "StartEvent"]
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
+class QueueEvent:
     """A rollout waits for a worker."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
+class LeaseEvent:
     """A lease now ends at `expires_at`."""
 
     expires_at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class StartEvent:
     """An attempt was leased."""
 
     key_digest: bytes
@@ -31,7 +31,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndEvent:
     """An attempt is over."""
 
     rollout_id: str
@@ -40,4 +40,4 @@ class Ended:
     """Of the rollout afterwards."""
 
 
-Event = Queued | Leased | Begun | Ended
+Event = QueueEvent | LeaseEvent | StartEvent | EndEvent

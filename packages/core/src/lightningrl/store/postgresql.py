@@ -25,7 +25,7 @@ from sqlalchemy.pool import NullPool
 from lightningrl.errors import StoreError
 from lightningrl.store.dialects import Database, take_lock
 from lightningrl.store.errors import StoreFull, StoreTrouble
-from lightningrl.store.events import Ended, Event, Queued
+from lightningrl.store.events import EndEvent, Event, QueueEvent
 from lightningrl.types import RolloutState
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _RENEW = text("UPDATE attempts SET expires_at = :until WHERE outcome IS NULL AND
 _NOTIFY = text("SELECT pg_notify(:channel, :told)")
 
 
-class _Told(msgspec.Struct, array_like=True):
+class _Notification(msgspec.Struct, array_like=True):
     """One notification."""
 
     sender: str
@@ -76,7 +76,7 @@ class _Peers:
         self._connect_args = connect_args
         self._writing = writing
         self._me = secrets.token_hex(8)
-        self._decode = msgspec.json.Decoder(_Told).decode
+        self._decode = msgspec.json.Decoder(_Notification).decode
         self._errors: tuple[type[Exception], ...] = (psycopg.Error, OSError)
         self._operational = psycopg.OperationalError
         self._holder: psycopg.Connection[Any] = psycopg.connect(**connect_args, autocommit=True)
@@ -106,13 +106,13 @@ class _Peers:
         return time.monotonic() + self._ahead_s
 
     def tell(self, db: Connection, events: Sequence[Event]) -> None:
-        ended = [(one.rollout_id, one.attempt, one.state) for one in events if isinstance(one, Ended)]
-        queued = any(isinstance(one, Queued) for one in events)
+        ended = [(one.rollout_id, one.attempt, one.state) for one in events if isinstance(one, EndEvent)]
+        queued = any(isinstance(one, QueueEvent) for one in events)
         if not ended and not queued:
             return
-        told = msgspec.json.encode(_Told(self._me, queued, ended))
+        told = msgspec.json.encode(_Notification(self._me, queued, ended))
         if len(told) > _LONGEST_TOLD:
-            told = msgspec.json.encode(_Told(self._me, is_cut=True))
+            told = msgspec.json.encode(_Notification(self._me, is_cut=True))
         db.execute(_NOTIFY, {"channel": self._channel, "told": told.decode()})
 
     async def listen(self) -> AsyncIterator[tuple[Event, ...] | None]:
@@ -130,7 +130,7 @@ class _Peers:
                         if told.is_cut:
                             yield None
                         elif told.sender != self._me:
-                            yield (*([Queued()] if told.queued else []), *(Ended(*one) for one in told.ended))
+                            yield (*([QueueEvent()] if told.queued else []), *(EndEvent(*one) for one in told.ended))
             except self._errors:
                 await asyncio.sleep(_AGAIN_S)
 

@@ -1,7 +1,7 @@
 """Statements of every rollout, compiled once and handed to the database's driver: SQLAlchemy's own way of one takes ten times as long as
 what SQLite does with it.
 
-INSERT = Prepared(insert(calls), columns=("id", "idx", …))
+INSERT = PreparedStatement(insert(calls), columns=("id", "idx", …))
 INSERT.on(dialect).run(cursor, {"id": …, "idx": …})
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 from sqlalchemy import Dialect, Insert, Table
 from sqlalchemy.sql import visitors
 
-__all__ = ["Compiled", "Prepared"]
+__all__ = ["CompiledStatement", "PreparedStatement"]
 
 
-class Compiled:
+class CompiledStatement:
     """A statement in one database's words. Values and rows are of Python's types, as the columns' types make them."""
 
     def __init__(self, statement: Any, columns: Sequence[str] | None, dialect: Dialect) -> None:
@@ -74,7 +74,7 @@ class Compiled:
         return bound if self._is_positional else dict(zip(self._names, bound, strict=True))
 
 
-class Prepared:
+class PreparedStatement:
     """A statement of SQLAlchemy's, whatever the database. `columns`: those that an insert or update is given."""
 
     def __init__(self, statement: Any, columns: Sequence[str] | None = None) -> None:
@@ -83,12 +83,12 @@ class Prepared:
         named = (table for part in visitors.iterate(statement) for table in (part, getattr(part, "table", None)))
         self.tables = frozenset(table for table in named if isinstance(table, Table))
         """Those that it reads or writes."""
-        self._by_dialect: dict[str, Compiled] = {}
+        self._by_dialect: dict[str, CompiledStatement] = {}
 
-    def on(self, dialect: Dialect) -> Compiled:
+    def on(self, dialect: Dialect) -> CompiledStatement:
         known = self._by_dialect.get(dialect.name)
         if known is None:
-            known = self._by_dialect[dialect.name] = Compiled(self._statement, self._columns, dialect)
+            known = self._by_dialect[dialect.name] = CompiledStatement(self._statement, self._columns, dialect)
         return known
 
 

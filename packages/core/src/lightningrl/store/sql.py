@@ -26,7 +26,7 @@ from lightningrl.store.condition_reads import read_condition, read_neighbours, r
 from lightningrl.store.database import open_database
 from lightningrl.store.dialects import Database, Peers, explain, patiently
 from lightningrl.store.errors import AttemptOver, StoreTrouble, UnknownRecord
-from lightningrl.store.events import Begun, Ended, Event, Leased, Queued
+from lightningrl.store.events import EndEvent, Event, LeaseEvent, QueueEvent, StartEvent
 from lightningrl.store.protocol import (
     AttemptEnd,
     AttemptInfo,
@@ -221,24 +221,24 @@ class SqlStore:
         finished: set[str] = set()
         for event in events:
             match event:
-                case Ended():
+                case EndEvent():
                     self._ended += 1
                     self._keys.pop((event.rollout_id, event.attempt), None)
                     if event.state in (RolloutState.SUCCEEDED, RolloutState.FAILED):
                         finished.add(event.rollout_id)
-                case Begun():
+                case StartEvent():
                     if not self._database.is_shared:
                         self._keys[event.info.rollout_id, event.info.attempt] = event.key_digest, event.info
-                case Leased():
+                case LeaseEvent():
                     if self._next_expiry is None or event.expires_at < self._next_expiry:
                         self._next_expiry = event.expires_at
                         self._expiry_changed.set()
-                case Queued():
+                case QueueEvent():
                     self._queued_count += 1
         if finished:
             for waiter in self._waiters:
                 waiter.add(finished)
-        if any(isinstance(event, Queued) for event in events):
+        if any(isinstance(event, QueueEvent) for event in events):
             self._spawn(self._notify_queued())
 
     async def _notify_queued(self) -> None:
@@ -251,7 +251,7 @@ class SqlStore:
             if events is not None:
                 self._on_events(events)
                 continue
-            self._on_events([Queued()])
+            self._on_events([QueueEvent()])
             for waiter in tuple(self._waiters):
                 try:
                     waiter.add(await self._read(lambda db: self._reader.finished(db, tuple(waiter.wanted))))  # noqa: B023  awaited

@@ -18,9 +18,9 @@ from lightningrl.clean import clean_text
 from lightningrl.store.codec import as_number, count_tokens
 from lightningrl.store.dialects import Database
 from lightningrl.store.errors import AttemptOver, UnknownRecord
-from lightningrl.store.events import Begun, Ended, Event, Queued
+from lightningrl.store.events import EndEvent, Event, QueueEvent, StartEvent
 from lightningrl.store.participants import Participants
-from lightningrl.store.prepared import Prepared
+from lightningrl.store.prepared import PreparedStatement
 from lightningrl.store.protocol import AttemptInfo
 from lightningrl.store.reads import Reader, chunks
 from lightningrl.store.recent import Recent
@@ -63,7 +63,7 @@ class Transaction:
         """Attempts that were leased here, of which nothing is kept yet; not where other servers may write."""
         self._words = Recent[str, int]()
         self._toolsets = Recent[bytes, int]()
-        self._upserts: dict[tuple[str, ...], Prepared] = {}
+        self._upserts: dict[tuple[str, ...], PreparedStatement] = {}
         self.now = 0.0
         """Unix seconds at the beginning of the transaction."""
         self.reader = Reader()
@@ -112,20 +112,20 @@ class Transaction:
             rows, self._calls = self._calls, []
             self.run_many(_INSERT_CALLS, rows)
 
-    def run(self, statement: Prepared, **values: Any) -> int:
+    def run(self, statement: PreparedStatement, **values: Any) -> int:
         """How many rows it changed."""
         self._flush_for(statement)
         return int(statement.on(self._dialect).run(self._cursor, values).rowcount)
 
-    def run_many(self, statement: Prepared, rows: Sequence[Mapping[str, Any]]) -> None:
+    def run_many(self, statement: PreparedStatement, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:
             statement.on(self._dialect).run_many(self._cursor, rows)
 
-    def rows(self, statement: Prepared, **values: Any) -> list[Any]:
+    def rows(self, statement: PreparedStatement, **values: Any) -> list[Any]:
         self._flush_for(statement)
         return statement.on(self._dialect).rows(self._cursor, values)
 
-    def _flush_for(self, statement: Prepared) -> None:
+    def _flush_for(self, statement: PreparedStatement) -> None:
         if self._calls and calls in statement.tables:
             self.flush()
 
@@ -150,7 +150,7 @@ class Transaction:
             keys = [column.name for column in table.primary_key]
             others = {name: statement.excluded[name] for name in rows[0] if name not in keys}
             statement = statement.on_conflict_do_update(index_elements=keys, set_=others)
-            prepared = self._upserts[place] = Prepared(statement, columns=tuple(rows[0]))
+            prepared = self._upserts[place] = PreparedStatement(statement, columns=tuple(rows[0]))
         self.run_many(prepared, rows)
 
     def word(self, text: str) -> int:
@@ -237,16 +237,16 @@ class Transaction:
         state = RolloutState.QUEUED if again else RolloutState.SUCCEEDED if outcome is Outcome.SUCCEEDED else RolloutState.FAILED
         after = {"state": state, "outcome": None if again else outcome, "deciding": row.number, "more": int(forgive)}
         self.run(_END_ROLLOUT, of_pk=row.rollout_pk, **after, **participants.columns())
-        self.add_event(Ended(row.rollout_id, row.number, state))
+        self.add_event(EndEvent(row.rollout_id, row.number, state))
         if again:
-            self.add_event(Queued())
+            self.add_event(QueueEvent())
         return state
 
     def begun(self, key_digest: bytes, info: AttemptInfo) -> None:
         """An attempt was leased."""
         if not self._database.is_shared:
             self._fresh.add((info.rollout_id, info.attempt))
-        self.add_event(Begun(key_digest, info))
+        self.add_event(StartEvent(key_digest, info))
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         self._fresh.discard((rollout_id, attempt))
@@ -257,13 +257,13 @@ def over(rollout_id: str, attempt: int, outcome: str, what: str) -> AttemptOver:
     return AttemptOver(f"attempt {attempt} of rollout {rollout_id!r} is over ({outcome}); {what} came too late and is not kept")
 
 
-_INSERT_CALLS = Prepared(insert(calls), columns=[column.name for column in calls.c if column.name != "pk"])
-_KEPT = Prepared(
+_INSERT_CALLS = PreparedStatement(insert(calls), columns=[column.name for column in calls.c if column.name != "pk"])
+_KEPT = PreparedStatement(
     select(calls.c.id, calls.c.call_key, calls.c.idx, calls.c.parent, calls.c.suffix, calls.c.completion)
     .where(calls.c.attempt_pk == bindparam("of_pk"))
     .order_by(calls.c.idx)
 )
-_STANDING = Prepared(
+_STANDING = PreparedStatement(
     select(select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("calls")).where(
         attempts.c.pk == bindparam("of_pk"), attempts.c.outcome.is_(None)
     )
@@ -287,13 +287,13 @@ ATTEMPT_COLUMNS = (
 )
 
 _WITH_ROLLOUT = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk)
-_ATTEMPT = Prepared(_WITH_ROLLOUT.where(rollouts.c.id == bindparam("of_id"), attempts.c.number == bindparam("of_number")))
+_ATTEMPT = PreparedStatement(_WITH_ROLLOUT.where(rollouts.c.id == bindparam("of_id"), attempts.c.number == bindparam("of_number")))
 _ATTEMPTS = _WITH_ROLLOUT.where(rollouts.c.id.in_(bindparam("ids", expanding=True)))
-_END_ATTEMPT = Prepared(
+_END_ATTEMPT = PreparedStatement(
     update(attempts).where(attempts.c.pk == bindparam("of_pk")),
     columns=("outcome", "ended_at", "output", "error", "duration_s", "left_threads"),
 )
-_END_ROLLOUT = Prepared(
+_END_ROLLOUT = PreparedStatement(
     update(rollouts).where(rollouts.c.pk == bindparam("of_pk")).values(forgiven=rollouts.c.forgiven + bindparam("more")),
     columns=("state", "outcome", "deciding", "roles", "tools", "failed_tools"),
 )

@@ -42,7 +42,7 @@ class _Job(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _JobResult:
     job: _Job[Any]
     result: Any = None
     error: BaseException | None = None
@@ -110,21 +110,21 @@ class Writer:
         self._last_size = len(group)
         return group, True
 
-    def _commit(self, transaction: Transaction, group: list[_Job[Any]]) -> tuple[list[_Done], list[Event]]:
+    def _commit(self, transaction: Transaction, group: list[_Job[Any]]) -> tuple[list[_JobResult], list[Event]]:
         has_begun = False
 
-        def work() -> list[_Done]:
+        def work() -> list[_JobResult]:
             nonlocal has_begun
             with transaction.begin():
                 has_begun = True
-                return [_Done(job, job.op(transaction)) for job in group]
+                return [_JobResult(job, job.op(transaction)) for job in group]
 
         try:
             return patiently(self._database, work), transaction.take_events()
         except Exception as error:  # noqa: BLE001  (whatever an operation raises is its caller's, not the thread's)
             if len(group) == 1 or not has_begun:  # a database in use was waited for already, for all of them
                 explained = self._explained(error)
-                return [_Done(job, error=explained) for job in group], []
+                return [_JobResult(job, error=explained) for job in group], []
         done, events = [], []
         for job in group:
             some_done, some_events = self._commit(transaction, [job])
@@ -138,7 +138,7 @@ class Writer:
             logger.error("store %s: an operation failed", self._database.name, exc_info=error)
         return explained
 
-    def _resolve(self, done: list[_Done], events: list[Event]) -> None:
+    def _resolve(self, done: list[_JobResult], events: list[Event]) -> None:
         self._on_events(events)
         for one in done:
             if one.job.future.cancelled():

@@ -17,9 +17,9 @@ from lightningrl.errors import StoreError
 from lightningrl.store import schema
 from lightningrl.store.codec import encode_advantages, encode_json, encode_tokens
 from lightningrl.store.errors import Conflict, UnknownRecord
-from lightningrl.store.events import Ended, Leased, Queued
+from lightningrl.store.events import EndEvent, LeaseEvent, QueueEvent
 from lightningrl.store.participants import SpanNode
-from lightningrl.store.prepared import Prepared
+from lightningrl.store.prepared import PreparedStatement
 from lightningrl.store.protocol import DIVERGED_CODE, RETRYABLE, AttemptEnd, CallRecord, Score, SpanRecord, ToolCallRecord
 from lightningrl.store.reads import chunks, read_forgotten
 from lightningrl.store.schema import (
@@ -97,7 +97,7 @@ def create_rollouts(tx: Transaction, specs: Sequence[RolloutSpec]) -> int:
         new.append(row | more)
     tx.run_many(_CREATE, new)
     if new:
-        tx.add_event(Queued())
+        tx.add_event(QueueEvent())
     return len(new)
 
 
@@ -154,7 +154,7 @@ def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, now: f
         started_at=tx.now,
     )
     tx.run(_START_ROLLOUT, of_pk=row.pk, state=RolloutState.RUNNING, started=row.number)
-    tx.add_event(Leased(now + lease_s))
+    tx.add_event(LeaseEvent(now + lease_s))
     return row
 
 
@@ -168,8 +168,8 @@ def release(tx: Transaction, rollout_id: str, attempt: int) -> None:
     tx.db.execute(delete(attempts).where(attempts.c.pk == row.pk))
     tx.db.execute(update(rollouts).where(rollouts.c.pk == row.rollout_pk).values(state=RolloutState.QUEUED, started=attempt - 1))
     tx.forget(rollout_id, attempt)
-    tx.add_event(Ended(rollout_id, attempt, RolloutState.QUEUED))
-    tx.add_event(Queued())
+    tx.add_event(EndEvent(rollout_id, attempt, RolloutState.QUEUED))
+    tx.add_event(QueueEvent())
 
 
 def heartbeat(tx: Transaction, rollout_id: str, attempt: int, lease_s: float, now: float, worker_id: str | None) -> bool:
@@ -177,7 +177,7 @@ def heartbeat(tx: Transaction, rollout_id: str, attempt: int, lease_s: float, no
     if row.outcome is not None or (worker_id is not None and row.worker_id.partition("/")[0] != worker_id):
         return False
     tx.run(_KEEP_LEASE, of_pk=row.pk, expires_at=now + lease_s)
-    tx.add_event(Leased(now + lease_s))
+    tx.add_event(LeaseEvent(now + lease_s))
     return True
 
 
@@ -295,7 +295,7 @@ def retry(tx: Transaction, rollout_ids: Sequence[str], timeout_s: float) -> int:
             tx.db.execute(update(rollouts).where(rollouts.c.id == rollout_id).values(anew))
             retried += 1
     if retried:
-        tx.add_event(Queued())
+        tx.add_event(QueueEvent())
     return retried
 
 
@@ -551,10 +551,10 @@ _PLANNED_THROUGH = (
 )
 _OF_ATTEMPTS = tuple(table for table in schema.metadata.sorted_tables if "attempt_pk" in table.c)
 _RUNNING_ATTEMPTS = select(*ATTEMPT_COLUMNS).join(rollouts, rollouts.c.pk == attempts.c.rollout_pk).where(attempts.c.outcome.is_(None))
-_RUNNING = Prepared(_RUNNING_ATTEMPTS)
-_RUNNING_AT = Prepared(_RUNNING_ATTEMPTS.where(attempts.c.worker_id == bindparam("of_worker")))
-_EXPIRED = Prepared(_RUNNING_ATTEMPTS.where(attempts.c.expires_at <= bindparam("now")))
-_OLDEST = Prepared(
+_RUNNING = PreparedStatement(_RUNNING_ATTEMPTS)
+_RUNNING_AT = PreparedStatement(_RUNNING_ATTEMPTS.where(attempts.c.worker_id == bindparam("of_worker")))
+_EXPIRED = PreparedStatement(_RUNNING_ATTEMPTS.where(attempts.c.expires_at <= bindparam("now")))
+_OLDEST = PreparedStatement(
     select(
         rollouts.c.pk,
         rollouts.c.id,
@@ -571,12 +571,14 @@ _OLDEST = Prepared(
     .order_by(rollouts.c.pk)
     .limit(1)
 )
-_START_ATTEMPT = Prepared(insert(attempts), columns=("rollout_pk", "number", "worker_id", "key_digest", "expires_at", "started_at"))
-_START_ROLLOUT = Prepared(update(rollouts).where(rollouts.c.pk == bindparam("of_pk")), columns=("state", "started"))
-_KEEP_LEASE = Prepared(update(attempts).where(attempts.c.pk == bindparam("of_pk")), columns=("expires_at",))
-_FIND_TASK = Prepared(select(tasks.c.pk).where(tasks.c.digest == bindparam("of_digest")))
-_ADD_TASK = Prepared(insert(tasks), columns=("digest", "task_id", "body"))
-_CREATE = Prepared(
+_START_ATTEMPT = PreparedStatement(
+    insert(attempts), columns=("rollout_pk", "number", "worker_id", "key_digest", "expires_at", "started_at")
+)
+_START_ROLLOUT = PreparedStatement(update(rollouts).where(rollouts.c.pk == bindparam("of_pk")), columns=("state", "started"))
+_KEEP_LEASE = PreparedStatement(update(attempts).where(attempts.c.pk == bindparam("of_pk")), columns=("expires_at",))
+_FIND_TASK = PreparedStatement(select(tasks.c.pk).where(tasks.c.digest == bindparam("of_digest")))
+_ADD_TASK = PreparedStatement(insert(tasks), columns=("digest", "task_id", "body"))
+_CREATE = PreparedStatement(
     insert(rollouts),
     columns=(
         "id",
@@ -593,7 +595,7 @@ _CREATE = Prepared(
     ),
 )
 _CALL_IDS = select(calls.c.attempt_pk, calls.c.id, calls.c.idx).where(calls.c.attempt_pk.in_(bindparam("pks", expanding=True)))
-_TOOL_SPANS = Prepared(select(tool_calls.c.span).where(tool_calls.c.attempt_pk == bindparam("of_pk")))
-_ADD_TOOL_CALLS = Prepared(insert(tool_calls), columns=[column.name for column in tool_calls.c if column.name != "pk"])
-_ADD_OTHER_CALLS = Prepared(insert(other_calls), columns=[column.name for column in other_calls.c if column.name != "pk"])
-_TRAIN = Prepared(insert(trained), columns=("rollout_pk", "step"))
+_TOOL_SPANS = PreparedStatement(select(tool_calls.c.span).where(tool_calls.c.attempt_pk == bindparam("of_pk")))
+_ADD_TOOL_CALLS = PreparedStatement(insert(tool_calls), columns=[column.name for column in tool_calls.c if column.name != "pk"])
+_ADD_OTHER_CALLS = PreparedStatement(insert(other_calls), columns=[column.name for column in other_calls.c if column.name != "pk"])
+_TRAIN = PreparedStatement(insert(trained), columns=("rollout_pk", "step"))

@@ -62,7 +62,7 @@ class ReadTools:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
+class _ToolRequest:
     """A tool call that a model's answer asked for."""
 
     call: AskedCall
@@ -166,25 +166,27 @@ def _is_same(one: SeenSpan, other: SeenSpan) -> bool:
     return one.reading.tool == other.reading.tool and one.overlaps(other)
 
 
-def _asked(span: SeenSpan) -> list[_Asked]:
+def _asked(span: SeenSpan) -> list[_ToolRequest]:
     offered = offered_tools(span.attributes)
     return [
-        _Asked(call=call, span=span, is_offered=offered is None or call.name in offered) for call in asked_calls(span.attributes) if call.id
+        _ToolRequest(call=call, span=span, is_offered=offered is None or call.name in offered)
+        for call in asked_calls(span.attributes)
+        if call.id
     ]
 
 
 class _Waiting:
     """What was asked for and no span's id names, by name and arguments, in the order of asking."""
 
-    def __init__(self, asked: Sequence[_Asked]) -> None:
-        self._alike: dict[tuple[str, str], deque[_Asked]] = defaultdict(deque)
-        self._named: dict[str, dict[str, _Asked]] = defaultdict(dict)
+    def __init__(self, asked: Sequence[_ToolRequest]) -> None:
+        self._alike: dict[tuple[str, str], deque[_ToolRequest]] = defaultdict(deque)
+        self._named: dict[str, dict[str, _ToolRequest]] = defaultdict(dict)
         """By name, then by id."""
         for one in sorted({one.call.id: one for one in asked}.values(), key=lambda one: one.span.ended_ns):
             self._alike[one.call.name, comparable(one.call.arguments)].append(one)
             self._named[one.call.name][one.call.id] = one
 
-    def take(self, tool: SeenSpan) -> _Asked | None:
+    def take(self, tool: SeenSpan) -> _ToolRequest | None:
         """What asked for a tool without an id: same name, same arguments, asked before; or the only one of that name."""
         if tool.reading.tool_call_id:
             return None
@@ -209,7 +211,7 @@ def comparable(arguments: str) -> str:
         return arguments
 
 
-def _join(tool: SeenSpan, asked: _Asked | None) -> SeenSpan:
+def _join(tool: SeenSpan, asked: _ToolRequest | None) -> SeenSpan:
     """The tool with the id of the call that asked, and the agent who did."""
     if asked is None:
         return tool
@@ -237,7 +239,7 @@ def _record(tool: SeenSpan) -> ToolCallRecord:
     return ToolCallRecord(tool_call=call, span_id=tool.span_id, parent_span_id=tool.parent_span_id, started_at=tool.started_ns / 1e9)
 
 
-def _typed_answers(asked: Sequence[_Asked], spans: Sequence[SeenSpan]) -> list[ToolCallRecord]:
+def _typed_answers(asked: Sequence[_ToolRequest], spans: Sequence[SeenSpan]) -> list[ToolCallRecord]:
     """Answers with a type that are asked for as tools, of which no span is made (Pydantic AI's `final_result`): an agent goes on only
     after one that does not fit, and ends with one that does."""
     ended = {span.span_id: span for span in spans if span.reading.kind is Kind.AGENT}
@@ -257,7 +259,7 @@ def _typed_answers(asked: Sequence[_Asked], spans: Sequence[SeenSpan]) -> list[T
     return records
 
 
-def _unrun(asked: _Asked, status: ToolStatus) -> ToolCallRecord:
+def _unrun(asked: _ToolRequest, status: ToolStatus) -> ToolCallRecord:
     """No span is about it: there is no such tool, or it was an answer and no tool."""
     call = ToolCall(
         id=asked.call.id,

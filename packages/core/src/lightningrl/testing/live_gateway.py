@@ -100,7 +100,7 @@ async def live_gateway(
     engines = EngineRegistry(wait_s=wait_s)
     if attach:
         engines.attach(engine)
-    run_key = "run-key"
+    run_key = "the-run-key"
     renderers = {engine.policy: renderer or PolicyRenderer(engine.tokenizer)}
     metrics = ServerMetrics()
     gateway = create_gateway(store, engines, renderers, settings, dialects, metrics)

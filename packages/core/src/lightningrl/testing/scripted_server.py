@@ -245,10 +245,10 @@ class ScriptedServer:
             return
         text, no_json = _written(said)
         _SAID.set(text)
-        await app(scope, _again(data, receive), _Replaced(record, no_json) if no_json else record)
+        await app(scope, _again(data, receive), _BrokenArguments(record, no_json) if no_json else record)
 
 
-class _Replaced:
+class _BrokenArguments:
     """Sends an answer with arguments that are no JSON."""
 
     def __init__(self, send: Send, text: str) -> None:

@@ -12,11 +12,12 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightningrl.beside import Show, show_nobody
 from lightningrl.credit.branches import states
 from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError
@@ -98,11 +99,10 @@ async def branch_rollout(
     at: Sequence[int] | None = None,
     samples: int = 4,
     settings: Mapping[str, Any] | None = None,
-    starting: Callable[[str], None] = lambda what: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    show: Show = show_nobody,
 ) -> BranchedRollout:
     """Branch a run's rollout after so many calls (`at`; None = everywhere), `samples` times at each. The agent's answers are rewarded as in
-    training. `starting` and `progress` tell who looks on. Raises LightningError."""
+    training. Raises LightningError."""
     from lightningrl.training.session import serve_policy, server_settings
 
     if samples < 1:
@@ -115,7 +115,7 @@ async def branch_rollout(
     step = saved.state.step if saved else 0
     own = folder / "branches" / f"step-{step:06d}" / rollout_id
     own.mkdir(parents=True, exist_ok=True)
-    starting("checking the recipe")
+    show("checking the recipe", 0, 0)
     parts = build_checked(recipe, load_plugins())
     (own / "run.json").write_text(json.dumps({"models": dict(parts.models)}), encoding="utf-8")
     url = f"sqlite:///{own / 'store.sqlite'}"
@@ -123,7 +123,9 @@ async def branch_rollout(
     launcher = build_launcher(recipe.runtime, load_plugins())
     server = server_settings(recipe, parts, url)
     weights = saved.folder if saved else None
-    async with serve_policy(server, parts, own / "logs", weights, workers=recipe, launchers=[launcher], starting=starting) as served:
+    async with serve_policy(
+        server, parts, own / "logs", weights, workers=recipe, launchers=[launcher], starting=lambda what: show(what, 0, 0)
+    ) as served:
         recipe = give_time(recipe, served.policies.speed)
         specs = {
             point: plan_branches(recipe, source, BranchPoint(rollout_id=rollout_id, attempt=source.attempt, calls=point), samples)
@@ -131,7 +133,7 @@ async def branch_rollout(
         }
         await served.client.create_rollouts([spec for group in specs.values() for spec in group])
         await served.start_workers()
-        branches = await _collect(served, parts, [spec.id for group in specs.values() for spec in group], progress)
+        branches = await _collect(served, parts, [spec.id for group in specs.values() for spec in group], show)
     found = {branch.rollout_id: branch for branch in branches}
     return BranchedRollout(
         recorded=recorded,
@@ -144,13 +146,13 @@ async def branch_rollout(
 
 async def _read(folder: Path, rollout_id: str) -> tuple[RolloutSpec, Trajectory, Sequence[CallRecord], tuple[str, ...]]:
     async with open_run(folder) as run:
-        spec = (await run.rollout(rollout_id)).spec
-        (recorded,) = await run.trajectories([rollout_id])
+        spec = (await run.look.rollout(rollout_id)).spec
+        (recorded,) = await run.look.trajectories([rollout_id])
         trace = await run.trace(rollout_id)
         said = tuple(
             "".join(part.text for part in call.segments if part.is_sampled and part.kind is not SegmentKind.MARKUP) for call in trace.calls
         )
-        return spec, recorded, await run.calls(rollout_id, recorded.attempt), said
+        return spec, recorded, await run.look.calls(rollout_id, recorded.attempt), said
 
 
 def _points(recorded: Trajectory, at: Sequence[int] | None) -> list[int]:
@@ -183,8 +185,8 @@ async def _copy(url: str, spec: RolloutSpec, recorded: Trajectory, calls: Sequen
         await store.close()
 
 
-async def _collect(served: RunningServices, parts: Parts, ids: Sequence[str], progress: Callable[[int, int], None]) -> list[Trajectory]:
-    found = await fetch_ended(served.client, ids, lambda ended: progress(ended, len(ids)))
+async def _collect(served: RunningServices, parts: Parts, ids: Sequence[str], show: Show) -> list[Trajectory]:
+    found = await fetch_ended(served.client, ids, lambda ended: show("branches", ended, len(ids)))
     rewarded = await parts.evaluator.evaluate(found, served.client.set_scores)
     await served.client.set_scores([score_of(branch) for branch in rewarded])
     return rewarded

@@ -25,7 +25,7 @@ from typing import Protocol
 from lightningrl.config import Recipe
 from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.metrics import describe_rollouts
-from lightningrl.credit.scoring import CreditedGroup, Scored, Scorer, score_of
+from lightningrl.credit.scoring import CreditedGroup, ScoredStep, Scorer, score_of
 from lightningrl.credit.unread import unread_rewards
 from lightningrl.errors import LightningError, RewardError, RunFolderError
 from lightningrl.plugins import PluginManager
@@ -72,7 +72,7 @@ class _Phase:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Taken:
+class _StepBatch:
     """What a step learns from."""
 
     groups: list[RewardedGroup] = field(default_factory=list[RewardedGroup])
@@ -217,7 +217,7 @@ class Trainer:
         await self._finish_step(scored.rollout_ids, scored, metrics)
         return {name: metrics[name] for name in ("reward", "rollouts", "completion_tokens") if name in metrics}
 
-    async def _finish_step(self, ids: Sequence[str], scored: Scored, metrics: Mapping[str, float]) -> None:
+    async def _finish_step(self, ids: Sequence[str], scored: ScoredStep, metrics: Mapping[str, float]) -> None:
         """Into the ledger, and before whoever looks on."""
         step = self.state.step
         await self.control.set_scores(scored.scores)
@@ -242,7 +242,7 @@ class Trainer:
         report = StepReport(step=self.state.step, metrics=metrics, outcomes=scored.outcomes)
         self.plugins.notify("lightningrl_step_finished", report=report)
 
-    def _warn_of_silence(self, scored: Scored, *, has_learned: bool) -> None:
+    def _warn_of_silence(self, scored: ScoredStep, *, has_learned: bool) -> None:
         """Once for each reason."""
         why = explain_silence([trajectory for group in scored.groups for trajectory in group.trajectories])
         if why != self._warned:
@@ -327,9 +327,9 @@ class Trainer:
         assert self.state.position is not None
         return self.state.position
 
-    async def _take_step(self, collector: Collector) -> _Taken:
+    async def _take_step(self, collector: Collector) -> _StepBatch:
         """The step's groups in the order of their tasks, credited: as many as it has tasks; with dynamic sampling, as many that teach."""
-        loop, taken = self.recipe.loop, _Taken()
+        loop, taken = self.recipe.loop, _StepBatch()
         phase = _Phase(name="rollouts", where=f"step {self.state.step + 1}", group_size=loop.group_size)
         while missing := self._missing(taken):
             await self._fill(collector, missing)
@@ -344,7 +344,7 @@ class Trainer:
         order = sorted(range(len(taken.groups)), key=lambda index: taken.groups[index].position)
         return replace(taken, groups=[taken.groups[index] for index in order], credited=[taken.credited[index] for index in order])
 
-    def _missing(self, taken: _Taken) -> int:
+    def _missing(self, taken: _StepBatch) -> int:
         """Groups that the step still wants. That all fail is no reason to want more."""
         loop, count = self.recipe.loop, len(taken.groups)
         is_choosing = loop.dynamic_sampling and any(trajectory.reward is not None for trajectory in taken.trajectories)

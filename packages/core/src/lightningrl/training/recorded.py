@@ -20,7 +20,7 @@ ALL = 1_000_000
 
 async def read_rollouts(run: StoredRun, rollout_ids: Sequence[str]) -> tuple[list[Trajectory], list[Trajectory]]:
     """Rollouts of one step, and the branches that left them, in the order in which they were ordered."""
-    found = await run.trajectories(rollout_ids)
+    found = await run.look.trajectories(rollout_ids)
     rollouts = [one for one in found if one.branch is None]
     place = {one.rollout_id: number for number, one in enumerate(rollouts)}
     known = {one.rollout_id for one in found}
@@ -30,7 +30,7 @@ async def read_rollouts(run: StoredRun, rollout_ids: Sequence[str]) -> tuple[lis
             branch, name = record.spec.branch, record.spec.id
             if branch is not None and branch.rollout_id in place and record.outcome is not None and name not in known:
                 left.append(name)
-    branches = [one for one in (*found, *await run.trajectories(left)) if one.branch is not None and one.branch.rollout_id in place]
+    branches = [one for one in (*found, *await run.look.trajectories(left)) if one.branch is not None and one.branch.rollout_id in place]
     branches.sort(key=lambda one: (place[one.branch.rollout_id], one.branch.calls, one.rollout_id) if one.branch else (0, 0, ""))
     return rollouts, branches
 
@@ -45,4 +45,4 @@ async def read_measured(folder: Path) -> list[Trajectory]:
     """The branches that lie there and have a reward."""
     async with open_run(folder) as run:
         records = await run.list_rollouts(RolloutFilter(mode=RolloutMode.BRANCH, limit=ALL))
-        return list(await run.trajectories([record.spec.id for record in records if record.reward is not None]))
+        return list(await run.look.trajectories([record.spec.id for record in records if record.reward is not None]))

@@ -49,12 +49,12 @@ async def recredit(folder: Path, recipe: Recipe, steps: Collection[int] | None =
     evaluator, scorer = build_credit(recipe, load_plugins(), RunOrigin.read(folder).models)
     found: list[Recredit] = []
     async with open_run(folder) as run:
-        for step in await run.steps():
+        for step in await run.look.steps():
             if steps is not None and step.step not in steps:
                 continue
             rollouts, branches = await read_rollouts(run, step.rollout_ids)
             recorded = {one.rollout_id: one for one in rollouts}
-            kept = {score.rollout_id: score for score in await run.scores(tuple(recorded))}
+            kept = {score.rollout_id: score for score in await run.look.scores(tuple(recorded))}
             credited = scorer.credit(await evaluator.evaluate(rollouts), await evaluator.evaluate(branches))
             for one, credit in zip(credited, scorer.finish(credited)[0], strict=True):
                 for after, advantages in zip(one.group.trajectories, credit, strict=False):  # those of branches follow

@@ -86,14 +86,14 @@ class RunXRay:
 
     async def trained(self) -> tuple[int, int]:
         """The first and the last step that was trained. Raises LightningError where none was."""
-        steps = [record.step for record in await self._run.steps()]
+        steps = [record.step for record in await self._run.look.steps()]
         if not steps:
             raise LightningError(f"run {str(self._folder)!r} has trained no step yet; there is no credit to look at")
         return steps[0], steps[-1]
 
     async def of_run(self, steps: Collection[int] | None = None, *, most: int | None = MOST) -> XRay:
         """Of all steps, or of these. Raises LightningError where none was trained, or one of these was not."""
-        records = await self._run.steps()
+        records = await self._run.look.steps()
         trained = [record.step for record in records]
         if missing := sorted(set(steps or ()) - set(trained)):
             known = f"it has {trained[0]} to {trained[-1]}" if trained else "it has none yet"
@@ -130,7 +130,7 @@ class RunXRay:
 
     async def of_rollout(self, rollout_id: str) -> XRay:
         """Of its group, with this rollout alone. Raises LightningError where it was not trained."""
-        record = await self._run.rollout(rollout_id)
+        record = await self._run.look.rollout(rollout_id)
         if record.trained_step is None or record.spec.branch is not None:
             kind = "a branch" if record.spec.branch is not None else f"of mode {record.spec.mode.value!r} and not trained"
             raise ConfigError(f"rollout {rollout_id!r} is {kind}, so it has no credit of its own; choose one that a step trained")
@@ -144,7 +144,7 @@ class RunXRay:
         key = step, tuple(rollout_ids), tuple((path / "store.sqlite").stat().st_mtime_ns for path in measured.values())
         if key not in self._kept:
             rollouts, branches = await read_rollouts(self._run, rollout_ids)
-            scores = await self._run.scores([one.rollout_id for one in rollouts])
+            scores = await self._run.look.scores([one.rollout_id for one in rollouts])
             by_hand = [branch for path in measured.values() for branch in await read_measured(path)]
             self._kept[key] = await asyncio.to_thread(self._compute, step, rollouts, branches, by_hand, scores, methods)
             self._why |= {method.name: method.why for method in methods if method.why}

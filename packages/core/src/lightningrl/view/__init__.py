@@ -7,7 +7,7 @@ A page is added in three steps; nothing else knows the pages by name.
 1. A module in `pages/` with a function and a record:
 
        async def show(viewed: ViewedRun, asked: Asked) -> Shown:
-           rollout = await viewed.run.rollout(asked.path["rollout_id"])     # numbers come from lightningrl.look
+           rollout = await viewed.run.look.rollout(asked.path["rollout_id"])     # numbers come from lightningrl.look
            return Shown("rollout.html", title=rollout.spec.id, rollout=rollout)
 
        PAGE = Page("rollouts/{rollout_id}", show)                 # or Page("system", show, name="System", key="s") for the navigation

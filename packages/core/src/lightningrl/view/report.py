@@ -21,7 +21,7 @@ async def make_report(run: StoredRun, folder: Path) -> str:
     """HTML."""
     viewed = ViewedRun(name=folder.absolute().name, folder=folder, run=run)  # noqa: ASYNC240
     shown = await run_page.PAGE.show(viewed, Asked())
-    rows = await run.overview.list_rows(RolloutQuery(), Sort.DISAGREE, None, _ROLLOUTS)
+    rows = await run.look.list_rows(RolloutQuery(), Sort.DISAGREE, None, _ROLLOUTS)
     found = []
     for row in rows:
         trace = await run.trace(row.id)

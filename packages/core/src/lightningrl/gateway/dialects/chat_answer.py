@@ -9,7 +9,7 @@ import msgspec
 
 from lightningrl.gateway.dialects.chat import ChatRequest, parse_chat_request
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.request import Answer, Begun
+from lightningrl.gateway.request import Answer, AnswerStart
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.rendering.completion import Choice, TextDelta, ToolRequest
 from lightningrl.rendering.renderer import PolicyRenderer
@@ -46,8 +46,8 @@ class ChatFormat:
     def write_error(self, refusal: Refusal) -> bytes:
         return write_error(refusal)
 
-    def open_stream(self, request: ChatRequest, renderer: PolicyRenderer, begun: Begun) -> ChatStream:
-        return ChatStream(request, renderer, begun)
+    def open_stream(self, request: ChatRequest, renderer: PolicyRenderer, start: AnswerStart) -> ChatStream:
+        return ChatStream(request, renderer, start)
 
     def write_answer(self, request: ChatRequest, answer: Answer, renderer: PolicyRenderer) -> bytes:
         """A whole `chat.completion`."""
@@ -126,12 +126,12 @@ class ChatStream:
 
     sends_tool_calls = True
 
-    def __init__(self, request: ChatRequest, renderer: PolicyRenderer, begun: Begun) -> None:
+    def __init__(self, request: ChatRequest, renderer: PolicyRenderer, start: AnswerStart) -> None:
         self._request = request
         self._renderer = renderer
-        self._created = begun.created
+        self._created = start.created
         self._begun: set[int] = set()
-        self._id = begun.id
+        self._id = start.id
         self._fingerprint: str | None = None
 
     def delta(self, delta: TextDelta) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, cast
 from lightningrl.dialects import Dialect
 from lightningrl.errors import ConfigError
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.request import Answer, Begun, CallRequest
+from lightningrl.gateway.request import Answer, AnswerStart, CallRequest
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.rendering.completion import TextDelta
 from lightningrl.rendering.renderer import PolicyRenderer
@@ -60,7 +60,7 @@ class DialectFormat(Protocol[R]):
 
     def write_answer(self, request: R, answer: Answer, renderer: PolicyRenderer) -> bytes: ...
     def write_error(self, refusal: Refusal) -> bytes: ...
-    def open_stream(self, request: R, renderer: PolicyRenderer, begun: Begun) -> EventStream: ...
+    def open_stream(self, request: R, renderer: PolicyRenderer, start: AnswerStart) -> EventStream: ...
 
 
 class CountingFormat(DialectFormat[R], Protocol[R]):

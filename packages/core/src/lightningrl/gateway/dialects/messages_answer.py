@@ -12,7 +12,7 @@ import msgspec
 
 from lightningrl.gateway.dialects.messages import MessagesRequest, parse_messages_request
 from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
-from lightningrl.gateway.request import Answer, Begun
+from lightningrl.gateway.request import Answer, AnswerStart
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.rendering.completion import Choice, TextDelta, ToolRequest
 from lightningrl.rendering.renderer import PolicyRenderer
@@ -40,14 +40,14 @@ class MessagesFormat:
     def write_error(self, refusal: Refusal) -> bytes:
         return _encode(_error(refusal))
 
-    def open_stream(self, request: MessagesRequest, renderer: PolicyRenderer, begun: Begun) -> MessagesStream:
-        return MessagesStream(request, begun)
+    def open_stream(self, request: MessagesRequest, renderer: PolicyRenderer, start: AnswerStart) -> MessagesStream:
+        return MessagesStream(request, start)
 
     def write_answer(self, request: MessagesRequest, answer: Answer, renderer: PolicyRenderer) -> bytes:
         """A whole `message`."""
         choice = answer.choices[0]
         reason, stopped_by = _stop(request, choice)
-        message = _message(request, answer.begun)
+        message = _message(request, answer.start)
         message |= {"content": _content(request, choice), "stop_reason": reason, "stop_sequence": stopped_by}
         message["usage"] = _usage(answer.prompt_tokens, len(choice.token_ids))
         return _encode(message)
@@ -65,16 +65,16 @@ def _error(refusal: Refusal) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": None}
 
 
-def _message(request: MessagesRequest, begun: Begun) -> dict[str, Any]:
+def _message(request: MessagesRequest, start: AnswerStart) -> dict[str, Any]:
     return {
-        "id": f"msg_{begun.id}",
+        "id": f"msg_{start.id}",
         "type": "message",
         "role": "assistant",
         "model": request.call.model,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": _usage(begun.prompt_tokens, 0),
+        "usage": _usage(start.prompt_tokens, 0),
     }
 
 
@@ -117,9 +117,9 @@ class MessagesStream:
 
     sends_tool_calls = False
 
-    def __init__(self, request: MessagesRequest, begun: Begun) -> None:
+    def __init__(self, request: MessagesRequest, start: AnswerStart) -> None:
         self._request = request
-        self._begun = begun
+        self._answer_start = start
         self._has_started = False
         self._index = -1
         self._open: str | None = None
@@ -173,7 +173,7 @@ class MessagesStream:
         out = self._stop()
         if not self._has_started:
             self._has_started = True
-            out.append(_event({"type": "message_start", "message": _message(self._request, self._begun)}))
+            out.append(_event({"type": "message_start", "message": _message(self._request, self._answer_start)}))
         self._index += 1
         self._open = kind
         out.append(_event({"type": "content_block_start", "index": self._index, "content_block": block}))

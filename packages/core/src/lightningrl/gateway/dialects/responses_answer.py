@@ -9,7 +9,7 @@ from lightningrl.gateway.dialects.responses import ResponsesRequest, parse_respo
 from lightningrl.gateway.dialects.responses_items import ended, function_call, message, output_text, reasoning
 from lightningrl.gateway.dialects.responses_stream import ResponsesStream, write_json
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.request import Answer, Begun
+from lightningrl.gateway.request import Answer, AnswerStart
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.rendering.completion import Choice
 from lightningrl.rendering.renderer import PolicyRenderer
@@ -27,8 +27,8 @@ class ResponsesFormat:
     def write_error(self, refusal: Refusal) -> bytes:
         return write_error(refusal)
 
-    def open_stream(self, request: ResponsesRequest, renderer: PolicyRenderer, begun: Begun) -> ResponsesStream:
-        return ResponsesStream(request, renderer, begun)
+    def open_stream(self, request: ResponsesRequest, renderer: PolicyRenderer, start: AnswerStart) -> ResponsesStream:
+        return ResponsesStream(request, renderer, start)
 
     def write_answer(self, request: ResponsesRequest, answer: Answer, renderer: PolicyRenderer) -> bytes:
         """A whole `response`."""

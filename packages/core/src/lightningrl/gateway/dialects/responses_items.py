@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightningrl.gateway.dialects.responses import ResponsesRequest
-from lightningrl.gateway.request import Answer, Begun
+from lightningrl.gateway.request import Answer, AnswerStart
 from lightningrl.rendering.completion import ToolRequest
 from lightningrl.types import FinishReason
 
 __all__ = ["ended", "function_call", "message", "output_text", "reasoning", "response"]
 
 
-def response(request: ResponsesRequest, begun: Begun, status: str) -> dict[str, Any]:
+def response(request: ResponsesRequest, start: AnswerStart, status: str) -> dict[str, Any]:
     """A response without output yet; it says what was asked."""
     body = request.body
     return {
-        "id": f"resp_{begun.id}",
+        "id": f"resp_{start.id}",
         "object": "response",
-        "created_at": begun.created,
+        "created_at": start.created,
         "status": status,
         "background": False,
         "error": None,
@@ -49,7 +49,7 @@ def ended(request: ResponsesRequest, answer: Answer, output: Sequence[dict[str, 
     """The response with its output, its end and what it took."""
     choice = answer.choices[0]
     is_cut = choice.finish_reason is FinishReason.LENGTH
-    whole = response(request, answer.begun, "incomplete" if is_cut else "completed")
+    whole = response(request, answer.start, "incomplete" if is_cut else "completed")
     whole["output"] = list(output)
     whole["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
     whole["usage"] = {

@@ -18,7 +18,7 @@ from lightningrl.gateway.dialects.chat_answer import token_logprobs
 from lightningrl.gateway.dialects.responses import ResponsesRequest
 from lightningrl.gateway.dialects.responses_items import ended, function_call, message, output_text, reasoning, response
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.request import Answer, Begun
+from lightningrl.gateway.request import Answer, AnswerStart
 from lightningrl.rendering.completion import TextDelta, ToolRequest
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.types import FinishReason
@@ -35,10 +35,10 @@ class ResponsesStream:
 
     sends_tool_calls = False
 
-    def __init__(self, request: ResponsesRequest, renderer: PolicyRenderer, begun: Begun) -> None:
+    def __init__(self, request: ResponsesRequest, renderer: PolicyRenderer, start: AnswerStart) -> None:
         self._request = request
         self._renderer = renderer
-        self._begun = begun
+        self._answer_start = start
         self._number = 0
         self._items: list[dict[str, Any]] = []
         """Those that are done."""
@@ -127,9 +127,9 @@ class ResponsesStream:
 
     def _function_call(self, index: int, call: ToolRequest) -> list[bytes]:
         out = self._opening()
-        item = function_call(self._begun.id, index, call, status="completed")
+        item = function_call(self._answer_start.id, index, call, status="completed")
         place = {"item_id": item["id"], "output_index": len(self._items)}
-        started = function_call(self._begun.id, index, call, status="in_progress", arguments="")
+        started = function_call(self._answer_start.id, index, call, status="in_progress", arguments="")
         out += [
             self._event("response.output_item.added", output_index=len(self._items), item=started),
             self._event("response.function_call_arguments.delta", **place, delta=call.arguments),
@@ -142,7 +142,7 @@ class ResponsesStream:
     def _opening(self) -> list[bytes]:
         if self._number:
             return []
-        started = response(self._request, self._begun, "in_progress")
+        started = response(self._request, self._answer_start, "in_progress")
         return [self._event("response.created", response=started), self._event("response.in_progress", response=started)]
 
     def _place(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class ResponsesStream:
 
     def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
         make = reasoning if self._open == "reasoning" else message
-        return make(self._begun.id, content, status=status)
+        return make(self._answer_start.id, content, status=status)
 
     def _content(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
         return {"type": "reasoning_text", "text": text} if self._open == "reasoning" else output_text(text, logprobs)

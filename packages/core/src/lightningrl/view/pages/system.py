@@ -14,7 +14,7 @@ _MOST = 200
 
 
 async def show(viewed: ViewedRun, _: Asked) -> Shown:
-    found, position = await viewed.run.condition(), await viewed.run.position()
+    found, position = await viewed.run.look.condition(), await viewed.run.look.position()
     budget = Budget(PAGE_BYTES)
     return Shown(
         "system.html",
