@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,16 @@ def test_templates_and_pages_import_public_names_from_the_places_that_the_page_o
             if not is_public and not module.startswith("lightningrl.testing."):
                 elsewhere.append(f"{where}: {module} {name}")
     assert elsewhere == [], "import it from `lightningrl`, or name its place in docs/plugins.md"
+
+
+def test_the_map_of_the_house_has_every_room_in_the_order_of_imports_and_leads_to_files() -> None:
+    core = ROOT / "packages" / "core" / "src" / "lightningrl"
+    house = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## The house")[2]
+    rooms = re.findall(r"`(\w+)`(?=[^|]*\|)", "\n".join(re.findall(r"^(\|[^|]*\|)", house.partition("**One call**")[0], re.MULTILINE)))
+    assert sorted(rooms) == sorted(path.name for path in core.iterdir() if (path / "__init__.py").is_file())
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    (layers,) = (one["layers"] for one in contracts if one["type"] == "layers")
+    floor = {name: number for number, layer in enumerate(reversed(layers)) for name in re.findall(r"lightningrl\.(\w+)", layer)}
+    assert [floor[room] for room in rooms] == sorted(floor[room] for room in rooms)
+    for path in re.findall(r"`([\w/-]+(?:\.py|/))`", house):
+        assert (core / path).exists() or (ROOT / path).exists(), path

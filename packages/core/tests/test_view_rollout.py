@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from recorded import RecordedRun
 from viewing import ReadPage, read_page, viewing
+
+from lightningrl.cli.rollouts import show_command
+from lightningrl.store import SqlStore
+from lightningrl.store.protocol import AttemptEnd
+from lightningrl.testing.store_conformance import make_spec
+from lightningrl.types import Outcome
 
 
 @pytest.fixture
@@ -116,3 +123,21 @@ async def test_a_run_without_a_recipe_is_shown_all_the_same(run: RecordedRun, tm
         text = (await read_page(client, "/rollouts/g000000-000")).text
         assert "call 0" in text and "Nobody has the tokenizer of policy policy any more" in text
         assert "that has a recipe" in (await read_page(client, "/recipe", 503)).text
+
+
+async def test_threads_that_outlived_a_rollout_are_told_apart_from_refused_calls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = await SqlStore.open(f"sqlite:///{tmp_path}/store.sqlite")
+    await store.create_rollouts([make_spec("r0")])
+    await store.lease("w", 60.0)
+    await store.finish_and_lease("r0", 1, AttemptEnd(outcome=Outcome.SUCCEEDED, left_threads=["memory-writer"]), None, 60.0)
+    await store.close()
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    async with viewing(tmp_path) as client:
+        system = (await read_page(client, "/system")).text
+        rollout = (await read_page(client, "/rollouts/r0")).text
+    assert "None was refused." in system and "Threads that outlived their rollout" in system and "memory-writer 1 r0" in system
+    assert "left threads running: memory-writer" in rollout
+    await asyncio.to_thread(show_command, "r0", run=tmp_path, runs=tmp_path, full=False)
+    assert "left threads memory-writer" in " ".join(capsys.readouterr().out.split())

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 from ray.cluster_utils import Cluster
-from sizes import PATIENCE_S
+from sizes import PATIENCE_S, sized
 from transformers import AutoModelForCausalLM
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -208,21 +208,23 @@ def test_rollouts_run_ahead_of_learning_and_the_staleness_is_measured(
         assert any(record["learn/importance"] != pytest.approx(1.0, abs=1e-5) for record in transfers), "stale tokens are weighed"
 
 
+@pytest.mark.timeout(sized(1800, 3 * 3600))
 def test_asynchronous_steps_are_killed_and_go_on_and_train_nothing_twice(start: Callable[..., Run], policy: str) -> None:
+    kills = sized(2, 20)
+    every = list(range(1, 2 * kills + 3))
     layout = {f"backends__verl__{name}": value for name, value in COLOCATED.items()}
     loop = settings(loop__tasks_per_step=8, loop__max_staleness=2, loop__asynchronous="true", loop__checkpoint_every=1)
-    run = start(str(TWO_CALLS), "--policy", policy, "--steps", "6", *settings(**layout), *loop)
-    for step in (2, 4):
+    run = start(str(TWO_CALLS), "--policy", policy, "--steps", str(len(every)), *settings(**layout), *loop)
+    for step in every[1:-1:2]:
         run.kill_after_checkpoint(step)
         run = start("--resume")
     steps = run.finish()
-    assert [record["step"] for record in steps] == [1, 2, 3, 4, 5, 6]
-    assert [record["policy_version"] for record in steps] == [1, 2, 3, 4, 5, 6]
+    assert [record["step"] for record in steps] == [record["policy_version"] for record in steps] == every
     assert all(record["learn/staleness_max"] <= 2 for record in steps)
     with sqlite3.connect(f"file:{run.folder / 'store.sqlite'}?mode=ro", uri=True) as store:
         trained = store.execute("SELECT step, count(*), count(DISTINCT rollout_pk) FROM trained GROUP BY step ORDER BY step").fetchall()
-        assert trained == [(step, 32, 32) for step in range(1, 7)]
-        assert store.execute("SELECT count(DISTINCT rollout_pk) FROM trained").fetchone() == (6 * 32,)
+        assert trained == [(step, 32, 32) for step in every]
+        assert store.execute("SELECT count(DISTINCT rollout_pk) FROM trained").fetchone() == (len(every) * 32,)
 
 
 def is_actors_worker(process: psutil.Process) -> bool:
