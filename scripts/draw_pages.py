@@ -6,6 +6,7 @@ python scripts/draw_pages.py runs/text_to_sql-…
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ def main() -> None:
         assert viewer.stdout is not None
         link = re.findall(r"http://\S+", viewer.stdout.readline())[0]
         with sync_playwright() as playwright:
-            chromium = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+            chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             for name, path, colours, width in PICTURES:
                 page = chromium.new_page(viewport={"width": width, "height": 780}, color_scheme=colours)  # type: ignore[arg-type]
                 page.goto(link)

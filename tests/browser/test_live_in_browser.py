@@ -114,7 +114,9 @@ async def test_keys_lead_through_a_rollout(page: Any, played_run: RecordedRun) -
             ("t", "g000000-000?call=1#call-1"),
             ("p", "g000000-000?call=0#call-0"),
             ("n", "g000000-002"),
-            ("c", "g000000"),
+            ("h", "g000000-001"),
+            ("l", "g000000-002"),
+            ("x", "credit?rollout=g000000-002"),
         ):
             await page.keyboard.press(key)
             await page.wait_for_url(lambda url, address=address: url.endswith(f"/{address}"))
