@@ -204,8 +204,10 @@ async def measure_pages(folder: Path, pages: Sequence[str], times: int = 9) -> N
         @contextmanager
         def viewer() -> Iterator[ASGIApp]:
             viewed = ViewedRun(name=folder.name, folder=folder, run=run)
-            yield create_viewer(OneRun(viewed), key=KEY)
-            viewed.credit.close()
+            try:
+                yield create_viewer(OneRun(viewed), key=KEY)
+            finally:
+                viewed.credit.close()
 
         async def look_anew(page: str) -> float:
             with viewer() as app:

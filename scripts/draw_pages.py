@@ -47,7 +47,7 @@ def main() -> None:
                 page.goto(url + path)
                 page.screenshot(path=FOLDER / f"{name}.png")
                 with Image.open(FOLDER / f"{name}.png") as picture:
-                    small = picture.convert("RGB").quantize(64)
+                    small = picture.convert("RGB").quantize(256)
                 small.save(FOLDER / f"{name}.png", optimize=True)
                 page.close()
     finally:

@@ -42,8 +42,13 @@ ATTACK = (
 @asynccontextmanager
 async def look_at(folder: Path) -> AsyncIterator[str]:
     """The folder's viewer, served on a loopback port."""
-    async with open_run(folder) as run, serving(create_viewer(OneRun(ViewedRun(name="run", folder=folder, run=run)), key=KEY)) as url:
-        yield url
+    async with open_run(folder) as run:
+        viewed = ViewedRun(name="run", folder=folder, run=run)
+        try:
+            async with serving(create_viewer(OneRun(viewed), key=KEY)) as url:
+                yield url
+        finally:
+            viewed.credit.close()
 
 
 @pytest.fixture
