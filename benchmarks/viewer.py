@@ -20,14 +20,15 @@ import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import httpx
 import numpy as np
 from starlette.types import ASGIApp
 
+from lightningrl.config import Recipe
 from lightningrl.control.client import ServerClient
 from lightningrl.keys import view_key
 from lightningrl.loggers import JsonlLogger
@@ -61,9 +62,21 @@ PAGES = (
     "rollouts/g000300-003",
     "rollouts/g000300-003?view=tokens",
     "rollouts/g000300-003?view=tokens&form=table",
+    "rollouts/g000300-003/text?part=tool-0-0-result",
     "groups/g000300",
+    "credit?group=g000300",
     "system",
+    "recipe",
 )
+RECIPE = {
+    "name": "viewer",
+    "agent": "agent.py:answer",
+    "tasks": {"train": "agent.py:tasks"},
+    "policy": {"model": "policy"},
+    "rewards": {"right": {"use": "agent.py:right"}},
+    "credit": {"use": "dr_grpo"},
+    "loop": {"tasks_per_step": STEP // GROUP, "group_size": GROUP},
+}
 
 
 def make_calls(lease: Lease, rng: np.random.Generator, vocabulary: int, version: int, at: float) -> list[CallRecord]:
@@ -125,7 +138,6 @@ async def play(store: SqlStore, rng: np.random.Generator, vocabulary: int) -> No
 async def make_store(folder: Path) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(folder / "policy")
-    (folder / "run.json").write_text(json.dumps({"models": {"policy": str(folder / "policy")}}), encoding="utf-8")
     rng = np.random.default_rng(0)
     specs = [
         RolloutSpec(
@@ -153,6 +165,13 @@ async def make_store(folder: Path) -> None:
         await store.close()
 
 
+def write_recipe(folder: Path) -> None:
+    """As `lightningrl train` leaves it."""
+    (folder / "recipe.json").write_text(Recipe.model_validate(RECIPE).frozen_text(), encoding="utf-8")
+    told = {"source": None, "folder": str(folder), "run": str(folder), "settings": {}, "models": {"policy": str(folder / "policy")}}
+    (folder / "run.json").write_text(json.dumps(told), encoding="utf-8")
+
+
 def make_metrics(step: int, rollouts: int, rng: np.random.Generator) -> dict[str, float]:
     mean = 0.1 + 0.01 * step
     metrics = {"reward": mean, "reward/right": mean, "groups": rollouts / GROUP, "groups_without_signal": 3.0, "rollouts": float(rollouts)}
@@ -175,21 +194,30 @@ async def cost(app: ASGIApp, path: str) -> tuple[float, int]:
 
 async def measure_pages(folder: Path, pages: Sequence[str], times: int = 9) -> None:
     """`anew`: of an earlier page nothing is remembered but the store's census of its rollouts, which the first look reads; `again`: the
-    store is as it was. Imports and templates are loaded before."""
+    store is as it was. Imports and templates are loaded before. Credit is computed by a process of its own, which is not in it."""
     async with open_run(folder) as run:
         began = time.process_time()
         await run.look.step_rewards()
         print(f"first look at {ROLLOUTS:,} rollouts: {1000 * (time.process_time() - began):.0f} ms")
         print(f"{'page':42} {'anew ms':>8} {'again ms':>9} {'kB':>7}")
 
-        def viewer() -> ASGIApp:
-            return create_viewer(OneRun(ViewedRun(name=folder.name, folder=folder, run=run)), key=KEY)
+        @contextmanager
+        def viewer() -> Iterator[ASGIApp]:
+            viewed = ViewedRun(name=folder.name, folder=folder, run=run)
+            try:
+                yield create_viewer(OneRun(viewed), key=KEY)
+            finally:
+                viewed.credit.close()
+
+        async def look_anew(page: str) -> float:
+            with viewer() as app:
+                return (await cost(app, page))[0]
 
         for page in pages:
-            await cost(viewer(), page)
-            anew = statistics.median([(await cost(viewer(), page))[0] for _ in range(times)])
-            app = viewer()
-            found = [await cost(app, page) for _ in range(times)]
+            await look_anew(page)
+            anew = statistics.median([await look_anew(page) for _ in range(times)])
+            with viewer() as app:
+                found = [await cost(app, page) for _ in range(times)]
             again = statistics.median(spent for spent, _ in found[1:])
             print(f"/{page:41} {1000 * anew:8.1f} {1000 * again:9.1f} {found[0][1] / 1000:7.1f}")
 
@@ -362,6 +390,7 @@ def main() -> None:
         asyncio.run(make_store(folder))
         (folder / "made").touch()
         print(f"made {ROLLOUTS:,} rollouts of {CALLS} calls in {time.perf_counter() - began:.0f} s")
+    write_recipe(folder)
     if arguments.person:
         asyncio.run(measure_person(folder))
         return

@@ -1,7 +1,7 @@
 """The viewer's part of a run's server CPU while one person looks, told apart inside the server (at most 5 %).
 
     python benchmarks/viewer_cpu.py             the store of benchmarks/viewer.py, rollouts of 4 calls, a page every 2 s, the news
-    python benchmarks/viewer_cpu.py --nobody    what its indices cost a store that records while nobody looks (at most 1 %)
+    python benchmarks/viewer_cpu.py --nobody    what its indices cost while nobody looks, of the whole server's CPU (at most 1 %)
 
 The server's process imports `Meter` before anything else: of each callback of the loop and each job of a thread that began with a request
 to the viewer it adds up the thread's CPU time. Callbacks of uvloop cannot be told apart, so that server runs on asyncio's own loop.
@@ -100,15 +100,15 @@ def start_meter() -> None:
     threading.Thread(target=meter.write, args=(Path(os.environ[METER]),), daemon=True).start()
 
 
-async def measure(store: Path, scratch: Path, rollouts: int) -> tuple[float, float, float]:
+async def measure(store: Path, scratch: Path, rollouts: int, *, is_viewed: bool = True) -> tuple[float, float, float]:
     """CPU seconds of the viewer, those of the server without it, and how long the rollouts took."""
     from viewer import play_out, running
 
     folder, lines = scratch / "run", scratch / "meter"
     shutil.copytree(store, folder)
     os.environ[METER] = str(lines)
-    async with running(folder, is_viewed=True) as (_, client):
-        await asyncio.sleep(13.0)  # their first pages import what pages are made with
+    async with running(folder, is_viewed=is_viewed) as (_, client):
+        await asyncio.sleep(13.0 if is_viewed else 0.0)  # their first pages import what pages are made with
         began = time.monotonic()
         await play_out(client, rollouts)
         ended = time.monotonic()
@@ -119,14 +119,15 @@ async def measure(store: Path, scratch: Path, rollouts: int) -> tuple[float, flo
 
 
 async def measure_indices(folder: Path, turns: int, rollouts: int = 32) -> float:
-    """CPU of a store with the indices that only the viewer reads, as a share of one without them: in turns, the median of them."""
-    from viewer import VIEWERS, play
+    """CPU seconds that the indices which only the viewer reads cost a store for a rollout of 4 calls: those of 10, in turns with a store
+    without them, the median."""
+    from viewer import CALLS, VIEWERS, play
 
     stores = [await SqlStore.open(f"sqlite:///{folder / name}") for name in ("with", "without")]
     with closing(sqlite3.connect(folder / "without", timeout=60)) as db:
         for name in VIEWERS:
             db.execute(f"DROP INDEX {name}")
-    rng, shares = np.random.default_rng(0), []
+    rng, more = np.random.default_rng(0), []
     for turn in range(turns):
         took = [0.0, 0.0]
         for which in ((0, 1), (1, 0))[turn % 2]:
@@ -137,10 +138,20 @@ async def measure_indices(folder: Path, turns: int, rollouts: int = 32) -> float
             for _ in specs:
                 await play(stores[which], rng, 1000)
             took[which] = time.process_time() - began
-        shares.append(took[0] / took[1] - 1)
+        more.append((took[0] - took[1]) / rollouts)
     for store in stores:
         await store.close()
-    return statistics.median(shares)
+    return statistics.median(more) * 4 / CALLS
+
+
+def _metered(arguments: argparse.Namespace, *, is_viewed: bool) -> tuple[float, float, float]:
+    """As `measure`, of a new server."""
+    with tempfile.TemporaryDirectory() as scratch:
+        site = Path(scratch) / "site"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(SITE.format(folder=str(Path(__file__).resolve().parent)), encoding="utf-8")
+        os.environ["PYTHONPATH"] = str(site)
+        return asyncio.run(measure(arguments.folder, Path(scratch), arguments.rollouts, is_viewed=is_viewed))
 
 
 def main() -> None:
@@ -155,17 +166,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.nobody:
         with tempfile.TemporaryDirectory() as scratch:
-            share = asyncio.run(measure_indices(Path(scratch), 20 * arguments.turns))
-        print(f"nobody looks: the viewer's indices cost {share:+.1%} of the store's CPU, which is a part of the server's")
+            indices = asyncio.run(measure_indices(Path(scratch), 20 * arguments.turns))
+        whole = statistics.median(_metered(arguments, is_viewed=False)[1] for _ in range(arguments.turns)) / arguments.rollouts
+        share = f"{indices / whole:+.1%} of a server's {1000 * whole:.1f} ms"
+        print(f"nobody looks: the viewer's indices cost {1000 * indices:.3f} ms of CPU a rollout of 4 calls, {share}")
         return
     shares = []
     for _ in range(arguments.turns):
-        with tempfile.TemporaryDirectory() as scratch:
-            site = Path(scratch) / "site"
-            site.mkdir()
-            (site / "sitecustomize.py").write_text(SITE.format(folder=str(Path(__file__).resolve().parent)), encoding="utf-8")
-            os.environ["PYTHONPATH"] = str(site)
-            looked, rest, took = asyncio.run(measure(arguments.folder, Path(scratch), arguments.rollouts))
+        looked, rest, took = _metered(arguments, is_viewed=True)
         shares.append(looked / rest)
         print(f"viewer {looked:.2f} s, the rest of the server {rest:.2f} s, in {took:.0f} s: {looked / rest:.1%}", flush=True)
     print(f"one person: {statistics.median(shares):.1%} of the server's other CPU")

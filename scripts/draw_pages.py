@@ -6,6 +6,7 @@ python scripts/draw_pages.py runs/text_to_sql-…
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ def main() -> None:
         assert viewer.stdout is not None
         link = re.findall(r"http://\S+", viewer.stdout.readline())[0]
         with sync_playwright() as playwright:
-            chromium = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+            chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             for name, path, colours, width in PICTURES:
                 page = chromium.new_page(viewport={"width": width, "height": 780}, color_scheme=colours)  # type: ignore[arg-type]
                 page.goto(link)
@@ -46,7 +47,7 @@ def main() -> None:
                 page.goto(url + path)
                 page.screenshot(path=FOLDER / f"{name}.png")
                 with Image.open(FOLDER / f"{name}.png") as picture:
-                    small = picture.convert("RGB").quantize(64)
+                    small = picture.convert("RGB").quantize(256)
                 small.save(FOLDER / f"{name}.png", optimize=True)
                 page.close()
     finally:

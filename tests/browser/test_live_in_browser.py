@@ -26,6 +26,7 @@ from lightningrl.view.app import create_viewer
 from lightningrl.view.page import ViewedRun
 from lightningrl.view.runs import OneRun
 
+axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="axe-playwright-python is not installed: make test-browser")
 async_api = pytest.importorskip("playwright.async_api", reason="playwright is not installed: make test-browser installs it")
 
 pytestmark = needs_chromium
@@ -41,8 +42,13 @@ ATTACK = (
 @asynccontextmanager
 async def look_at(folder: Path) -> AsyncIterator[str]:
     """The folder's viewer, served on a loopback port."""
-    async with open_run(folder) as run, serving(create_viewer(OneRun(ViewedRun(name="run", folder=folder, run=run)), key=KEY)) as url:
-        yield url
+    async with open_run(folder) as run:
+        viewed = ViewedRun(name="run", folder=folder, run=run)
+        try:
+            async with serving(create_viewer(OneRun(viewed), key=KEY)) as url:
+                yield url
+        finally:
+            viewed.credit.close()
 
 
 @pytest.fixture
@@ -101,6 +107,17 @@ async def test_what_a_policy_writes_runs_nothing_and_breaks_nothing(page: Any, t
         assert r"\u202egnp.exe\x1b]0;mine\x07" in await page.locator(".turn.sampled .body").first.inner_text()
 
 
+async def test_pages_of_failures_breaks_and_judges_have_no_serious_violation(page: Any, played_run: RecordedRun) -> None:
+    found = {}
+    async with look_at(played_run.folder) as url:
+        await page.goto(f"{url}/?key={KEY}")
+        for address in ("/system", "/rollouts/g000000-000", "/rollouts/g000000-002", "/rollouts/g000003-000", "/groups/g000003", "/credit"):
+            await page.goto(url + address)
+            violations = (await axe.Axe().run(page)).response["violations"]
+            found[address] = [one["nodes"][0]["html"] for one in violations if one["impact"] in {"serious", "critical"}]
+    assert not any(found.values()), found
+
+
 async def test_keys_lead_through_a_rollout(page: Any, played_run: RecordedRun) -> None:
     async with look_at(played_run.folder) as url:
         await page.goto(f"{url}/?key={KEY}")
@@ -114,7 +131,9 @@ async def test_keys_lead_through_a_rollout(page: Any, played_run: RecordedRun) -
             ("t", "g000000-000?call=1#call-1"),
             ("p", "g000000-000?call=0#call-0"),
             ("n", "g000000-002"),
-            ("c", "g000000"),
+            ("h", "g000000-001"),
+            ("l", "g000000-002"),
+            ("x", "credit?rollout=g000000-002"),
         ):
             await page.keyboard.press(key)
             await page.wait_for_url(lambda url, address=address: url.endswith(f"/{address}"))

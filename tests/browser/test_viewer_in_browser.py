@@ -1,6 +1,5 @@
-"""The viewer in a real headless Chromium: every page, the keyboard walk, an interval dragged, axe, and the pictures of docs/viewing.md.
-
-make test-browser             PICTURES=1 make test-browser   writes the pictures anew
+"""The viewer in a real headless Chromium (`make test-browser`): every page of a run that has ended and of one that trains, the keyboard
+walk, an interval dragged, axe. `scripts/draw_pages.py` draws the pictures of docs/viewing.md.
 """
 
 from __future__ import annotations
@@ -10,17 +9,23 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chromium import LAUNCH, needs_chromium
+from processes import TrainRun
 from sizes import PATIENCE_S
+from warm import WarmCommand
+
+from lightningrl.loggers import read_metrics
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make test-browser installs it")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed: make test-browser")
 
 pytestmark = needs_chromium
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_to_sql"
 RUN_PAGES = (
     *("/", "/rollouts", "/rollouts?mode=validation&reward=0.0", "/rollouts?sort=newest&step=2", "/rollouts?peek=ROLLOUT"),
     *("/rollouts/ROLLOUT", "/rollouts/ROLLOUT?view=tokens", "/groups/GROUP"),
@@ -35,21 +40,45 @@ class Viewer:
         self.link = link
         self.url = link.partition("/?key=")[0]
         self._browser = browser
+        self._cookies: Any = None
         self.problems: list[str] = []
 
     def open(self, path: str, *, dark: bool = False, width: int = 1280, height: int = 800, script: bool = True) -> Any:
-        """A page in a window of its own, let in."""
+        """A page in a window of its own, let in: the first page by the link, others by the cookie that it gave."""
         context = self._browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", java_script_enabled=script
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if dark else "light",
+            java_script_enabled=script,
+            storage_state=None if path == "/" else self._cookies,
         )
         context.set_default_timeout(1000 * PATIENCE_S)
         page = context.new_page()
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("console", self._listen)
-        page.goto(self.link)
+        if path == "/" or self._cookies is None:
+            page.goto(self.link)
+            self._cookies = context.storage_state()
         if path != "/":
             page.goto(self.url + path)
         return page
+
+    @cached_property
+    def rollout(self) -> str:
+        """One that was trained."""
+        page = self.open("/rollouts?step=1&mode=train")
+        name = str(page.locator("tr[data-row] a[data-open]").first.inner_text())
+        page.context.close()
+        return name
+
+    def pages(self) -> Iterator[str]:
+        """The addresses of all pages."""
+        for path in RUN_PAGES:
+            yield self.fill(path)
+
+    def fill(self, path: str) -> str:
+        if "ROLLOUT" not in path and "GROUP" not in path:
+            return path
+        return path.replace("ROLLOUT", self.rollout).replace("GROUP", self.rollout.partition("-")[0])
 
     def _listen(self, said: Any) -> None:
         if said.type in {"error", "warning"} and "404" not in said.text:
@@ -77,6 +106,22 @@ def several(recorded_run: Path, browser: Any, tmp_path_factory: pytest.TempPathF
     yield from serve(folder, browser)
 
 
+@pytest.fixture(scope="module")
+def text_to_sql(warm: WarmCommand, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainRun]:
+    """The example, small, after its second step; it goes on until it is killed."""
+    folder = tmp_path_factory.mktemp("text_to_sql")
+    run = TrainRun(warm, folder / "run", folder / "journal")
+    try:
+        settings = {"loop.tasks_per_step": 4, "loop.group_size": 4, "validation.tasks": 16, "runtime.workers": 1}
+        given = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        run.start(str(EXAMPLE), "--steps", "10000", *given)
+        metrics = run.folder / "metrics.jsonl"
+        run.wait_for(lambda: metrics.is_file() and any(row["step"] == 2 for row in read_metrics(metrics)))
+        yield run
+    finally:
+        run.close()
+
+
 def serve(folder: Path, browser: Any) -> Iterator[Viewer]:
     command = [sys.executable, "-m", "lightningrl.cli", "view", str(folder), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -97,23 +142,37 @@ def serious(page: Any) -> list[str]:
     return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found if one["impact"] in {"serious", "critical"}]
 
 
-def first_rollout(viewer: Viewer) -> str:
-    page = viewer.open("/rollouts")
-    name = str(page.locator("tr[data-row] a[data-open]").first.inner_text())
-    page.context.close()
-    return name
-
-
 @pytest.mark.parametrize("path", RUN_PAGES)
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
 def test_a_page_has_no_serious_violation_and_fits_its_window(viewer: Viewer, path: str, look: str) -> None:
-    if "ROLLOUT" in path or "GROUP" in path:
-        rollout = first_rollout(viewer)
-        path = path.replace("ROLLOUT", rollout).replace("GROUP", rollout.partition("-")[0])
-    page = viewer.open(path, dark=look == "dark", width=390 if look == "phone" else 1280)
+    page = viewer.open(viewer.fill(path), dark=look == "dark", width=390 if look == "phone" else 1280)
     assert serious(page) == []
     assert not page.evaluate("document.documentElement.scrollWidth > innerWidth"), "the page is wider than its window"
     page.context.close()
+
+
+def test_text_to_sql_while_it_trains_and_after_it_was_killed(text_to_sql: TrainRun, browser: Any) -> None:
+    link = re.search(r"look on: (http\S+)", text_to_sql.console.read_text())
+    assert link is not None
+    live = Viewer(link[1], browser)
+    assert_all_pages_are_well(live, says="live")
+    text_to_sql.wait_for(lambda: True)  # it trained all the while
+    text_to_sql.close()
+    for dead in serve(text_to_sql.folder, browser):
+        assert_all_pages_are_well(dead, says="ended")
+
+
+def assert_all_pages_are_well(viewer: Viewer, *, says: str) -> None:
+    found: dict[str, Any] = {}
+    for path in viewer.pages():
+        page = viewer.open(path)
+        is_there = path == "/nowhere" or page.title().partition(" ·")[0] not in {"Not found", "Not readable"}
+        found[path] = serious(page) if is_there else page.locator("main").inner_text()
+        if path == "/":
+            assert page.locator("main .badge").first.inner_text() == says
+        page.context.close()
+    assert {path: problem for path, problem in found.items() if problem} == {}
+    assert not viewer.problems
 
 
 def test_the_folder_of_runs_and_a_comparison(several: Viewer) -> None:
@@ -141,9 +200,14 @@ def test_the_keyboard_leads_through_the_rollouts(viewer: Viewer) -> None:
     page.keyboard.press("g")
     page.keyboard.press("l")
     page.wait_for_url("**/rollouts")
+    facets = page.locator(".facet").first
+    for is_shown in (False, True):
+        page.keyboard.press("f")
+        assert facets.is_visible() is is_shown
     for key in ("j", "j", "j", "k"):
         page.keyboard.press(key)
     rows = page.locator("tr[data-row]")
+    first = rows.nth(0).locator("a[data-open]").inner_text()
     second = rows.nth(1).locator("a[data-open]").inner_text()
     assert page.locator("tr.at a[data-open]").inner_text() == second
     page.keyboard.press("Space")
@@ -167,6 +231,9 @@ def test_the_keyboard_leads_through_the_rollouts(viewer: Viewer) -> None:
     page.keyboard.press("Escape")
     page.keyboard.press("u")
     page.wait_for_url("**/rollouts")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/rollouts/{first}")
 
 
 def test_every_key_has_something_to_click(viewer: Viewer) -> None:

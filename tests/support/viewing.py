@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,10 +29,12 @@ async def viewing(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with open_run(folder) as run:
         viewed = ViewedRun(name="run", folder=folder, run=run)
         transport = httpx.ASGITransport(create_viewer(OneRun(viewed), key=KEY))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            await client.get("/", params={"key": KEY})
-            yield client
-        await asyncio.to_thread(viewed.credit.close)
+        try:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+                await client.get("/", params={"key": KEY})
+                yield client
+        finally:
+            viewed.credit.close()
 
 
 @dataclass

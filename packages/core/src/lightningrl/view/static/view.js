@@ -24,7 +24,7 @@ function select(row, { scroll = true } = {}) {
   if (!row) return;
   row.classList.add("at");
   if (scroll) row.scrollIntoView({ block: "nearest" });
-  const link = row.querySelector("[data-open], [data-peek]") ?? row;
+  const link = row.querySelector("[data-open]") ?? row.querySelector("[data-peek]") ?? row; // Enter presses what has the focus
   link.focus({ preventScroll: true });
 }
 
