@@ -19,6 +19,7 @@ from lightningrl.control.client import ServerClient
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
+from lightningrl.store.overview import FacetCount, Part
 from lightningrl.store.protocol import Lease
 from lightningrl.telemetry.otlp import JSON, PROTOBUF, parse_export
 from lightningrl.testing.loopback import serving
@@ -123,6 +124,25 @@ async def test_openinference_in_json_gives_roles_and_tools(scene: Scene, zipped:
     (tool,) = trajectory.tool_calls
     assert (tool.id, tool.name, tool.status, tool.transition_id) == ("call_7", "sql", ToolStatus.ERROR, "c0")
     assert (tool.agent, tool.duration_s) == ("writer", 0.5)
+
+
+@pytest.mark.parametrize("answer_id", ["c0", "chatcmpl-c0", "resp_c0"])
+async def test_a_call_whose_answer_a_model_span_names_has_the_role_around_that_span(scene: Scene, answer_id: str) -> None:
+    """A program whose HTTP client no instrumentation touches says nothing of spans with its calls."""
+    await scene.store.append_call(make_call(scene.lease, "c0", [1], [2]))
+    agent = span("run", "aa", at=(0, 9), gen_ai__operation__name="invoke_agent", gen_ai__agent__name="writer")
+    chat = span("chat", "bb", "aa", gen_ai__operation__name="chat", gen_ai__response__id=answer_id)
+    await scene.export(export(agent, chat))
+    assert [call.agent for call in (await scene.finished()).transitions] == ["writer"]
+    assert FacetCount(value="writer", count=1) in await scene.store.part_counts(Part.ROLE)
+
+
+async def test_an_agent_whose_span_comes_in_a_later_export_names_its_calls(scene: Scene) -> None:
+    """An agent's span ends last: exporters send in batches of five seconds."""
+    await scene.store.append_call(make_call(scene.lease, "c0", [1], [2], span_id="bb" * 8))
+    await scene.export(export(span("ChatCompletion", "bb", "aa", openinference__span__kind="LLM")))
+    await scene.export(export(span("writer", "aa", at=(0, 9), openinference__span__kind="AGENT")))
+    assert [call.agent for call in (await scene.finished()).transitions] == ["writer"]
 
 
 async def test_a_tool_that_was_never_offered_is_unknown(scene: Scene) -> None:

@@ -16,7 +16,7 @@ from lightningrl.errors import ConfigError
 if TYPE_CHECKING:
     from lightningrl.plugins import PluginManager
 
-__all__ = ["DIALECTS", "Dialect", "build_dialects", "find_endpoint", "key_headers"]
+__all__ = ["DIALECTS", "Dialect", "build_dialects", "call_of", "find_endpoint", "key_headers"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +113,13 @@ def build_dialects(plugins: PluginManager) -> tuple[Dialect, ...]:
 def key_headers(dialects: Sequence[Dialect]) -> tuple[str, ...]:
     """Headers that carry a key beside `authorization`."""
     return tuple(dict.fromkeys(dialect.key_header for dialect in dialects if dialect.key_header != "authorization"))
+
+
+def call_of(answer_id: str, dialects: Sequence[Dialect]) -> str:
+    """The transition's id in an answer's."""
+    for dialect in dialects:
+        answer_id = answer_id.removeprefix(dialect.answer_prefix)
+    return answer_id
 
 
 def find_endpoint(dialects: tuple[Dialect, ...], path: str) -> tuple[Dialect, str] | None:

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute
 
 from lightningrl.control import api
 from lightningrl.control.api import ReportedToolCall
-from lightningrl.dialects import Dialect
+from lightningrl.dialects import Dialect, call_of
 from lightningrl.server.access import Access
 from lightningrl.server.attempt_routes import attempt_of
 from lightningrl.server.routes import route
@@ -55,9 +55,7 @@ async def find_transitions(
         if answer_id is None:
             found.append(None)
             continue
-        transition_id = answer_id
-        for dialect in dialects:
-            transition_id = transition_id.removeprefix(dialect.answer_prefix)
+        transition_id = call_of(answer_id, dialects)
         if transition_id not in known:
             raise UnknownRecord(f"rollout {rollout_id!r} has no call {answer_id!r}; give the id of an answer that this attempt was given")
         found.append(transition_id)

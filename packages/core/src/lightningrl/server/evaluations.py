@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from lightningrl.dialects import Dialect
+from lightningrl.dialects import Dialect, call_of
 from lightningrl.store.protocol import CallLog
 from lightningrl.telemetry.evaluations import Evaluation
 
@@ -22,9 +22,7 @@ async def find_rewards(
     by_tool = {tool_call_id: call.id for call in calls for tool_call_id in call.tool_call_ids}
     rewards: dict[str | None, dict[str, float | None]] = defaultdict(dict)
     for one in told:
-        transition_id = one.answer_id
-        for dialect in dialects:
-            transition_id = transition_id and transition_id.removeprefix(dialect.answer_prefix)
+        transition_id = one.answer_id and call_of(one.answer_id, dialects)
         if transition_id not in ids:
             near = [by_span.get(span_id) for span_id in one.span_ids] + [by_tool.get(call_id) for call_id in one.tool_call_ids]
             transition_id = next((found for found in near if found is not None), None)

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lightningrl.dialects import Dialect
+from lightningrl.dialects import Dialect, call_of
 from lightningrl.server.asked_calls import ReadAsked, join_to_answers
 from lightningrl.server.evaluations import find_rewards
 from lightningrl.server.forwarding import ExportForwarder
@@ -60,7 +60,15 @@ class ExportReader:
             asked = await self.read_asked(*place)
             tool_calls = await asyncio.to_thread(join_to_answers, tool_calls, export.loose, asked)
         rewards = await find_rewards(self.log, self.dialects, *place, export.evaluations) if export.evaluations else {}
-        return ExportContents(tool_calls=tool_calls, spans=export.spans, rewards=rewards, rejected=export.rejected, request=export.request)
+        spans = [*export.spans, *await self._named_calls(place, export.answers)]
+        return ExportContents(tool_calls=tool_calls, spans=spans, rewards=rewards, rejected=export.rejected, request=export.request)
+
+    async def _named_calls(self, place: tuple[str, int], answers: Sequence[tuple[str, str]]) -> list[SpanRecord]:
+        """Calls that the models' spans name by their answers, as spans inside of those: whoever made them need not have said of what span
+        they are."""
+        known = await self.log.call_ids(*place) if answers else frozenset()
+        calls = [(call_of(answer_id, self.dialects), span_id) for answer_id, span_id in answers]
+        return [SpanRecord(span_id=call_id, parent_span_id=span_id) for call_id, span_id in calls if call_id in known]
 
     def forward(self, place: tuple[str, int], contents: ExportContents) -> None:
         """Hand all of it on, once it is kept."""

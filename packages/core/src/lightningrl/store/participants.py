@@ -48,7 +48,7 @@ class Participants:
     """Of one attempt, so far. Roles are told when it has ended: a span may name one after the call."""
 
     callers: set[tuple[int | None, str | None]] = field(default_factory=set[tuple[int | None, str | None]])
-    """The role's word and the span of each call."""
+    """The role's word of each call, and its span; without one, the call's id stands for it."""
     tools: set[int] = field(default_factory=set[int])
     failed: set[int] = field(default_factory=set[int])
     """Tools that failed at least once."""
@@ -58,8 +58,8 @@ class Participants:
     def read(cls, db: Connection, attempt_pk: int) -> Self:
         """As the store has them."""
         found = cls()
-        of_call = select(calls.c.agent, calls.c.span_id).where(calls.c.attempt_pk == attempt_pk)
-        found.callers.update((row.agent, row.span_id) for row in db.execute(of_call))
+        of_call = select(calls.c.agent, calls.c.span_id, calls.c.id).where(calls.c.attempt_pk == attempt_pk)
+        found.callers.update((row.agent, row.span_id or row.id) for row in db.execute(of_call))
         for row in db.execute(select(tool_calls.c.name, tool_calls.c.status).where(tool_calls.c.attempt_pk == attempt_pk)):
             found.add_tool(row.name, row.status)
         for row in db.execute(select(spans).where(spans.c.attempt_pk == attempt_pk)):

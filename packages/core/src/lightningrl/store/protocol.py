@@ -146,7 +146,8 @@ class ToolCallRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpanRecord:
-    """A span that names an agent or leads to one: fills `Transition.agent` where the call itself did not say."""
+    """A span that names an agent or leads to one: fills `Transition.agent` where the call itself did not say. A call that came without
+    a span is found by its own id."""
 
     span_id: str
     parent_span_id: str | None = None

@@ -122,7 +122,7 @@ def _transitions(
             *tokens[position],
             policy=reader.text(db, row.policy),
             sampling=reader.sampling(db, row),
-            agent=reader.word(db, row.agent if row.agent is not None or not tree else named_agent(tree, row.span_id)),
+            agent=reader.word(db, row.agent if row.agent is not None or not tree else named_agent(tree, row.span_id or row.id)),
             offered=reader.offered(db, row.toolset),
             parent_id=None if row.parent is None else rows[row.parent].id,
             rewards=rewards.get(row.idx, {}),

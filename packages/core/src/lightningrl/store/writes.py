@@ -342,7 +342,7 @@ def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[st
     }
     live.ids[call.id] = live.keys[record.call_key] = index
     live.ends.append(len(call.prompt_ids) + len(call.completion_ids))
-    live.participants.callers.add((row["agent"], call.span_id))
+    live.participants.callers.add((row["agent"], call.span_id or call.id))
     return row
 
 

@@ -28,7 +28,7 @@ from lightningrl.clean import parse_json
 from lightningrl.errors import ServerError
 from lightningrl.store.protocol import SpanRecord, ToolCallRecord
 from lightningrl.telemetry import semconv
-from lightningrl.telemetry.conventions import SpanState, read_span, with_events
+from lightningrl.telemetry.conventions import Kind, SpanState, read_span, with_events
 from lightningrl.telemetry.evaluations import Evaluation, ToldRecord, read_evaluations, read_told_records
 from lightningrl.telemetry.tool_spans import SeenSpan, read_tools
 
@@ -66,6 +66,8 @@ class ParsedExport:
     loose: frozenset[str] = frozenset()
     """See `ReadTools`."""
     spans: Sequence[SpanRecord] = ()
+    answers: Sequence[tuple[str, str]] = ()
+    """Ids of answers, each with the model's span that names it."""
     rejected: int = 0
     """Spans without a usable id."""
 
@@ -92,13 +94,15 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
                 else:
                     rejected += 1
     spans = [SpanRecord(span_id=one.span_id, parent_span_id=one.parent_span_id, agent=one.reading.agent) for one in seen]
-    useful = spans if any(span.agent is not None for span in spans) else []  # agents, and what leads to them
+    models = [one for one in seen if one.reading.kind is Kind.MODEL]
+    is_useful = bool(models) or any(span.agent is not None for span in spans)  # what leads to agents: theirs may end in a later export
     tools = read_tools(seen)
     return ParsedExport(
         request=request,
         tool_calls=tools.records,
         loose=tools.loose,
-        spans=useful,
+        spans=spans if is_useful else [],
+        answers=[(str(one.attributes[semconv.RESPONSE_ID]), one.span_id) for one in models if one.attributes.get(semconv.RESPONSE_ID)],
         evaluations=read_evaluations(seen),
         rejected=rejected,
     )
