@@ -23,6 +23,7 @@ import pytest
 from attribution import Crowd
 from hypothesis import settings
 from installed import install_as_the_pages_say
+from jumping_clock import NO_CLOCK_JUMPED
 from once import made_once
 from postgresql import NOT_TESTED, PostgreSQL, serving_postgresql
 from sizes import LONG, PATIENCE_S, sized
@@ -120,10 +121,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("figures")
         terminalreporter.write("\n".join(sorted(figures, reverse=True)) + "\n")
 
-    skipped = [report for report in terminalreporter.stats.get("skipped", []) if NOT_TESTED in str(report.longrepr)]
-    if skipped:
-        terminalreporter.section("POSTGRESQL WAS NOT TESTED", red=True, bold=True)
-        terminalreporter.write(f"{len(skipped)} tests were skipped: {NOT_TESTED}\n")
+    for title, why in (("POSTGRESQL WAS NOT TESTED", NOT_TESTED), ("NO CLOCK THAT JUMPS WAS TESTED", NO_CLOCK_JUMPED)):
+        skipped = [report for report in terminalreporter.stats.get("skipped", []) if why in str(report.longrepr)]
+        if skipped:
+            terminalreporter.section(title, red=True, bold=True)
+            terminalreporter.write(f"{len(skipped)} tests were skipped: {why}\n")
 
 
 def sendable(value: Any) -> Any:

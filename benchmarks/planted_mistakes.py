@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TRAIN = ("train", ".", "--set", "loop.steps=1", "--set", "validation.every=0", "--run", "run")
+CALL = "    reply = client()"
+RESUMES = r".*go on with `lightningrl (train --resume --run run)`"
 Edit = tuple[str, str, str]
 """File, what stands there, what is to stand there; nothing there = at the end."""
 
@@ -44,6 +46,12 @@ class Mistake:
     """It is imported before, or meanwhile: a worker says what is wrong with the agent while the weights are loaded."""
     trains: bool = False
     """It is warned of, and trained nevertheless: its seconds are those of a step."""
+    is_seen_in_a_step: bool = False
+    """Nobody can say it before rollouts have run: its seconds are those of a step, and there is a run folder."""
+    goes_on: bool = False
+    """With the run that is there: `remedy_arguments` are all of our command."""
+    is_begun: bool = False
+    """It is made in a run that has begun."""
 
 
 def in_recipe(old: str, new: str) -> tuple[Edit, ...]:
@@ -226,6 +234,112 @@ MISTAKES = (
         says=r"pip install 'lightningrl\[wandb\]'`, or remove it",
         remedy=in_recipe('loggers = ["wandb"]\n', ""),
     ),
+    Mistake(
+        name="agent raises",
+        edits=(("agent.py", CALL, "    raise KeyError('oops')\n" + CALL),),
+        says=r"every rollout failed \(64 agent_error\).*KeyError: 'oops'.*mend the agent" + RESUMES,
+        is_seen_in_a_step=True,
+        goes_on=True,
+        remedy=(("agent.py", "    raise KeyError('oops')\n", ""),),
+        remedy_arguments=("<1>",),
+    ),
+    Mistake(
+        name="agent hangs",
+        edits=(("agent.py", CALL, "    import time; time.sleep(100_000)\n" + CALL),),
+        arguments=("--set", "runtime.timeout_s=5", "--set", "loop.tasks_per_step=1", "--set", "runtime.workers=1"),
+        says=r"longer than its time limit of 5 s.*mend the agent" + RESUMES,
+        is_seen_in_a_step=True,
+        goes_on=True,
+        remedy=(("agent.py", "    import time; time.sleep(100_000)\n", ""),),
+        remedy_arguments=("<1>",),
+    ),
+    Mistake(
+        name="agent returns an object",
+        edits=(("agent.py", 'return (reply.choices[0].message.content or "").strip()', "return reply"),),
+        says=r"is not JSON.*return text, numbers, lists or dicts.*mend the agent" + RESUMES,
+        is_seen_in_a_step=True,
+        goes_on=True,
+        remedy=(("agent.py", "return reply", 'return (reply.choices[0].message.content or "").strip()'),),
+        remedy_arguments=("<1>",),
+    ),
+    Mistake(
+        name="agent calls a model elsewhere",
+        edits=(
+            ("agent.py", "functools.cache(OpenAI)", "functools.cache(lambda: OpenAI(base_url='http://127.0.0.1:9/v1', max_retries=0))"),
+            ("agent.py", CALL, "    try: client().models.list()\n    except Exception: return ''\n" + CALL),
+        ),
+        says=r"none of 64 rollouts made a model call that came here: the agent called models at '(\S+)'.*name them in (runtime\.base_urls)",
+        is_seen_in_a_step=True,
+        remedy=(("agent.py", "    try: client().models.list()\n    except Exception: return ''\n", ""),),
+        remedy_arguments=("--set", '<2>=["<1>"]'),
+    ),
+    Mistake(
+        name="agent makes no model call",
+        edits=(("agent.py", CALL, "    return ''\n" + CALL),),
+        says=r"none of 64 rollouts made a model call that came here; where the agent's client has a base URL of its own, name it in",
+        is_seen_in_a_step=True,
+        remedy=(("agent.py", "    return ''\n", ""),),
+    ),
+    Mistake(
+        name="agent swallows a refused call",
+        edits=(
+            ("agent.py", "words: {date}", "words: {date * 5000}"),
+            (
+                "agent.py",
+                CALL,
+                "    import openai\n    try: client().chat.completions.create(model='m', messages=messages)\n"
+                "    except openai.OpenAIError: return ''\n" + CALL,
+            ),
+        ),
+        says=r"every model call was refused \(64\).*(context|tokens)",
+        is_seen_in_a_step=True,
+        remedy=(("agent.py", "{date * 5000}", "{date}"),),
+    ),
+    Mistake(
+        name="reward returns text",
+        edits=(("reward.py", "return float(output == task.answer)", 'return "1.0"'),),
+        says=r"reward 'right' returned '1.0' of type str.*return a (float)",
+        is_seen_in_a_step=True,
+        goes_on=True,
+        remedy=(("reward.py", 'return "1.0"', "return <1>(output == task.answer)"),),
+        remedy_arguments=("train --resume --run run",),
+    ),
+    Mistake(
+        name="reward raises",
+        edits=(("reward.py", "return float(", "return task.gold or float("),),
+        says=r"right: AttributeError: 'Task' object has no attribute 'gold'; mend it",
+        is_seen_in_a_step=True,
+        goes_on=True,
+        remedy=(("reward.py", "task.gold or ", ""),),
+        remedy_arguments=("train --resume --run run",),
+    ),
+    Mistake(
+        name="reward says nothing",
+        edits=(("reward.py", "return float(", "float("),),
+        says=r"no rollout of 64 has a reward; check that the rewards return numbers" + RESUMES,
+        is_seen_in_a_step=True,
+        goes_on=True,
+        remedy=(("reward.py", "    float(", "    return float("),),
+        remedy_arguments=("<1>",),
+    ),
+    Mistake(
+        name="role misspelt",
+        edits=(
+            ("agent.py", CALL, "    from lightningrl import role\n    with role('writer'): reply = client()"),
+            *in_recipe("[policy]\n", '[policy]\nagents = ["writr"]\n'),
+        ),
+        says=r"no call is of a policy and role that is trained; roles of the calls: '(writer)'",
+        is_seen_in_a_step=True,
+        remedy=in_recipe('"writr"', '"<1>"'),
+    ),
+    Mistake(
+        name="another learning rate on the way",
+        is_begun=True,
+        arguments=(".", "--resume", "--run", "run", "--set", "learner.learning_rate=1e-4"),
+        says=r"'learner.learning_rate' was 0.001, is 0.0001; restore it \(`(--set \S+)`\), or start a new run",
+        goes_on=True,
+        remedy_arguments=("train . --resume --run run <1>",),
+    ),
     Mistake(name="no such recipe", arguments=("nowhere.toml",), says="nowhere.toml.*folder with a recipe.toml"),
 )
 
@@ -272,16 +386,22 @@ def remedy_works(mistake: Mistake, folder: Path, sentence: re.Match[str]) -> boo
     if mistake.remedy_command and run(folder, typed_in(mistake.remedy_command, sentence))[0] != 0:
         return False
     remedied(mistake, folder, sentence)
-    shutil.rmtree(folder / "run", ignore_errors=True)
-    code, printed, _ = run(folder, (*TRAIN, *typed_in(mistake.remedy_arguments, sentence)))
+    arguments = typed_in(mistake.remedy_arguments, sentence)
+    if mistake.goes_on:
+        code, printed, _ = run(folder, tuple(" ".join(arguments).split()))
+    else:
+        shutil.rmtree(folder / "run", ignore_errors=True)
+        code, printed, _ = run(folder, (*TRAIN, *arguments))
     return trains(code, printed) and not re.search(mistake.says, printed)
 
 
 def is_answered(mistake: Mistake, folder: Path, sentence: re.Match[str] | None, code: int, printed: str, seconds: float) -> bool:
     if mistake.trains:
         return sentence is not None and trains(code, printed)
+    if mistake.is_seen_in_a_step:
+        return sentence is not None and code != 0
     in_time = seconds <= (10 if mistake.needs_torch else 5)
-    return sentence is not None and code != 0 and not (folder / "run").exists() and in_time
+    return sentence is not None and code != 0 and (folder / "run").exists() == mistake.is_begun and in_time
 
 
 def main() -> None:
@@ -300,6 +420,8 @@ def main() -> None:
             folder = Path(scratch) / str(index)
             shutil.copytree(project, folder)
             edit(folder, mistake.edits)
+            if mistake.is_begun:
+                run(folder, TRAIN)
             replaces = mistake.arguments and not mistake.arguments[0].startswith("-")
             code, printed, seconds = run(folder, ("train", *mistake.arguments) if replaces else (*TRAIN, *mistake.arguments))
             sentence = re.search(mistake.says, printed)

@@ -33,6 +33,9 @@ def hangs(question): time.sleep(60)
 def returns_nothing(question): ask(question)
 def returns_an_object(question): return object()
 def overflows(question): return ask("select " * 5000)
+def goes_past_us(question):
+    try: return OpenAI(base_url="http://127.0.0.1:9/v1", max_retries=0).models.list()
+    except Exception: return "nothing"
 """
 
 DATA = """
@@ -197,7 +200,6 @@ def test_a_reward_that_raises_stops_the_run_and_a_mended_one_goes_on_where_it_st
 @pytest.mark.parametrize(
     ("function", "outcome", "says"),
     [
-        ("raises", "agent_error", "RuntimeError: the database is on fire"),
         ("hangs", "timeout", "longer than its time limit of 2 s"),
         ("returns_nothing", "agent_error", "returned nothing"),
         ("returns_an_object", "agent_error", "JSON"),
@@ -210,6 +212,28 @@ def test_an_agent_that_fails_is_typed_and_the_run_says_so(here: Here, function: 
     assert says in said
     assert "--resume" in said
     assert set(rollouts(here.folder).values()) == {"failed"}
+
+
+def test_an_agent_that_raises_is_mended_and_its_rollouts_are_made_anew(here: Here) -> None:
+    said = here.train("agent=agent.py:raises")
+    assert "every rollout failed (2 agent_error)" in said
+    assert "RuntimeError: the database is on fire" in said
+    assert "mend the agent; then go on with `lightningrl train --resume --run run`" in said
+    assert set(rollouts(here.folder).values()) == {"failed"}
+    (here.folder / "agent.py").write_text(AGENT.replace('raise RuntimeError("the database is on fire")', "return ask(question)"))
+    status, said = here.run("train", "--resume", "--run", "run")
+    assert status == 1, said
+    assert "nothing was learned in 1 steps: all 2 rewards are 1" in said, "they came to their end, and the reward finds all alike"
+    assert list(rollouts(here.folder).values()) == ["succeeded"] * 2
+
+
+def test_a_run_whose_agent_calls_models_elsewhere_fails_and_names_their_host(here: Here) -> None:
+    status, said = here.run("train", "recipe.toml", "--run", "run", "--set", "agent=agent.py:goes_past_us")
+    assert status == 1, said
+    assert "nothing was learned in 1 steps: none of 2 rollouts made a model call that came here" in said
+    assert "the agent called models at '127.0.0.1:9' (2 rollouts)" in said
+    assert "name them in runtime.base_urls" in said
+    assert set(rollouts(here.folder).values()) == {"succeeded"}
 
 
 def test_an_agent_that_cannot_be_imported_is_named(here: Here) -> None:

@@ -38,6 +38,7 @@ from crashes import (
     tell_kills,
     wait_for_answers,
 )
+from jumping_clock import find_faketime
 from processes import ROLES, Role, TrainRun
 from sizes import PATIENCE_S, sized
 from warm import WarmCommand
@@ -268,9 +269,7 @@ def test_pauses_beyond_the_lease_end_no_attempt_but_that_of_a_worker_which_stood
 @pytest.mark.long
 def test_a_clock_that_jumps_ends_no_attempt(run: TrainRun, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of server and workers, by a day, forth and back; the server is killed between."""
-    library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
-    if library is None:
-        pytest.skip("needs libfaketime: apt-get install libfaketime")
+    library = find_faketime()
     clock = tmp_path / "clock"
 
     def jump(seconds: int) -> None:

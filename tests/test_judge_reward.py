@@ -28,7 +28,7 @@ import os
 import httpx
 
 async def judge(task, output, trajectory):
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=None) as client:
         answer = await client.post(os.environ["JUDGE_URL"], json={"rollout": trajectory.rollout_id, "output": output})
         answer.raise_for_status()
         return answer.json()["score"]

@@ -120,7 +120,7 @@ def test_a_moved_run_goes_on_and_a_copied_one_is_only_looked_at(postgresql: Post
     moved, _ = RunFolder.resume(tmp_path / "moved", {})
     assert moved.has_rollouts()
     moved.close()
-    with pytest.raises(RunFolderError, match=r"'store_url' was 'postgresql://.*', is None; restore it, or start a new run"):
+    with pytest.raises(RunFolderError, match=r"'store_url' was 'postgresql://.*', is None; restore it \(`--set .*`\), or start a new run"):
         RunFolder.resume(tmp_path / "moved", {"store_url": None})
     moved.discard()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from certified import certified
-from sizes import sized
+from sizes import PATIENCE_S, sized
 from warm import WarmCommand
 
 EXAMPLES = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "node_agent" / "node_modules").symlink_to(installed)
         return folder
     command = ["npm", "install", "--no-audit", "--no-fund"]
-    ran = subprocess.run(command, cwd=folder / "node_agent", capture_output=True, text=True, check=False, timeout=120)
+    ran = subprocess.run(command, cwd=folder / "node_agent", capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     if ran.returncode != 0:
         pytest.skip(f"npm could not install the package: {ran.stderr.strip()[-200:]}")
     return folder

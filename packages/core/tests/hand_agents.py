@@ -88,7 +88,7 @@ def ask_requests(prompt: str) -> str:
 
 
 def ask_requests_messages(prompt: str) -> str:
-    answer = session.post(MESSAGES, json=body(prompt, max_tokens=50), headers=ANTHROPIC_KEY, timeout=60)
+    answer = session.post(MESSAGES, json=body(prompt, max_tokens=50), headers=ANTHROPIC_KEY, timeout=None)
     answer.raise_for_status()
     return str(answer.json()["content"][0]["text"])
 

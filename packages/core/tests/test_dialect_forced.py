@@ -13,6 +13,7 @@ import numpy as np
 import pydantic
 import pytest
 from openai import AsyncOpenAI
+from sizes import PATIENCE_S
 from starlette.applications import Starlette
 
 from lightningrl.credit.samples import build_samples
@@ -53,7 +54,7 @@ class Agent:
         return said
 
     async def post(self, **body: Any) -> httpx.Response:
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             return await client.post(f"{self.attempt.base_url}/{self.path}", json=body, headers={"x-api-key": self.attempt.key})
 
     def body(self, choice: str | None) -> dict[str, Any]:

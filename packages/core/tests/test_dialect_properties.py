@@ -13,7 +13,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from sizes import sized
+from sizes import PATIENCE_S, sized
 
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
@@ -254,7 +254,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
         loop = runner.get_loop()
         running = live_gateway(Path(folder), renderer=PolicyRenderer(tiny_tokenizer(), request.param))
         gateway = loop.run_until_complete(running.__aenter__())
-        client = httpx.AsyncClient(timeout=30)
+        client = httpx.AsyncClient(timeout=PATIENCE_S)
         try:
             yield Served(loop, gateway, client)
         finally:

@@ -91,7 +91,7 @@ async def test_an_engine_that_dies_in_mid_call_is_replaced_by_the_next(tmp_path:
     tokenizer = tiny_tokenizer()
     dying, heir = ScriptedEngine(tokenizer), ScriptedEngine(tokenizer, version=1, reply=lambda _: "from the heir")
     dying.pause()
-    async with live_gateway(tmp_path, engine=dying, attach=False, wait_s=10) as gateway:
+    async with live_gateway(tmp_path, engine=dying, attach=False, wait_s=PATIENCE_S) as gateway:
         link = EngineLink(dying, gateway.url, gateway.run_key)
         await link.start()
         attempt = await gateway.attempt()

@@ -17,6 +17,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from sizes import PATIENCE_S
 from starlette.applications import Starlette
 
 from lightningrl.gateway.app import create_gateway
@@ -226,7 +227,7 @@ async def test_a_restarted_server_goes_on_where_the_branch_was(gateway: LiveGate
             app = None
             if turn == restart_before:
                 app = Starlette(routes=create_gateway(gateway.store, gateway.engines, renderers).routes)
-            async with httpx.AsyncClient(transport=None if app is None else httpx.ASGITransport(app=app), timeout=30) as client:
+            async with httpx.AsyncClient(transport=None if app is None else httpx.ASGITransport(app=app), timeout=PATIENCE_S) as client:
                 body = {"model": "m", "messages": messages}
                 answer = await client.post(
                     f"{attempt.base_url}/chat/completions", json=body, headers={"authorization": f"Bearer {attempt.key}"}

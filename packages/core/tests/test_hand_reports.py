@@ -176,6 +176,35 @@ async def test_a_repeated_tool_call_id_is_kept_once(tmp_path: Path) -> None:
     await store.close()
 
 
+async def test_a_report_on_a_call_decodes_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long attempt has megabytes of tokens."""
+    store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db")
+    app = create_app(store, EngineRegistry(), run_key="run")
+    await store.create_rollouts([make_spec("a")])
+    lease = await store.lease("w", 60.0)
+    assert lease is not None
+    await store.append_call(make_call(lease, "c0", [1, 2], [3]))
+    reports: dict[str, Any] = {
+        "rewards": {"rewards": {"good": 1}, "call": "chatcmpl-c0"},
+        "tool_calls": {"tool_calls": [{"name": "f", "status": "ok", "call": "chatcmpl-c0"}]},
+    }
+
+    def decode(columns: Any) -> Any:
+        raise AssertionError(f"{len(columns)} columns of tokens were decoded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lightningrl.store.tokens.decode_many", decode)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server") as http:
+            for path, body in reports.items():
+                answer = await http.post(f"{lease.base_path}/{path}", json=body, headers={"authorization": f"Bearer {lease.key}"})
+                assert answer.status_code == 204, answer.text
+    await store.finish_attempt("a", 1, Outcome.SUCCEEDED, "x")
+    (trajectory,) = await store.trajectories(["a"])
+    assert trajectory.transitions[0].reported == {"good": 1.0}
+    assert trajectory.tool_calls[0].transition_id == "c0"
+    await store.close()
+
+
 def test_outside_of_a_rollout_an_agent_works_as_ever_and_the_log_knows(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "https://api.openai.com/v1")
     with caplog.at_level(logging.INFO, "lightningrl"), role("writer"), tool("search", {"q": 1}) as seen:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.loggers import JsonlLogger, draw_curve
@@ -70,5 +71,5 @@ def test_missing_matplotlib_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mo
 def test_importing_the_loggers_imports_nothing_heavy() -> None:
     heavy = ("matplotlib", "tensorboard", "wandb", "trackio", "torch")
     program = f"import sys, lightningrl.loggers; print([name for name in {heavy} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert result.stdout.strip() == "[]"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.rewards import NamedReward, Reported, RewardSet
@@ -204,7 +205,7 @@ async def test_at_most_so_many_sync_rewards_work_at_a_time_and_waiting_is_no_tim
 
 async def test_hanging_rewards_do_not_take_places_for_ever() -> None:
     release = threading.Event()
-    rewards = one(lambda *_: release.wait(60), timeout_s=0.05, concurrency=1)
+    rewards = one(lambda *_: release.wait(PATIENCE_S), timeout_s=0.05, concurrency=1)
     for _ in range(3):
         assert "no answer within" in await failure_of(rewards)
     release.set()
@@ -246,10 +247,10 @@ def test_reward_that_never_returns_does_not_keep_the_process_alive() -> None:
 import asyncio, time
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.testing.groups import make_trajectory
-hanging = RewardSet([NamedReward(name="hang", function=lambda *_: time.sleep(600), timeout_s=0.1)])
+hanging = RewardSet([NamedReward(name="hang", function=lambda *_: time.sleep(100_000), timeout_s=0.1)])
 print(asyncio.run(hanging.score(make_trajectory("r", []))).failure)
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert "no answer within 0.1 s" in result.stdout
     assert result.stderr == ""
 

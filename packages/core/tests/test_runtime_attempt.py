@@ -6,6 +6,8 @@ import asyncio
 import threading
 from typing import Any
 
+from sizes import PATIENCE_S
+
 from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.runtime.agent_loader import load_agent
 from lightningrl.runtime.attempt import Attempt
@@ -37,14 +39,14 @@ def test_an_agent_that_runs_in_a_thread_cannot_be_stopped_from_inside() -> None:
 
     def slow(text: str) -> str:
         has_begun.set()
-        may_end.wait(10)
+        may_end.wait(PATIENCE_S)
         return text
 
     reports: list[Any] = []
     thread = threading.Thread(target=lambda: reports.append(attempt.run(load_agent(slow), asyncio.run)))  # type: ignore[arg-type]
     thread.start()
-    has_begun.wait(10)
+    has_begun.wait(PATIENCE_S)
     assert not attempt.revoke()
     may_end.set()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert reports[0].outcome is Outcome.SUCCEEDED

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from processes import all_ended
+from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError
 from lightningrl.runtime.launcher import WorkerPoolError
@@ -195,7 +196,7 @@ async def test_a_lost_server_ends_the_pool(server: ScriptedServer, folder: Path)
     await pool.start()
     server.__exit__(None, None, None)
     with pytest.raises(WorkerPoolError, match="has lost the server"):
-        await asyncio.wait_for(pool.wait(), 900)
+        await asyncio.wait_for(pool.wait(), PATIENCE_S)
     await pool.stop()
 
 

@@ -18,6 +18,8 @@ import httpx
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from processes import all_ended
+from sizes import PATIENCE_S
 
 from lightningrl.control import api
 from lightningrl.control.client import ServerClient
@@ -114,7 +116,7 @@ async def test_a_rollout_goes_all_the_way(scene: Scene) -> None:
 
 
 async def test_a_worker_waits_for_the_next_rollout(scene: Scene) -> None:
-    waiting = asyncio.create_task(scene.client.lease("w", 60.0, wait_s=60.0))
+    waiting = asyncio.create_task(scene.client.lease("w", 60.0, wait_s=PATIENCE_S))
     await asyncio.sleep(0.1)
     await scene.client.create_rollouts([make_spec("a")])
     lease = await waiting
@@ -126,7 +128,7 @@ async def test_a_worker_that_went_away_while_waiting_gets_no_rollout(scene: Scen
     with pytest.raises(httpx.ReadTimeout):
         await scene.post("/leases", {"worker_id": "gone", "wait_s": 5.0, "lease_s": 600.0}, timeout=0.2)
     await scene.client.create_rollouts([make_spec("a")])
-    lease = await scene.client.lease("w", 60.0, wait_s=60.0)  # at once, or when the server gives up on the one that went
+    lease = await scene.client.lease("w", 60.0, wait_s=PATIENCE_S)  # at once, or when the server gives up on the one that went
     assert lease is not None and (lease.rollout_id, lease.attempt) == ("a", 1)
 
 
@@ -366,21 +368,16 @@ async def test_the_server_goes_when_its_parent_goes(tmp_path: Path) -> None:
         "    server = ServerProcess(ServerSettings.model_validate_json(sys.argv[1]))\n"
         "    await server.start()\n"
         "    print(server.pid, flush=True)\n"
-        "    await asyncio.sleep(60)\n"
+        "    await asyncio.sleep(100_000)\n"
         "asyncio.run(main())\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script, settings(tmp_path).model_dump_json()], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    pid = int(await asyncio.to_thread(parent.stdout.readline))
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    for _ in range(200):
-        if not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text():
-            break
-        await asyncio.sleep(0.05)
-    else:
-        pytest.fail("the server outlived its parent")
+    (tmp_path / "pid").write_text(await asyncio.to_thread(parent.stdout.readline))
+    async with all_ended(tmp_path / "pid"):
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
     store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db")
     await store.close()
 

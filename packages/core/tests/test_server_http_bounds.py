@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
 
 import httpx
@@ -33,6 +33,48 @@ class Impatient(BoundedHttp):
     BODY_S: ClassVar[float] = 0.5
 
 
+class MovedLoop:
+    """The event loop, with a clock that the test moves on."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._now = 0.0
+        self._timers: list[asyncio.TimerHandle] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    def time(self) -> float:
+        return self._now
+
+    def call_later(self, seconds: float, callback: Callable[..., object], *arguments: Any) -> asyncio.TimerHandle:
+        self._timers.append(asyncio.TimerHandle(self._now + seconds, callback, arguments, self._loop))
+        return self._timers[-1]
+
+    def move_on(self, seconds: float) -> None:
+        self._now += seconds
+        due = [timer for timer in self._timers if timer.when() <= self._now and not timer.cancelled()]
+        self._timers = [timer for timer in self._timers if timer.when() > self._now]
+        for timer in due:
+            timer._run()
+
+
+class Timed(BoundedHttp):
+    """Time passes for it as the test says."""
+
+    HEAD_S: ClassVar[float] = 10.0
+    BODY_S: ClassVar[float] = 10.0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.loop: Any = MovedLoop(self.loop)
+        self.received = 0
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+        super().data_received(data)
+
+
 async def echo(request: Request) -> JSONResponse:
     return JSONResponse({"bytes": len(await request.body()), "headers": len(request.headers)})
 
@@ -48,12 +90,32 @@ async def talk(websocket: WebSocket) -> None:
 
 
 class Scene:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, connections: set[Any]) -> None:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
+        self.connections = connections
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def drip(self, head: bytes, piece: bytes, *, pieces: int, every_s: float, ends: bool = False) -> int | None:
+        """The answer's status; None = the server went on waiting through all the pieces. `ends`: the last one is the request's."""
+        reader, writer = await self.open()
+        while not self.connections:
+            await asyncio.sleep(0)
+        (protocol,) = self.connections
+        sent = 0
+        for data in (head, *(piece for _ in range(pieces))):
+            writer.write(data)
+            sent += len(data)
+            while protocol.received < sent and not protocol.transport.is_closing():
+                await asyncio.sleep(0)
+            protocol.loop.move_on(every_s)
+            if protocol.transport.is_closing():
+                break
+        answer = await reader.read() if ends or protocol.transport.is_closing() else b""
+        writer.close()
+        return read_answer(answer)[0] if answer else None
 
 
 async def serving(protocol: type[BoundedHttp]) -> AsyncIterator[Scene]:
@@ -72,7 +134,7 @@ async def serving(protocol: type[BoundedHttp]) -> AsyncIterator[Scene]:
     task = asyncio.create_task(server._serve([listener]))
     while not server.started:
         await asyncio.sleep(0)
-    yield Scene(listener.getsockname()[1])
+    yield Scene(listener.getsockname()[1], server.server_state.connections)
     server.should_exit = True
     await task
     listener.close()
@@ -87,6 +149,12 @@ async def patient() -> AsyncIterator[Scene]:
 @pytest.fixture
 async def impatient() -> AsyncIterator[Scene]:
     async for scene in serving(Impatient):
+        yield scene
+
+
+@pytest.fixture
+async def timed() -> AsyncIterator[Scene]:
+    async for scene in serving(Timed):
         yield scene
 
 
@@ -174,25 +242,19 @@ async def test_a_client_that_keeps_us_waiting_is_sent_away(impatient: Scene, sen
     writer.close()
 
 
-async def test_a_body_that_drips_is_not_held_for_ever(impatient: Scene) -> None:
-    reader, writer = await impatient.open()
-    writer.write(b"POST /echo HTTP/1.1\r\nhost: h\r\ncontent-length: 1000000\r\n\r\n")
-    answer = asyncio.create_task(reader.read())
-    while not answer.done():  # each piece comes long before the silence is too long
-        writer.write(b"x")
-        await asyncio.sleep(0.05)
-    assert read_answer(answer.result())[0] == 408
-    writer.close()
+async def test_a_head_that_drips_is_not_held_for_ever(timed: Scene) -> None:
+    assert await timed.drip(b"POST /echo HTTP/1.1\r\nx-slow: ", b"y", pieces=100, every_s=1.0) == 408
 
 
-async def test_a_body_that_keeps_pace_may_take_longer_than_a_silence(impatient: Scene) -> None:
-    reader, writer = await impatient.open()
-    writer.write(b"POST /echo HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: 400000\r\n\r\n")
-    for _ in range(40):
-        writer.write(b"x" * 10_000)
-        await asyncio.sleep(0.02)
-    assert read_answer(await reader.read())[0] == 200
-    writer.close()
+async def test_a_body_that_drips_is_not_held_for_ever(timed: Scene) -> None:
+    """Each piece comes long before the silence is too long."""
+    head = b"POST /echo HTTP/1.1\r\nhost: h\r\ncontent-length: 1000000\r\n\r\n"
+    assert await timed.drip(head, b"x", pieces=100, every_s=1.0) == 408
+
+
+async def test_a_body_that_keeps_pace_may_take_longer_than_a_silence(timed: Scene) -> None:
+    head = b"POST /echo HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: 400000\r\n\r\n"
+    assert await timed.drip(head, b"x" * 10_000, pieces=40, every_s=2.0, ends=True) == 200
 
 
 async def test_a_body_that_nobody_waits_for_is_not_waited_for_without_end(impatient: Scene) -> None:

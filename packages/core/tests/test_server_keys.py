@@ -14,11 +14,14 @@ from starlette.websockets import WebSocketDisconnect
 
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.engines.socket import engine_route
+from lightningrl.gateway.app import create_gateway
 from lightningrl.keys import worker_key
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Lease
 from lightningrl.testing.store_conformance import leased, make_spec
+from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.types import Outcome, RolloutSpec, RolloutState, Task
 
 RUN_KEY = "the-run-key"
@@ -46,6 +49,7 @@ ATTEMPT_ROUTES: list[tuple[str, Any]] = [
     ("/rollouts/{}/attempts/{}/v1/tool_calls", {"tool_calls": []}),
 ]
 
+MODEL_ROUTES = [f"/rollouts/{{}}/attempts/{{}}/{path}" for path in ("v1/chat/completions", "v1/messages", "messages", "v1/responses")]
 WORKER_ROUTES: list[tuple[str, str, Any]] = [
     ("POST", "/api/v1/workers/w-0/beat", {"pid": 1, "host": "h", "state": "ready"}),
     ("GET", "/api/v1/workers?prefix=w", None),
@@ -69,7 +73,9 @@ class Scene:
 @pytest.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db")
-    app = create_app(store, EngineRegistry(), run_key=RUN_KEY)
+    engines = EngineRegistry()
+    gateway = create_gateway(store, engines, {"policy": PolicyRenderer(tiny_tokenizer())})
+    app = create_app(store, engines, run_key=RUN_KEY, routes=gateway.routes)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
         yield Scene(store, http)
@@ -137,8 +143,8 @@ async def test_an_unknown_attempt_looks_like_somebody_elses(scene: Scene, path: 
             assert (unknown.status_code, unknown.text) == (foreign.status_code, expected) and unknown.status_code == 401
 
 
-@pytest.mark.parametrize(("path", "body"), ATTEMPT_ROUTES)
-async def test_the_key_is_looked_at_before_the_body_is_read(scene: Scene, path: str, body: Any) -> None:
+@pytest.mark.parametrize("path", [*(path for path, _ in ATTEMPT_ROUTES), *MODEL_ROUTES])
+async def test_the_key_is_looked_at_before_the_body_is_read(scene: Scene, path: str) -> None:
     await scene.leased()
     read = 0
 

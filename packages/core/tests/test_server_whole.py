@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sizes import sized
+from sizes import PATIENCE_S, sized
 
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.link import EngineLink
@@ -42,26 +43,27 @@ async def whole_server(folder: Path, **engine_fields: int) -> AsyncIterator[tupl
         yield server, client, engine
 
 
+def patient_http() -> httpx.AsyncClient:
+    return httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S)
+
+
 async def ask(http: httpx.AsyncClient, url: str, lease: Lease, call_id: str, messages: list[dict[str, str]]) -> httpx.Response:
     """One logical call, repeated while the server is away, as an SDK does it."""
-    for _ in range(200):
-        try:
-            answer = await http.post(
-                f"{url}{lease.base_path}/chat/completions",
-                json={"model": "any", "messages": messages},
-                headers={"authorization": f"Bearer {lease.key}", "x-lightningrl-call-id": call_id},
-            )
-        except httpx.TransportError:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                answer = await http.post(
+                    f"{url}{lease.base_path}/chat/completions",
+                    json={"model": "any", "messages": messages},
+                    headers={"authorization": f"Bearer {lease.key}", "x-lightningrl-call-id": call_id},
+                )
+                if answer.status_code != 503:
+                    return answer
             await asyncio.sleep(0.1)
-            continue
-        if answer.status_code != 503:
-            return answer
-        await asyncio.sleep(0.1)
-    raise AssertionError("the server did not come back")
 
 
 async def test_a_call_is_answered_recorded_and_fetched_exactly_as_sampled(tmp_path: Path) -> None:
-    async with whole_server(tmp_path) as (server, client, engine), httpx.AsyncClient(trust_env=False, timeout=30) as http:
+    async with whole_server(tmp_path) as (server, client, engine), patient_http() as http:
         await client.create_rollouts([make_spec("a")])
         lease = await client.lease("w", 60.0)
         assert lease is not None
@@ -80,7 +82,10 @@ async def test_a_call_is_answered_recorded_and_fetched_exactly_as_sampled(tmp_pa
 
 
 async def test_an_agent_that_failed_on_a_full_context_is_typed_so(tmp_path: Path) -> None:
-    async with whole_server(tmp_path, context_length=20) as (server, client, _), httpx.AsyncClient(trust_env=False, timeout=30) as http:
+    async with (
+        whole_server(tmp_path, context_length=20) as (server, client, _),
+        patient_http() as http,
+    ):
         await client.create_rollouts([make_spec("a")])
         lease = await client.lease("w", 60.0)
         assert lease is not None
@@ -94,7 +99,7 @@ async def test_an_agent_that_failed_on_a_full_context_is_typed_so(tmp_path: Path
 async def test_killing_the_server_in_mid_run_loses_no_call_and_doubles_none(tmp_path: Path) -> None:
     agents, turns, kills = 4, 40, sized(2, 5)
 
-    async with whole_server(tmp_path) as (server, client, engine), httpx.AsyncClient(trust_env=False, timeout=30) as http:
+    async with whole_server(tmp_path) as (server, client, engine), patient_http() as http:
         engine.token_delay_s = 0.02
         url, answered = server.url, dict[str, list[str]]()
 

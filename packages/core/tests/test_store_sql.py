@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sizes import sized
+from sizes import PATIENCE_S, sized
 
 from lightningrl.errors import StoreError
 from lightningrl.store import SqlStore
@@ -152,14 +152,14 @@ async def test_the_same_store_works_again_once_there_is_room(tmp_path: Path) -> 
 
 
 async def test_a_cancelled_lease_goes_to_somebody_else(store: SqlStore) -> None:
-    waiting = asyncio.create_task(store.lease("gone", 600.0, wait_s=30.0))
+    waiting = asyncio.create_task(store.lease("gone", 600.0, wait_s=PATIENCE_S))
     await asyncio.sleep(0.05)
     creating = asyncio.create_task(store.create_rollouts([make_spec("a")]))
     await asyncio.sleep(0)
     waiting.cancel()
     await creating
     await asyncio.gather(waiting, return_exceptions=True)
-    lease = await store.lease("here", 60.0, wait_s=5.0)
+    lease = await store.lease("here", 60.0, wait_s=PATIENCE_S)
     assert lease is not None and lease.attempt == 1
 
 

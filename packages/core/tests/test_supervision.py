@@ -211,7 +211,7 @@ async def test_workers_that_die_in_a_row_end_the_pool_though_it_is_looked_at_all
         await control.store.create_rollouts([make_spec(f"r{number}", "die") for number in range(5)])
         pool = make_pool(control.url, control.run_key, folder)
         await pool.start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(WorkerPoolError, match="workers died 5 times in a row"):
                 await pool.wait()
         await pool.stop(grace_s=0.0)

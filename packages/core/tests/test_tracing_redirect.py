@@ -51,20 +51,20 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
 
 
 def post_httpx() -> int:
-    return httpx.post(OPENAI, json=BODY, headers=KEY).status_code
+    return httpx.post(OPENAI, json=BODY, headers=KEY, timeout=None).status_code
 
 
 def post_httpx2() -> int:
-    return httpx2.post(OPENAI, json=BODY, headers=KEY).status_code
+    return httpx2.post(OPENAI, json=BODY, headers=KEY, timeout=None).status_code
 
 
 def post_requests() -> int:
-    return requests.post(OPENAI, json=BODY, headers=KEY, timeout=5).status_code
+    return requests.post(OPENAI, json=BODY, headers=KEY, timeout=None).status_code
 
 
 def post_httpx_async() -> int:
     async def post() -> int:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=None) as client:
             return (await client.post(OPENAI, json=BODY, headers=KEY)).status_code
 
     return asyncio.run(post())

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import uvicorn
 from rich.console import Console
+from sizes import PATIENCE_S
 
 from lightningrl.cli.train import _describe
 from lightningrl.config import Recipe
@@ -450,7 +451,7 @@ class Patient:
     def wait(self) -> None:
         turn = threading.Event()
         self.loop.call_soon_threadsafe(turn.set)
-        self.turns.append(turn.wait(60.0))
+        self.turns.append(turn.wait(PATIENCE_S))
 
 
 async def test_credit_and_checkpoints_leave_the_event_loop_alone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,17 +473,33 @@ async def test_a_stop_waits_for_the_checkpoint_that_is_being_written(scene: Scen
 
     def slow() -> None:
         saving.set()
-        may_end.wait(60.0)
+        may_end.wait(PATIENCE_S)
 
     scene.backend.saving = slow
     running = asyncio.create_task(scene.train())
-    await asyncio.to_thread(saving.wait, 60.0)
+    await asyncio.to_thread(saving.wait, PATIENCE_S)
     running.cancel()
     await asyncio.sleep(0)
     may_end.set()
     with pytest.raises(asyncio.CancelledError):
         await running
     assert (scene.folder / "run" / "checkpoints" / "step-000000" / "loop.json").is_file()
+
+
+async def test_a_step_without_a_reward_names_the_remedy_and_its_rollouts_are_rewarded_once_there_is_one(scene: Scene) -> None:
+    says_something = False
+
+    def sometimes(task: Task, output: float, trajectory: Trajectory) -> float | None:
+        return output if says_something else None
+
+    rewards = {"right": {"use": sometimes}}
+    remedy = r"check that the rewards return numbers; then go on with `lightningrl train --resume --run \S+`"
+    with pytest.raises(LightningError, match=f"step 1: no rollout of 4 has a reward; {remedy}"):
+        await scene.train(rewards=rewards)
+    made = scene.work
+    says_something = True
+    assert (await scene.train(rewards=rewards)).step == 2
+    assert made == 4 and scene.work == 8, "none is made anew"
 
 
 async def test_rewards_are_timed_apart_from_collecting(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

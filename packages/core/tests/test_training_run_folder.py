@@ -78,8 +78,13 @@ def test_what_a_failed_reward_says_may_be_raised_when_the_run_goes_on(source: Pa
 def test_a_changed_recipe_is_refused_on_resume(source: Path, tmp_path: Path) -> None:
     start(source, tmp_path / "run").close()
     source.write_text(RECIPE + "[loop]\ngroup_size = 4\n")
-    with pytest.raises(RunFolderError, match=r"'loop.group_size' was 8, is 4"):
+    with pytest.raises(RunFolderError, match=r"'loop.group_size' was 8, is 4; restore it \(`--set loop.group_size=8`\), or start"):
         RunFolder.resume(tmp_path / "run", {})
+    RunFolder.resume(tmp_path / "run", {"loop.group_size": 8})[0].close()
+    with pytest.raises(RunFolderError, match=r"'credit.use' was 'grpo', is 'rloo'; restore it \(`--set 'credit.use=\"grpo\"'`\), or start"):
+        RunFolder.resume(tmp_path / "run", {"loop.group_size": 8, "credit.use": "rloo"})
+    with pytest.raises(RunFolderError, match=r"'learner.lora.rank' was not set, is 4; leave it out, or start a new run"):
+        RunFolder.resume(tmp_path / "run", {"loop.group_size": 8, "learner.lora.rank": 4})
     source.write_text(RECIPE + "[loop]\nsteps = 4\n")
     folder, recipe = RunFolder.resume(tmp_path / "run", {})
     assert recipe.loop.steps == 4

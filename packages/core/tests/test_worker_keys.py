@@ -76,7 +76,7 @@ def turn_on_its_run(task):
     def post(path, body):
         request = urllib.request.Request(f"{settings.server_url}/api/v1{path}", json.dumps(body).encode())
         request.add_header("Authorization", f"Bearer {settings.worker_key}")
-        try: return urllib.request.urlopen(request, timeout=60).status
+        try: return urllib.request.urlopen(request).status
         except urllib.error.HTTPError as error: return error.code
     beat = {"pid": os.getpid(), "host": "h", "error": "the agent's own words"}
     said = [

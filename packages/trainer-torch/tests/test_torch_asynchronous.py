@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sizes import PATIENCE_S
 
 from lightningrl.config import Recipe
 from lightningrl.errors import BackendError, ConfigError
@@ -22,7 +23,6 @@ from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.testing import make_sample
 
 MakeBackend = Callable[..., TorchBackend]
-PATIENCE_S = 60.0
 MODES: list[dict[str, Any]] = [{}, {"lora": {"rank": 4}}]
 
 

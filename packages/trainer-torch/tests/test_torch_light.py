@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sizes import PATIENCE_S
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightningrl_torch import policy as policy_module
@@ -42,7 +43,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_an_engine_answers_and_is_saved_without_transformers(policy: str, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", SERVES, policy, str(tmp_path / "checkpoint")], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", SERVES, policy, str(tmp_path / "checkpoint")], check=True, timeout=PATIENCE_S)
 
 
 def test_what_is_read_is_what_transformers_reads(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ import httpx
 
 def ask():
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    answer = httpx.post("https://api.openai.com/v1/chat/completions", json=body, timeout=30)
+    answer = httpx.post("https://api.openai.com/v1/chat/completions", json=body, timeout=None)
     return answer.raise_for_status().json()["choices"][0]["message"]["content"]
 
 def act(task):

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Mapping
@@ -326,8 +327,10 @@ def _check_same(old: Recipe, new: Recipe, path: Path) -> None:
     if changed:
         key = changed[0]
         was, now = (repr(values[key]) if key in values else "not set" for values in (before, after))
+        setting = shlex.quote(f"{key}={json.dumps(before.get(key), ensure_ascii=False)}")
+        how = "leave it out" if before.get(key) is None else f"restore it (`--set {setting}`)"
         raise RunFolderError(
-            f"recipe of run {str(path)!r} has changed since it started: {key!r} was {was}, is {now}; restore it, or start a new run"
+            f"recipe of run {str(path)!r} has changed since it started: {key!r} was {was}, is {now}; {how}, or start a new run"
         )
 
 
