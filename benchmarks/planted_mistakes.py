@@ -3,7 +3,8 @@ the remedy that is said works when it is typed in.
 
     python benchmarks/planted_mistakes.py [--remedies] [NAME ...]
 
-A sentence may take 5 CPU seconds, 10 where torch must be imported: what an idle machine takes at most.
+A sentence may take 5 CPU seconds, 10 where torch must be imported: what an idle machine takes at most. What only rollouts show is
+said at the end of the step.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TRAIN = ("train", ".", "--set", "loop.steps=1", "--set", "validation.every=0", "--run", "run")
-CALL = "    reply = client()"
 RESUMES = r".*go on with `lightningrl (train --resume --run run)`"
+CALL = "    reply = client()"
+"""Of the agent; before it stands what an edit puts in."""
 Edit = tuple[str, str, str]
 """File, what stands there, what is to stand there; nothing there = at the end."""
 
