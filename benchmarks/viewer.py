@@ -79,10 +79,10 @@ RECIPE = {
 }
 
 
-def make_calls(lease: Lease, rng: np.random.Generator, vocabulary: int, version: int, at: float) -> list[CallRecord]:
-    """A conversation of CALLS turns."""
+def make_calls(lease: Lease, rng: np.random.Generator, vocabulary: int, version: int, at: float, turns: int) -> list[CallRecord]:
+    """A conversation of so many turns."""
     calls: list[CallRecord] = []
-    for index in range(CALLS):
+    for index in range(turns):
         parent = calls[-1].transition if calls else None
         before = () if parent is None else (parent.prompt_ids, parent.completion_ids)
         transition = Transition(
@@ -108,21 +108,22 @@ def make_calls(lease: Lease, rng: np.random.Generator, vocabulary: int, version:
     return calls
 
 
-async def play(store: SqlStore, rng: np.random.Generator, vocabulary: int) -> None:
+async def play(store: SqlStore, rng: np.random.Generator, vocabulary: int, *, turns: int = CALLS, tool_calls: int = CALLS) -> None:
     """One rollout of those that are queued, from its lease to its scores."""
     lease = await store.lease("worker", 3600.0)
     assert lease is not None
     number = int(lease.rollout_id[1:7])
     at = 1.7e9 + number
-    calls = make_calls(lease, rng, vocabulary, number // (STEP // GROUP), at)
+    calls = make_calls(lease, rng, vocabulary, number // (STEP // GROUP), at, turns)
     await store.append_calls(calls)
     tools = []
-    for index in range(CALLS):
+    for index in range(tool_calls):
         status = ToolStatus.ERROR if rng.random() < 0.05 else ToolStatus.OK
         name = TOOLS[int(rng.integers(len(TOOLS)))]
         tool = ToolCall(id=f"call_{index}", name=name, arguments='{"q": "what"}', result="a result " * 10, status=status, duration_s=0.1)
         tools.append(ToolCallRecord(tool_call=tool, started_at=at + index))
-    await store.append_tool_calls(lease.rollout_id, lease.attempt, tools)
+    if tools:
+        await store.append_tool_calls(lease.rollout_id, lease.attempt, tools)
     draw = rng.random()
     outcome = Outcome.SUCCEEDED if draw > 0.06 else Outcome.AGENT_ERROR if draw > 0.03 else Outcome.TIMEOUT
     error = None if outcome is Outcome.SUCCEEDED else "RuntimeError: the tool went away"

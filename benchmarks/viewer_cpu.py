@@ -119,9 +119,9 @@ async def measure(store: Path, scratch: Path, rollouts: int, *, is_viewed: bool 
 
 
 async def measure_indices(folder: Path, turns: int, rollouts: int = 32) -> float:
-    """CPU seconds that the indices which only the viewer reads cost a store for a rollout of 4 calls: those of 10, in turns with a store
-    without them, the median."""
-    from viewer import CALLS, VIEWERS, play
+    """CPU seconds that the indices which only the viewer reads cost a store for a rollout of 4 calls without tools, as `running` records
+    them: in turns with a store without them, the median."""
+    from viewer import VIEWERS, play
 
     stores = [await SqlStore.open(f"sqlite:///{folder / name}") for name in ("with", "without")]
     with closing(sqlite3.connect(folder / "without", timeout=60)) as db:
@@ -136,12 +136,12 @@ async def measure_indices(folder: Path, turns: int, rollouts: int = 32) -> float
             began = time.process_time()
             await stores[which].create_rollouts(specs)
             for _ in specs:
-                await play(stores[which], rng, 1000)
+                await play(stores[which], rng, 1000, turns=4, tool_calls=0)
             took[which] = time.process_time() - began
         more.append((took[0] - took[1]) / rollouts)
     for store in stores:
         await store.close()
-    return statistics.median(more) * 4 / CALLS
+    return statistics.median(more)
 
 
 def _metered(arguments: argparse.Namespace, *, is_viewed: bool) -> tuple[float, float, float]:
