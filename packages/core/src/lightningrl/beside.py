@@ -26,7 +26,7 @@ def show_nobody(what: str, done: int, total: int) -> None:
 
 
 def run_beside(work: Coroutine[Any, Any, T]) -> T:
-    """What it returns or raises, from an event loop in a thread of its own."""
+    """Do the work and return what it returns, from an event loop in a thread of its own."""
     running: list[asyncio.Task[Any]] = []
     interrupted = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What a run was started with: the two files in its folder that say so, read wherever it lies now.
+"""The origin of a run: the two files in its folder that say what it was started with, read wherever it lies now.
 
 <run>/recipe.json   the frozen recipe
 <run>/run.json      {"source", "folder", "run", "models": {policy: place}, "settings", "store"}
@@ -23,7 +23,8 @@ __all__ = ["RunOrigin", "flatten", "read_models", "read_run_file", "read_values"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOrigin:
-    """What a run was started with, as its folder tells it without being locked: also while the run trains, and when the recipe is gone."""
+    """The recipe and settings that a run was started with, as its folder tells without being locked: also while the run trains, and when
+    the recipe is gone."""
 
     recipe: Recipe
     """As it was frozen; keys that did not exist then have their default."""

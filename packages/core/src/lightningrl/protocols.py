@@ -1,4 +1,4 @@
-"""What a replaceable part can do. A Protocol says what it does, pluggy says who is installed, the recipe says which one runs."""
+"""The replaceable parts. A Protocol says what it does, pluggy says who is installed, the recipe says which one runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent itself reports of its rollout: a body, and the path below the attempt's base URL that takes it."""
+"""A report of an agent on its rollout: a body, and the path below the attempt's base URL that takes it."""
 
 from __future__ import annotations
 

@@ -30,27 +30,27 @@ def branch_command(
     run: Path, rollout_id: str, *, at: Sequence[int] | None, samples: int, as_json: bool, settings: Mapping[str, Any]
 ) -> None:
     with progress_bar("stopped; run it again to go on") as show:
-        found = Run(run).branch(rollout_id, at=at, samples=samples, settings=settings, show=show)
+        branched = Run(run).branch(rollout_id, at=at, samples=samples, settings=settings, show=show)
     if as_json:
-        for row in _rows(found):
+        for row in _rows(branched):
             sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
         return
     console = Console()
     numbers = (Column(name, justify="right") for name in ("after", "value", "±", "branches", "diverged"))
-    reward = number(found.recorded.reward)
-    console.print(f"{printable(rollout_id)}, reward {reward}; branched with the weights after step {found.step}", highlight=False)
+    reward = number(branched.recorded.reward)
+    console.print(f"{printable(rollout_id)}, reward {reward}; branched with the weights after step {branched.step}", highlight=False)
     table = Table(*numbers, Column("the next call says"), box=None, padding=(0, 1, 0, 0))
-    for row in _rows(found):
+    for row in _rows(branched):
         shown = str(row["calls"]), number(row["value"]), number(row["error"]), str(len(row["returns"])), str(row["diverged"])
         table.add_row(*shown, _cut(printable(row["next"])))
     console.print(table, highlight=False)
-    for why in dict.fromkeys(why for state in found.states for why in state.divergences):
+    for why in dict.fromkeys(why for state in branched.states for why in state.divergences):
         console.print(f"diverged: {printable(why)}", highlight=False, soft_wrap=True)
-    console.print(f"look at them: lightningrl rollouts list --run {found.folder}", highlight=False, soft_wrap=True)
+    console.print(f"look at them: lightningrl rollouts list --run {branched.folder}", highlight=False, soft_wrap=True)
 
 
-def _rows(found: BranchedRollout) -> Iterator[dict[str, Any]]:
-    for state in found.states:
+def _rows(branched: BranchedRollout) -> Iterator[dict[str, Any]]:
+    for state in branched.states:
         yield {
             "calls": state.calls,
             "value": state.value,
@@ -59,7 +59,7 @@ def _rows(found: BranchedRollout) -> Iterator[dict[str, Any]]:
             "diverged": state.outcomes.get(Outcome.DIVERGED, 0),
             "outcomes": {outcome.value: count for outcome, count in state.outcomes.items()},
             "why": state.divergences,
-            "next": " ".join("".join(found.said[state.calls : state.calls + 1]).split()),
+            "next": " ".join("".join(branched.said[state.calls : state.calls + 1]).split()),
         }
 
 

@@ -22,19 +22,19 @@ MARKS = {True: "[green]pass[/]", False: "[bold red]FAIL[/]", None: "[yellow]-[/]
 
 
 def certify_command(run: Path, *, as_json: bool) -> None:
-    found = Run(run).certify()
+    certificate = Run(run).certify()
     if as_json:
-        sys.stdout.write(json.dumps({**msgspec.to_builtins(found), "is_passed": found.is_passed}) + "\n")
+        sys.stdout.write(json.dumps({**msgspec.to_builtins(certificate), "is_passed": certificate.is_passed}) + "\n")
     else:
-        _print(Console(), found)
-    if not found.is_passed:
+        _print(Console(), certificate)
+    if not certificate.is_passed:
         raise typer.Exit(1)
 
 
-def _print(console: Console, found: Certificate) -> None:
-    for check in found.checks:
+def _print(console: Console, certificate: Certificate) -> None:
+    for check in certificate.checks:
         console.print(f"{MARKS[check.is_passed]}  {_shown(check.name)}: {_shown(check.said)}", highlight=False, soft_wrap=True)
-    for policy, parts in found.gaps.items():
+    for policy, parts in certificate.gaps.items():
         if parts:
             numbers = (Column(name, justify="right") for name in ("tokens", "mean", "99 of 100 below", "largest", "beyond the clip"))
             table = Table(Column(f"gap of {_shown(policy)}"), *numbers, box=None, padding=(0, 2, 0, 0))
@@ -42,7 +42,7 @@ def _print(console: Console, found: Certificate) -> None:
                 cells = (f"{value:.1e}" for value in (part.mean, part.p99, part.largest))
                 table.add_row(part.part, str(part.tokens), *cells, f"{part.far:.2%}")
             console.print(table, highlight=False)
-    console.print(f"{found.recomputed} of {found.tokens} sampled tokens recomputed", highlight=False)
+    console.print(f"{certificate.recomputed} of {certificate.tokens} sampled tokens recomputed", highlight=False)
 
 
 def _shown(text: str) -> str:

@@ -29,28 +29,28 @@ def doctor_command(source: Path, *, as_json: bool, runs: Path, settings: Mapping
     from lightningrl.doctor import Verdict
 
     with stoppable("stopped"), Console(stderr=True).status("starting") as status:
-        found = run_beside(doctor(source, settings=settings, runs=runs, starting=lambda what: status.update(f"trying {what}")))
+        diagnosis = run_beside(doctor(source, settings=settings, runs=runs, starting=lambda what: status.update(f"trying {what}")))
     if as_json:
-        sys.stdout.write(json.dumps(found.as_json(), ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(diagnosis.as_json(), ensure_ascii=False) + "\n")
     else:
-        show(found, Console())
-    return int(found.verdict is Verdict.FAIL)
+        show(diagnosis, Console())
+    return int(diagnosis.verdict is Verdict.FAIL)
 
 
-def show(found: Diagnosis, console: Console) -> None:
+def show(diagnosis: Diagnosis, console: Console) -> None:
     """The findings and the bill, as tables."""
     table = Table(
         Column("check", no_wrap=True), Column("", no_wrap=True), Column("what was seen", overflow="fold"), box=None, padding=(0, 2, 0, 0)
     )
-    for row in found.rows:
-        said = Text(row.finding.evidence)
+    for row in diagnosis.rows:
+        evidence = Text(row.finding.evidence)
         if row.finding.remedy:
-            said.append(f"\n→ {row.finding.remedy}", style="dim")
-        table.add_row(row.check, Text(row.finding.verdict, style=STYLES[row.finding.verdict]), said)
+            evidence.append(f"\n→ {row.finding.remedy}", style="dim")
+        table.add_row(row.check, Text(row.finding.verdict, style=STYLES[row.finding.verdict]), evidence)
     console.print(table, highlight=False)
-    if found.bill is not None:
+    if diagnosis.bill is not None:
         console.print()
-        console.print(_bill(found.bill), highlight=False)
+        console.print(_bill(diagnosis.bill), highlight=False)
 
 
 def _bill(bill: Bill) -> Table:

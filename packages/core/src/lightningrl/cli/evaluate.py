@@ -33,51 +33,56 @@ def evaluate_command(policy: str, *, as_json: bool, **options: Any) -> None:
 
 
 def _print(console: Console, report: EvaluationReport) -> None:
-    table = Table(Column(""), *(Column(_shown(one.policy), justify="right") for one in report.evaluations), box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        Column(""),
+        *(Column(_shown(evaluation.policy), justify="right") for evaluation in report.evaluations),
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     for name, cell in _rows(report.evaluations[0]):
-        table.add_row(name, *(cell(one) for one in report.evaluations))
+        table.add_row(name, *(cell(evaluation) for evaluation in report.evaluations))
     for key in report.slices:
         for value in report.evaluations[0].slice_rewards(key):
-            cells = (one.slice_rewards(key).get(value) if _has(one, key) else None for one in report.evaluations)
+            cells = (evaluation.slice_rewards(key).get(value) if _has(evaluation, key) else None for evaluation in report.evaluations)
             table.add_row(f"  {_shown(key)} = {_shown(value)}", *map(_interval, cells))
     console.print(table, highlight=False)
     if report.comparison is not None:
         _print_comparison(console, report.comparison, report.evaluations[0].asked)
     console.print(f"kept in {report.path}", highlight=False, soft_wrap=True)
-    for one in report.evaluations:
-        console.print(f"rollouts: lightningrl rollouts list --run {one.rollouts}", highlight=False, soft_wrap=True)
+    for evaluation in report.evaluations:
+        console.print(f"rollouts: lightningrl rollouts list --run {evaluation.rollouts}", highlight=False, soft_wrap=True)
 
 
 def _rows(first: Evaluation) -> list[tuple[str, Callable[[Evaluation], str]]]:
     return [
-        ("tasks × samples", lambda one: f"{len(one.tasks)} × {one.samples}"),
-        ("sampled at", lambda one: "as the agent asks" if one.sampling is None else f"temperature {one.sampling.temperature:g}"),
-        *((f"pass@{k}", lambda one, k=k: _interval(one.pass_at(k)) if k <= one.samples else "-") for k in first.ks),
-        ("mean reward", lambda one: _interval(one.reward)),
-        ("failed (lowest reward)", lambda one: str(one.failed)),
-        ("without a result", lambda one: str(one.without_result)),
-        ("tokens of a rollout", lambda one: "-" if one.tokens is None else f"{one.tokens[0]:.0f} + {one.tokens[1]:.0f}"),
-        ("seconds of a rollout", lambda one: f"{one.seconds:.2f}"),
-        ("cost of all", lambda one: "-" if one.cost is None else f"{one.cost:.4f}"),
+        ("tasks × samples", lambda result: f"{len(result.tasks)} × {result.samples}"),
+        ("sampled at", lambda result: "as the agent asks" if result.sampling is None else f"temperature {result.sampling.temperature:g}"),
+        *((f"pass@{k}", lambda result, k=k: _interval(result.pass_at(k)) if k <= result.samples else "-") for k in first.ks),
+        ("mean reward", lambda result: _interval(result.reward)),
+        ("failed (lowest reward)", lambda result: str(result.failed)),
+        ("without a result", lambda result: str(result.without_result)),
+        ("tokens of a rollout", lambda result: "-" if result.tokens is None else f"{result.tokens[0]:.0f} + {result.tokens[1]:.0f}"),
+        ("seconds of a rollout", lambda result: f"{result.seconds:.2f}"),
+        ("cost of all", lambda result: "-" if result.cost is None else f"{result.cost:.4f}"),
     ]
 
 
-def _print_comparison(console: Console, found: Comparison, asked: int) -> None:
-    is_whole = found.tasks == asked
-    console.print(f"\ndifference on {found.tasks} of {asked} tasks (above 0: the first is better)", highlight=False)
+def _print_comparison(console: Console, comparison: Comparison, asked: int) -> None:
+    is_whole = comparison.tasks == asked
+    console.print(f"\ndifference on {comparison.tasks} of {asked} tasks (above 0: the first is better)", highlight=False)
     if is_whole:
-        console.print(f"  {_interval(found.difference, '+')}  95 %, for one look after all tasks", highlight=False)
-    if found.sequential is None:
-        said = "rewards lie outside the range that the recipe gives them, which the test stands on; set rewards.NAME.range"
-        console.print(f"  no sequential verdict: {said}", highlight=False, soft_wrap=True)
+        console.print(f"  {_interval(comparison.difference, '+')}  95 %, for one look after all tasks", highlight=False)
+    if comparison.sequential is None:
+        problem = "rewards lie outside the range that the recipe gives them, which the test stands on; set rewards.NAME.range"
+        console.print(f"  no sequential verdict: {problem}", highlight=False, soft_wrap=True)
     else:
-        console.print(f"  {_interval(found.sequential.interval, '+')}  95 %, for a look after every task", highlight=False)
-        after = "" if found.sequential.decided_after is None else f", decided after {found.sequential.decided_after} tasks"
-        verdict = "the first is " if found.verdict is not Verdict.NOT_ENOUGH else ""
-        console.print(f"  [bold]{verdict}{found.verdict.value}[/]{after}", highlight=False)
-    if found.slices:
+        console.print(f"  {_interval(comparison.sequential.interval, '+')}  95 %, for a look after every task", highlight=False)
+        after = "" if comparison.sequential.decided_after is None else f", decided after {comparison.sequential.decided_after} tasks"
+        verdict = "the first is " if comparison.verdict is not Verdict.NOT_ENOUGH else ""
+        console.print(f"  [bold]{verdict}{comparison.verdict.value}[/]{after}", highlight=False)
+    if comparison.slices:
         table = Table(Column("slice"), *(Column(name, justify="right") for name in ("tasks", "difference", "p", "")), box=None)
-        for part in found.slices:
+        for part in comparison.slices:
             verdict = "" if part.verdict is Verdict.NOT_ENOUGH else part.verdict.value
             name = f"{_shown(part.key)} = {_shown(part.value)}"
             table.add_row(name, str(part.tasks), _interval(part.difference, "+"), f"{part.p:.3f}", verdict)
@@ -85,16 +90,16 @@ def _print_comparison(console: Console, found: Comparison, asked: int) -> None:
         console.print("  p: corrected for the number of slices (Holm)", highlight=False)
 
 
-def _has(one: Evaluation, key: str) -> bool:
-    return any(key in task.slices for task in one.tasks)
+def _has(evaluation: Evaluation, key: str) -> bool:
+    return any(key in task.slices for task in evaluation.tasks)
 
 
-def _interval(found: Interval | None, sign: str = "") -> str:
-    if found is None:
+def _interval(interval: Interval | None, sign: str = "") -> str:
+    if interval is None:
         return "-"
-    if found.low is None or found.high is None:
-        return f"{found.mean:{sign}.3f}"
-    return f"{found.mean:{sign}.3f} \\[{found.low:{sign}.3f}, {found.high:{sign}.3f}]"
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:{sign}.3f}"
+    return f"{interval.mean:{sign}.3f} \\[{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
 
 
 def _shown(text: str) -> str:

@@ -100,7 +100,7 @@ class ControlClient:
         return self._ask(RESULT, failure, lease).lease
 
     def hand_in(self, lease: Lease, report: Report) -> None:
-        """What the agent itself reported. Raises ServerError with the server's sentence where it is refused."""
+        """Hand in what the agent itself reported. Raises ServerError with the server's sentence where it is refused."""
         self.post(f"{lease.base_path}/{report.path}", report, key=lease.key)
 
     def post(self, path: str, report: Report, *, key: str) -> None:

@@ -117,7 +117,7 @@ class ServerClient:
         return await self.ask(api.ROLLOUT, None, rid=rollout_id)
 
     async def trace(self, rollout_id: str) -> Trace:
-        """What was said and what it earned, as text."""
+        """The rollout as text, with what it earned."""
         return await self.ask(api.TRACE, None, rid=rollout_id)
 
     async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> Sequence[RolloutRecord]:  # noqa: B008

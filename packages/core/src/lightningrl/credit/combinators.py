@@ -27,7 +27,7 @@ _Assign = Callable[[CreditAssigner, TrajectoryGroup], Advantages]
 
 
 class Combination:
-    """What all of them share. A whole has `score` or `score_group`, `branch_points`, `value_targets`, `finish_step`, `state` and `load`
+    """The base of all of them. A whole has `score` or `score_group`, `branch_points`, `value_targets`, `finish_step`, `state` and `load`
     where a part has them."""
 
     score: Callable[..., Awaitable[Evidence]]

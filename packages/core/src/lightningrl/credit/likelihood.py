@@ -49,7 +49,7 @@ _LONGEST_OUTPUT = 2000
 
 
 class _Likelihood:
-    """What both share: two terms, each with a baseline of its own, the outcome's and the turns'."""
+    """The base of both: two terms, each with a baseline of its own, the outcome's and the turns'."""
 
     requires: frozenset[str]
 

@@ -1,4 +1,4 @@
-"""What a step says of itself: rewards, calls and tokens of its rollouts, its branches, its rows."""
+"""A step's own metrics: rewards, calls and tokens of its rollouts, its branches, its rows."""
 
 from __future__ import annotations
 

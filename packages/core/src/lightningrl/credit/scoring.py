@@ -99,7 +99,7 @@ class ScoredStep:
 
 
 def score_of(trajectory: Trajectory) -> Score:
-    """What the store keeps of a trajectory's rewards."""
+    """A trajectory's rewards as the store keeps them."""
     return Score(
         rollout_id=trajectory.rollout_id,
         attempt=trajectory.attempt,

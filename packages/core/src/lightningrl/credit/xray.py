@@ -51,7 +51,7 @@ class Agreement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodXRay:
-    """What a method makes of the rollouts."""
+    """A method's credit on the rollouts, compared with others'."""
 
     name: str
     summary: str

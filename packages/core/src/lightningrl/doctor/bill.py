@@ -117,7 +117,7 @@ class _Plan:
 
 
 def make_bill(seen: Observation) -> Bill:
-    """What the run will take."""
+    """The bill of the whole run."""
     recipe, costs = seen.recipe, seen.costs
     plan = _Plan.of(seen, _steps(seen))
     trained = _Tokens.count(member for group in seen.groups for member in group.members)

@@ -1,4 +1,4 @@
-"""What a run's rollouts will take, from a few: as the policy is, and how far that may move while it learns.
+"""A forecast of a run's rollouts from a few: as the policy is, and how far that may move while it learns.
 
 present[group] = mean over its rollouts           learned[group] = mean over those that earned the most of it, towards which learning leads
 half = t · s · sqrt(1 / groups tried + 1 / groups of the run)      both are samples: 95 % of runs lie within it where nothing is learned

@@ -19,7 +19,7 @@ CGROUP: Final = Path("/sys/fs/cgroup/memory.max")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What a run may use."""
+    """The memory and disk that a run may use."""
 
     memory: int | None
     """Bytes that this machine, or the container, has; None = not known."""

@@ -16,7 +16,7 @@ __all__ = ["Cost", "Costs", "GpuMemory", "Lesson", "Observation", "Repeat"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What something took."""
+    """The time and memory that something took."""
 
     seconds: float = 0.0
     cpu_seconds: float | None = None

@@ -1,4 +1,4 @@
-"""What the doctor says of a recipe."""
+"""The doctor's report on a recipe."""
 
 from __future__ import annotations
 

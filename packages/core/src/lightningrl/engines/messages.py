@@ -1,4 +1,4 @@
-"""What an engine and the server say to each other.
+"""Messages between an engine and the server.
 
     engine ──► Hello · Chunk · Failed · Hold · Release ──► server
     engine ◄────── Welcome · Generate · Cancel ─────────── server

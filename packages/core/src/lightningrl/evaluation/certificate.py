@@ -24,7 +24,7 @@ __all__ = ["Certificate", "certify"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Certificate:
-    """What can be said of a run's tokens."""
+    """A certificate of a run's tokens."""
 
     checks: tuple[Check, ...]
     gaps: Mapping[str, tuple[Gap, ...]]

@@ -26,7 +26,7 @@ Price = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationReport:
-    """What came of one policy, or of two on the same tasks."""
+    """The results of one policy, or of two on the same tasks."""
 
     evaluations: tuple[Evaluation, ...]
     comparison: Comparison | None

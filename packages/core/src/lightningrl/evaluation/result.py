@@ -1,4 +1,4 @@
-"""What came of a policy on tasks: every sample's reward, and what is said of them together.
+"""The results of a policy on tasks: every sample's reward, and what is said of them together.
 
 tasks[task].samples[sample] ─► pass@k, mean reward, slices, tokens, seconds, cost
 

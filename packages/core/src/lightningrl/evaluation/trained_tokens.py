@@ -1,4 +1,4 @@
-"""What was trained: each token sampled, after the same tokens, once.
+"""The check of trained tokens: each sampled, after the same tokens, once.
 
 steps ─► rows as they were trained ─► every trained token is a sampled one, after the tokens that it was sampled after, once
 """
@@ -25,7 +25,7 @@ __all__ = ["TrainedTokens", "find_trained"]
 
 @dataclass(kw_only=True, slots=True)
 class TrainedTokens:
-    """What the steps of a run trained, counted."""
+    """Counts of what the steps of a run trained."""
 
     tokens: int = 0
     unsampled: int = 0

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """What we remember of an attempt in progress."""
+    """An attempt in progress, as we remember it."""
 
     history: History = field(default_factory=History)
     conversations: Conversations = field(default_factory=Conversations)
@@ -397,7 +397,7 @@ class PolicyCalls:
 
 
 def _answer(call: _Call, prompt: Prompt, choices: Sequence[SampledChoice], stored: Sequence[CallRecord]) -> Answer:
-    """What was sampled, or (`stored`) what was answered before."""
+    """The answer as it was sampled, or (`stored`) as it was given before."""
     if stored:
         return answer_again(call.renderer, call.request, stored)
     return Answer(

@@ -108,7 +108,7 @@ class ChoiceSampler:
             await asyncio.gather(*pumps, return_exceptions=True)
 
     def broken_off(self, shown: Mapping[int, ShownText]) -> list[SampledChoice]:
-        """What an agent that left the stream was shown of each choice, in order."""
+        """The part of each choice that an agent that left the stream was shown, in order."""
         found = []
         for index, (call, text, version) in sorted(self._streamed.items()):
             if index in shown:

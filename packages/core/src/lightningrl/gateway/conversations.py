@@ -20,7 +20,7 @@ __all__ = ["Conversation", "Conversations", "digest_head"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Conversation:
-    """What one answer ended, as the next call needs it."""
+    """The messages that one answer ended, as the next call needs them."""
 
     call: PastCall
     digest: bytes

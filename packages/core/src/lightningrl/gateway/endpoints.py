@@ -56,7 +56,7 @@ _decode_name = msgspec.json.Decoder(_NamedModel).decode
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Services:
-    """What all endpoints of a gateway share."""
+    """The parts that all endpoints of a gateway share."""
 
     policy_calls: PolicyCalls
     forwarder: Forwarder
@@ -84,7 +84,7 @@ class Services:
 
 
 class _Endpoint(Generic[R]):
-    """What all calls have in common: a key, a bounded body, a model that is a policy's or the upstream's, errors in one format."""
+    """The common part of all calls: a key, a bounded body, a model that is a policy's or the upstream's, errors in one format."""
 
     def __init__(self, services: Services, dialect: Dialect, path: str) -> None:
         self._services = services
@@ -209,7 +209,7 @@ class CountTokens(_Endpoint[R]):
 
 
 class ForwardEndpoint(_Endpoint[R]):
-    """What no policy answers."""
+    """Calls that no policy answers."""
 
     def _goes_upstream(self, call: ReceivedCall) -> bool:
         return self._forwarder.has_upstream(call.model)

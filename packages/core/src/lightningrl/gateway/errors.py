@@ -1,4 +1,4 @@
-"""What the gateway says no with: a sentence, an HTTP status and a code; each dialect writes it in its own format."""
+"""Refusals of the gateway: a sentence, an HTTP status and a code; each dialect writes it in its own format."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def said_role(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 def call_context(headers: Mapping[bytes, bytes], body: bytes) -> CallContext:
-    """What the headers say of the call."""
+    """The call's context, from its headers."""
     retries = headers.get(b"x-stainless-retry-count", b"0")
     call_id = headers.get(b"x-lightningrl-call-id")
     agent = said_role(headers)

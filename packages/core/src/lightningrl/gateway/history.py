@@ -1,4 +1,4 @@
-"""What an attempt's policy has seen and said: finds the earlier call that a new request continues.
+"""The calls of an attempt so far: finds the earlier call that a new request continues.
 
     messages   m0  m1  a1  m2 …         a1 = an answer of ours, as the agent sends it back
     chain      h0  h1  h2  h3           h_i = H(h_{i-1}, m_i)
@@ -54,7 +54,7 @@ class PastCall:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a new request continues."""
+    """The earlier call that a new request continues."""
 
     call: PastCall | None
     """None = a new history."""

@@ -31,7 +31,7 @@ Choices = tuple[CallRecord, ...]
 
 
 class Replay:
-    """What a branch's attempt is still to repeat."""
+    """The calls that a branch's attempt is still to repeat."""
 
     def __init__(self, recorded: Sequence[CallRecord], calls: int) -> None:
         """`calls`: how many of the recorded transitions come before the branch point."""
@@ -45,12 +45,12 @@ class Replay:
         self._divergence: str | None = None
 
     def restore(self, calls: Sequence[CallRecord]) -> None:
-        """What the attempt repeated already, as after a restart of the server."""
+        """Take over what the attempt repeated already, as after a restart of the server."""
         done = {call.transition.replayed_from for call in calls}
         self._left = [choices for choices in self._left if choices[0].transition.id not in done]
 
     def take(self, policy: str, prompt_ids: IntArray, request: CallRequest, renderer: PolicyRenderer) -> Choices:
-        """What the call was answered; empty = it is sampled. Raises Refusal where nobody recorded it."""
+        """The recorded answer; empty = it is sampled. Raises Refusal where nobody recorded it."""
         if self._divergence is None:
             for choices in self._left:
                 if _is_asked(choices, policy, prompt_ids, request.n):
@@ -72,7 +72,7 @@ def _is_asked(choices: Choices, policy: str, prompt_ids: IntArray, n: int) -> bo
 
 
 def _describe(left: Sequence[Choices], policy: str, prompt_ids: IntArray, request: CallRequest, renderer: PolicyRenderer) -> str:
-    """What differs from the next call that was to come, and which tool answered otherwise, where it was one."""
+    """The difference from the next call that was to come, and which tool answered otherwise, where it was one."""
     same = [choices for choices in left if choices[0].transition.policy == policy]
     if not same:
         return f"the branch diverged: policy {policy!r} was asked, where the recorded rollout asked {left[0][0].transition.policy!r}"

@@ -1,4 +1,4 @@
-"""What a dialect understood of a request, and what came of it: the same for every dialect."""
+"""A request as a dialect understood it, and its answer: the same for every dialect."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CallRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallContext:
-    """What travels beside the body."""
+    """The headers that travel beside the body."""
 
     call_id: str | None = None
     """Stable over retries of one logical call (`x-lightningrl-call-id`)."""
@@ -65,7 +65,7 @@ class CallContext:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """What of a streamed call has been sent so far."""
+    """The part of a streamed call that has been sent so far."""
 
     shown: dict[int, ShownText] = field(default_factory=dict[int, ShownText])
     """By choice."""

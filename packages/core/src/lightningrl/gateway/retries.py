@@ -31,7 +31,7 @@ class Retries:
         """Of a body: answers whose client left before they were sent. The next call of this body is a retry, though it may not say so."""
 
     def restore(self, calls: Iterable[CallRecord]) -> None:
-        """What the store kept, as after a restart of the server."""
+        """Take over what the store kept, as after a restart of the server."""
         choices: defaultdict[str, list[CallRecord]] = defaultdict(list)
         for call in calls:
             choices[call.call_key.partition("#")[0]].append(call)
@@ -63,11 +63,11 @@ class Retries:
             self._failed[_body_of(key)] += 1
 
     def keep(self, key: str, kept: Kept) -> None:
-        """What a retry of the call is answered."""
+        """Answer a retry of the call with this."""
         self._done[key] = kept
 
     def keep_unseen(self, key: str, kept: Kept) -> None:
-        """What was recorded but never sent: the next call of the same body is answered with it."""
+        """Answer the next call of the same body with this, which was recorded but never sent."""
         self.keep(key, kept)
         self._unseen[_body_of(key)].append(key)
 

@@ -125,7 +125,7 @@ class Forwarder:
 
 
 class _Exchange:
-    """What is recorded of a forwarded call."""
+    """The record of a forwarded call, while it is made."""
 
     def __init__(self, call: ReceivedCall) -> None:
         self._call = call

@@ -1,4 +1,4 @@
-"""What a metric sink can do."""
+"""A sink of metrics."""
 
 from __future__ import annotations
 

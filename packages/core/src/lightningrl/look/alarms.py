@@ -1,4 +1,4 @@
-"""What is wrong with a run, told by the last steps: each finding with what it means, what to do, and which rollouts show it."""
+"""Alarms of a run, by its last steps: each with what it means, what to do, and which rollouts show it."""
 
 from __future__ import annotations
 

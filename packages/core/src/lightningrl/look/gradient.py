@@ -28,7 +28,7 @@ _OTHER_TERMS: Final = ("kl_coef", "entropy_coef")
 
 
 class NoGradientKind(StrEnum):
-    """What decided."""
+    """The reason."""
 
     RUNNING = "running"
     VALIDATION = "validation"

@@ -38,7 +38,7 @@ __all__ = ["Group", "RunReader", "StoredRun", "open_run", "read_group"]
 
 
 class RunReader(Protocol):
-    """What can be asked about a run."""
+    """A run that can be asked about its rollouts."""
 
     async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> Sequence[RolloutRecord]: ...  # noqa: B008
 
@@ -112,7 +112,7 @@ class StoredRun:
         return self._reader_of(policy).has_text
 
     def tokens(self, call: CallTrace, reason: NoGradient | None, *, start: int = 0, count: int | None = None) -> list[Token]:
-        """What the policy sampled in a call, token by token, from the completion's `start`-th on."""
+        """The tokens that the policy sampled in a call, from the completion's `start`-th on."""
         return list(read_tokens(call, reason, self._reader_of(call.call.policy), start=start, count=count))
 
     async def _trajectory(self, rollout: RolloutRecord) -> Trajectory:

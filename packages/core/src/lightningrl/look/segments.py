@@ -236,12 +236,12 @@ class SegmentReader:
         return next((cut for cut in cuts if self._text(context, held[:cut]) + self._decode(held[cut:]) == whole), len(held))
 
     def _text(self, context: tuple[int, ...], ids: tuple[int, ...]) -> str:
-        """What the tokens add to the text of `context`."""
+        """The text that the tokens add to that of `context`."""
         return self._decode((*context, *ids))[len(self._decode(context)) :] if context else self._decode(ids)
 
 
 class _Template:
-    """What a chat template writes around messages, found by rendering some."""
+    """The markup that a chat template writes around messages, found by rendering some."""
 
     def __init__(self, tokenizer: Any, added: Sequence[str]) -> None:
         self.added = sorted(added, key=len, reverse=True)

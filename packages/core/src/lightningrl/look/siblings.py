@@ -34,7 +34,7 @@ class Divergence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SiblingCall:
-    """What one of them sampled."""
+    """A call of one of them."""
 
     index: int
     agent: str | None

@@ -51,7 +51,7 @@ class StepLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bill:
-    """What the run has used so far. None = its metrics do not say."""
+    """The run's use of tokens and time so far. None = its metrics do not say."""
 
     rollouts: int
     prompt_tokens: float | None

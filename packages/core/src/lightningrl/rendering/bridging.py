@@ -1,4 +1,4 @@
-"""What a chat template writes between an assistant's answer and the next completion, for templates nobody has written a renderer for.
+"""The text that a chat template writes between an assistant's answer and the next completion, for templates without a renderer.
 
     …<assistant> S <|im_end|>\\n<user>new message<|im_end|>\\n<assistant>      S = a sentinel in place of the answer
                    └──────────── suffix ────────────────────────────┘

@@ -44,7 +44,7 @@ class ToolRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextDelta:
-    """What became certain with some tokens."""
+    """Text that became certain with some tokens."""
 
     index: int
     """Of the choice."""
@@ -87,7 +87,7 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class ShownText:
-    """What of a streamed choice was sent to the agent."""
+    """The part of a streamed choice that was sent to the agent."""
 
     tokens: int = 0
     """How many were sampled by then; the text of the last ones may be held back still."""

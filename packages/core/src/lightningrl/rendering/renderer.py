@@ -52,7 +52,7 @@ _MOST_TOKENS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ParsedCompletion:
-    """What a completion's tokens say."""
+    """A completion's tokens as content, reasoning and tool calls."""
 
     content: str
     reasoning: str
@@ -133,7 +133,7 @@ class PolicyRenderer:
         tools: Sequence[Mapping[str, Any]] | None,
         context_length: int | None = None,
     ) -> tuple[int, ...] | None:
-        """What the new messages add after an earlier call's own tokens, up to the next completion; None = cannot be told. Raises
+        """Tokens that the new messages add after an earlier call's own tokens, up to the next completion; None = cannot be told. Raises
         ContextOverflow where that is far beyond a known `context_length`. Any thread may call it."""
         with self.tokenizer.within(context_length):
             return self._bridged(prompt_ids, completion_ids, new_messages, tools)

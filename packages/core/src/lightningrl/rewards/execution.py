@@ -32,7 +32,7 @@ _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV"
 
 
 class Execution:
-    """What a command says of the output.
+    """A command's verdict on the output.
 
     score = "status"    1.0 for exit status 0, else 0.0
     score = "answer"    1.0 for exit status 0 and the task's answer on stdout, else 0.0

@@ -17,7 +17,7 @@ LONGEST = 100_000
 
 
 def pick(value: Any, path: str | None) -> Any:
-    """What stands at a dotted path: `query.rows.0`; the whole value without a path, None where there is nothing."""
+    """The value at a dotted path: `query.rows.0`; the whole value without a path, None where there is nothing."""
     for key in path.split(".") if path else ():
         if isinstance(value, Mapping):
             value = value.get(key)

@@ -33,7 +33,7 @@ class _Matching:
         self._extract = Extract(extract)
 
     def _texts(self, task: Task, output: Any) -> tuple[str, list[str]]:
-        """What was said, and what would be right."""
+        """The output's text, and the texts that would be right."""
         return self._extract(text_of(pick(output, self.field))), [text_of(answer) for answer in answers_of(task, self.answer_field)]
 
 

@@ -56,7 +56,7 @@ class NamedReward(WeightedReward):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardResult:
-    """What the rewards of a trajectory came to."""
+    """The rewards of a trajectory, computed or failed."""
 
     values: Mapping[str, float | None]
     """Of those that did not fail. None = nothing to say."""

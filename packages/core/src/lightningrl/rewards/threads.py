@@ -20,7 +20,7 @@ class DaemonThreads:
         self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
     async def run(self, function: Callable[[], Any], *, on_start: Callable[[], None], name: str) -> Any:
-        """What `function()` returns or raises. `on_start` is called when its turn comes."""
+        """Run `function()` and return or raise what it does. `on_start` is called when its turn comes."""
         loop = asyncio.get_running_loop()
         async with self.places():
             on_start()

@@ -1,4 +1,4 @@
-"""What a reward may return: None, or a finite number, within its range where it declares one."""
+"""Values that a reward may return: None, or a finite number, within its range where it declares one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rewards weigh and whom they pay: from their values to the return of a rollout, or of one role's calls."""
+"""The weights of rewards and whom they pay: from their values to the return of a rollout, or of one role's calls."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def command_agent(*command: str, environment: Mapping[str, str] | None = None) -
 
 
 def read_output(command: str, status: int | None, said: str, complaint: str) -> Any:
-    """What a program that has ended answers. Raises CommandFailed with the end of its stderr."""
+    """The answer of a program that has ended. Raises CommandFailed with the end of its stderr."""
     lines = [line for line in said.splitlines() if line.strip()]
     if status != 0 or not lines:
         what = f"ended with status {status}" if status != 0 else "said nothing on stdout; print the answer as its last line"

@@ -1,4 +1,4 @@
-"""What a worker has started, whatever process group it is in now: found by its session and by a mark in its environment, and killed.
+"""Processes that a worker has started, whatever group they are in now: found by session and by a mark in their environment, and killed.
 
 worker ── leads ──► session ─┬─ its own group: the agent's forks and pools
    │                         └─ groups of programs (`command_agent`), with what these started

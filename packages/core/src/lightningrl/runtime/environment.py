@@ -49,7 +49,7 @@ def telemetry_environment(server_url: str, rollout: ActiveRollout, environment: 
 
 
 def worker_environment(server_url: str, environment: Mapping[str, str], dialects: Iterable[Dialect] = DIALECTS) -> dict[str, str]:
-    """What a worker starts with: `environment`, one thread per numeric library, no proxy before our server, the gateway's variables.
+    """The environment of a worker: `environment`, one thread per numeric library, no proxy before our server, the gateway's variables.
 
     The key that whoever starts workers was given stays with them.
     """

@@ -25,7 +25,7 @@ class WorkerPoolError(LightningError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerPlan:
-    """What workers are to be started with."""
+    """How workers are to be started."""
 
     settings: WorkerSettings
     """Their ids begin with its `worker_id`."""

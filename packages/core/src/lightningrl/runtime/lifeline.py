@@ -1,4 +1,4 @@
-"""What ties a worker process to its supervisor: a pipe that ends with it, a death with the parent, and a line for its first words.
+"""The ties of a worker process to its supervisor: a pipe that ends with it, a death with the parent, and a line for its first words.
 
 The first words are the worker's: they are said before the agent runs, and nothing that is said later is heard.
 """

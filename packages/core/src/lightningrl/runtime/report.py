@@ -125,5 +125,5 @@ def describe(error: BaseException) -> str:
 
 
 def clean_text(text: str, longest: int = LONGEST_ERROR) -> str:
-    """What anybody can store and show: at most `longest` characters, no lone surrogates."""
+    """Text that anybody can store and show: at most `longest` characters, no lone surrogates."""
     return clean.clean_text(text if len(text) <= longest else f"{text[: longest - 2]} …")

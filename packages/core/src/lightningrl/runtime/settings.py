@@ -1,4 +1,4 @@
-"""What a worker is told when it starts: one line of JSON on its standard input."""
+"""A worker's settings, told when it starts: one line of JSON on its standard input."""
 
 from __future__ import annotations
 

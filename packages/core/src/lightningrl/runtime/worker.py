@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workplace:
-    """What the workers of a process have in common: patches are of the whole process."""
+    """The things that the workers of a process share: patches are of the whole process."""
 
     agent: LoadedAgent
     redirection: Redirection
@@ -219,7 +219,7 @@ class Worker:
         return names
 
     def _hand_in(self, attempt: Attempt, client: ControlClient) -> Result | None:
-        """What the agent reported; a failure where it is not taken, the agent's if it is wrong: of a call that never was, say."""
+        """Hand in what the agent reported; a failure where it is not taken, the agent's if it is wrong: of a call that never was, say."""
         try:
             for one in attempt.rollout.reports:
                 client.hand_in(attempt.lease, one)

@@ -1,4 +1,4 @@
-"""What an agent reports of itself, below its own base URL, with the key that it has anyway: rewards, and what became of its tools.
+"""Routes for an agent's reports of itself, below its own base URL, with the key that it has anyway: rewards, and what became of its tools.
 
 POST {OPENAI_BASE_URL}/rewards       {"rewards": {"format": 1.0}, "call": "chatcmpl-…"}
 POST {OPENAI_BASE_URL}/tool_calls    {"tool_calls": [{"name": "search", "status": "ok", "tool_call_id": "call_…", …}]}

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class AttemptMemory(Protocol):
-    """What the gateway remembers of an attempt."""
+    """The gateway's memory of attempts."""
 
     async def is_overflowed(self, rollout_id: str, attempt: int) -> bool: ...
     def forget(self, rollout_id: str, attempt: int) -> None: ...

@@ -1,4 +1,4 @@
-"""What Prometheus reads at `/metrics`: the server's state as it is asked, calls as they were counted, the run's newest numbers.
+"""Metrics for Prometheus at `/metrics`: the server's state as it is asked, calls as they were counted, the run's newest numbers.
 
 gateway ─ each call ─► counters, histogram ─┐
 store, engines, workers, vitals, metrics.jsonl ─ when asked ─┴► text

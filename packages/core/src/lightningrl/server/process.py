@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """What `python -m lightningrl.server` does. Returns the exit status."""
+    """Run `python -m lightningrl.server`. Returns the exit status."""
     parent = os.getppid()
     line = sys.stdin.buffer.readline()
     if not line:

@@ -1,4 +1,4 @@
-"""What a server process is told at its start; passed as JSON."""
+"""Settings of a server process; passed as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent's telemetry tells of its attempt, under the attempt's key."""
+"""Routes for an agent's telemetry, under the attempt's key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["telemetry_routes"]
 
 def telemetry_routes(access: Access, spans: ExportReader, log_records: ExportReader) -> list[BaseRoute]:
     async def keep(reader: ExportReader, request: Request) -> Response:
-        """What an export holds for us; all of it is handed on."""
+        """Keep what an export holds for us, and hand all of it on."""
         place = attempt_of(request)
         media_type = read_media_type(request.headers.get("content-type", ""))
         contents = await reader.read(place, await request.body(), media_type, request.headers.get("content-encoding", "").lower())

@@ -53,7 +53,7 @@ _ROW: Final = np.dtype(
 
 
 class _RolloutFacts(NamedTuple):
-    """What the store has of a rollout: a plain tuple, since a first look reads all of them."""
+    """A rollout as the store has it: a plain tuple, since a first look reads all of them."""
 
     pk: int
     group_id: str

@@ -150,7 +150,7 @@ def decode_json(text: str | bytes) -> Any:
 
 
 def decode_output(text: str) -> Any:
-    """What an agent returned; None in place of what lies too deep to be sent on."""
+    """The output of an agent; None in place of what lies too deep to be sent on."""
     if not text:
         return None
     try:

@@ -60,7 +60,7 @@ class ServedVersion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerCount:
-    """What a worker did of the newest attempts."""
+    """A worker's share of the newest attempts."""
 
     worker_id: str
     attempts: int
@@ -135,7 +135,7 @@ class Condition:
 
 
 class Standing(Protocol):
-    """What a store says of itself."""
+    """How a store can be asked about itself."""
 
     async def position(self, after: int = 0) -> Position:
         """With the steps later than `after`. Cheap: whoever looks on asks it every second."""

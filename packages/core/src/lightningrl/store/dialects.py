@@ -63,7 +63,7 @@ class Peers(Protocol):
         ...
 
     def listen(self) -> AsyncIterator[tuple[Event, ...] | None]:
-        """What others tell, for ever. None = something may have been missed: look at everything anew."""
+        """Events that others tell, for ever. None = something may have been missed: look at everything anew."""
         ...
 
     def is_lost(self, error: BaseException) -> bool:
@@ -108,7 +108,7 @@ class Database:
 
 
 def explain(error: Exception, database: Database) -> Exception:
-    """What a person reads instead of a database error; anything else as it is."""
+    """The error that a person reads instead of the database's; anything else as it is."""
     original = error.orig if isinstance(error, StatementError) else error
     if isinstance(original, StoreError):  # a column's type said no
         return original
@@ -116,7 +116,7 @@ def explain(error: Exception, database: Database) -> Exception:
 
 
 def patiently(database: Database, work: Callable[[], T]) -> T:
-    """What it returns; where the database went away, it is done again once that is back."""
+    """Do it, and return what it returns; where the database went away, do it again once that is back."""
     give_up = time.monotonic() + _PATIENCE_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What a store says no with. Each is a `StoreError`; the server maps them to HTTP statuses."""
+"""Errors of a store. Each is a `StoreError`; the server maps them to HTTP statuses."""
 
 from __future__ import annotations
 

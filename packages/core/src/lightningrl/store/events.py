@@ -1,4 +1,4 @@
-"""What happened in a commit, for whoever waits for it: in this process, and in the others that serve the same store."""
+"""Events of a commit, for whoever waits for it: in this process, and in the others that serve the same store."""
 
 from __future__ import annotations
 

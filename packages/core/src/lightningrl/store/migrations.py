@@ -1,4 +1,4 @@
-"""What makes a store of an older version one of the next; runs in the transaction of its opening.
+"""Changes that make a store of an older version one of the next; they run in the transaction of its opening.
 
 Each is written for the tables as they were then, not as `lightningrl.store.schema` has them now.
 """

@@ -1,4 +1,4 @@
-"""What is asked of many rollouts at once: which of them, in what order, and how many there are of each kind.
+"""Questions about many rollouts at once: which of them, in what order, and how many there are of each kind.
 
 Steps are counted from 1, as everywhere on screen: step 1 trains the rollouts that were planned at 0. A validation has the step after
 which it ran.
@@ -17,7 +17,7 @@ __all__ = ["Cell", "FacetCount", "Mark", "Overview", "Part", "RolloutQuery", "Ro
 
 
 class Sort(StrEnum):
-    """What comes first."""
+    """The order of rollouts: what comes first."""
 
     DISAGREE = "disagree"
     """The groups whose rewards differ most, each group together."""
@@ -28,7 +28,7 @@ class Sort(StrEnum):
 
 
 class Mark(StrEnum):
-    """What happened in a rollout, or to its group."""
+    """An event in a rollout, or of its group."""
 
     CUT = "cut"
     """A completion ended at max_tokens."""
@@ -42,7 +42,7 @@ class Mark(StrEnum):
 
 
 class Part(StrEnum):
-    """What takes part in rollouts."""
+    """A kind of participant in rollouts."""
 
     ROLE = "role"
     TOOL = "tool"
@@ -140,7 +140,7 @@ class ToolCount:
 
 
 class Overview(Protocol):
-    """What a store says of many rollouts."""
+    """How a store can be asked about many rollouts."""
 
     async def list_rows(
         self, query: RolloutQuery, sort: Sort = Sort.DISAGREE, after: str | None = None, limit: int = 100

@@ -1,4 +1,4 @@
-"""What a store can do, and the records that go in and come out.
+"""The protocols of a store, and the records that go in and come out.
 
     create_rollouts ─► lease ─► append_calls … append_tool_calls … add_rewards ─► finish_attempt ─► trajectories
                          ▲                                                             │  ─► set_scores ─► mark_trained
@@ -102,7 +102,7 @@ class RunningAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptInfo:
-    """What a scoped key stands for: a running attempt."""
+    """A running attempt: what a scoped key stands for."""
 
     rollout_id: str
     attempt: int
@@ -290,7 +290,7 @@ class Queue(Protocol):
         ...
 
     async def running(self, workers: str) -> tuple[RunningAttempt, ...]:
-        """What workers run whose id begins with `workers`."""
+        """The attempts of workers whose id begins with `workers`."""
         ...
 
     async def finish_attempt(
@@ -347,7 +347,7 @@ class AttemptCalls(Protocol):
 
 
 class CallLog(AttemptCalls, Protocol):
-    """What a running attempt may do, did and reports: for the gateway and for agents."""
+    """The calls and reports of running attempts: for the gateway and for agents."""
 
     async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo | None:
         """The running attempt the scoped key stands for; None = wrong key, unknown or ended attempt. In memory; call it per request."""
@@ -387,15 +387,16 @@ class CallLog(AttemptCalls, Protocol):
     async def add_rewards(
         self, rollout_id: str, attempt: int, rewards: Mapping[str, float | None], transition_id: str | None = None
     ) -> None:
-        """What was reported, by name, of the attempt or of one transition; the last one of a name stands. Also after the attempt's end."""
+        """Keep rewards that were reported, by name, of the attempt or of one transition; the last one of a name stands. Also after the
+        attempt's end."""
         ...
 
 
 class Ledger(Protocol):
-    """What the trainer made of finished attempts, and which step trained them."""
+    """The trainer's scores of finished attempts, and which step trained them."""
 
     async def set_scores(self, scores: Sequence[Score]) -> None:
-        """What the trainer computed; repeats replace."""
+        """Keep what the trainer computed; repeats replace."""
         ...
 
     async def mark_trained(self, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None:

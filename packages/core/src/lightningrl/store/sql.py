@@ -55,7 +55,7 @@ _LOOK_AT_OTHERS_S = 5.0
 
 
 class LeaseClock:
-    """What leases are measured by. It starts with the time of day and does not jump with it; where this process stood still, and so heard
+    """The clock of leases. It starts with the time of day and does not jump with it; where this process stood still, and so heard
     no heartbeat, it stood still too."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -71,7 +71,7 @@ class LeaseClock:
 
 
 class SharedClock:
-    """What leases of a store of several servers are measured by: one clock for all."""
+    """The clock of leases of a store of several servers: one for all."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
@@ -217,7 +217,7 @@ class SqlStore:
         task.add_done_callback(self._tasks.discard)
 
     def _on_events(self, events: Sequence[Event]) -> None:
-        """What happened in a commit, before its results are handed out; or in another server's."""
+        """Take note of a commit, before its results are handed out; or in another server's."""
         finished: set[str] = set()
         for event in events:
             match event:
@@ -246,7 +246,7 @@ class SqlStore:
             self._queued.notify_all()
 
     async def _listen(self, peers: Peers) -> None:
-        """What other servers of the store do is as if it were done here."""
+        """Take note of other servers' commits as if they were made here."""
         async for events in peers.listen():
             if events is not None:
                 self._on_events(events)
@@ -326,7 +326,7 @@ class SqlStore:
         return await self._write(op, lambda kept: self._take_back(kept[1]))
 
     def _leasing(self, worker_id: str, lease_s: float, now: float, *, exclusive: bool) -> Callable[[Transaction], Lease | None]:
-        """What leases, when it is run."""
+        """An operation that leases."""
         key = secrets.token_urlsafe(24)
         digest = _digest(key)
 

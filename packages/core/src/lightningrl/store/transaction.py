@@ -1,4 +1,4 @@
-"""What an operation writes with: the connection, calls collected for one insert, interned words, the running attempts in memory.
+"""The tools of an operation that writes: the connection, calls collected for one insert, interned words, the running attempts in memory.
 
 The memory is only ever a copy of what is committed or about to be: a rollback empties it, and it fills again from the database.
 """

@@ -1,4 +1,4 @@
-"""What a span of somebody else's instrumentation says: an agent's turn, a model's call, a tool's outcome.
+"""Reads spans of somebody else's instrumentation: an agent's turn, a model's call, a tool's outcome.
 
 Three vocabularies: the GenAI conventions (current and older names), OpenInference, and OpenLLMetry (`traceloop.*`); and Haystack's own.
 
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Kind(StrEnum):
-    """What a span is of."""
+    """The subject of a span."""
 
     AGENT = "agent"
     MODEL = "model"
@@ -130,7 +130,7 @@ def with_events(attributes: Mapping[str, Any], events: Iterable[tuple[str, Mappi
 
 
 def read_kind(attributes: Mapping[str, Any]) -> Kind:
-    """What the span says to be."""
+    """The kind that the span names."""
     for key, kinds in KINDS.items():
         if key in attributes:
             return kinds.get(str(attributes[key]), Kind.OTHER)

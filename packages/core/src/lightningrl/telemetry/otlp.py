@@ -58,7 +58,7 @@ _STATES: Final = {Status.STATUS_CODE_ERROR: SpanState.ERROR, Status.STATUS_CODE_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedExport:
-    """What an export of spans, or of log records, holds for us."""
+    """An export of spans, or of log records, as far as it is ours."""
 
     request: Export
     evaluations: Sequence[Evaluation]
@@ -118,7 +118,7 @@ def parse_logs(body: bytes, media_type: str, encoding: str, limit: int) -> Parse
 
 
 def encode_answer(media_type: str, rejected: int) -> bytes:
-    """What an exporter is told; empty = everything was taken."""
+    """The answer to an exporter; empty = everything was taken."""
     sentence = f"left out for want of a span id of eight bytes: {rejected} of the spans"
     if media_type == JSON:
         partial = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": sentence}}

@@ -100,7 +100,7 @@ class RolloutSpanProcessor(SpanProcessor):
             self._close(span_id)
 
     def running_here(self) -> list[OpenSpan]:
-        """What runs in this context, for the current rollout: the span started last in it, the one that is set in it; innermost first."""
+        """Spans that run in this context, for the current rollout: the one started last in it, the one set in it; innermost first."""
         rollout = self._scope.current()
         latest = self._latest.get()
         while latest is not None and not latest.runs:

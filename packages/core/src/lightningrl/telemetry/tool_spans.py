@@ -176,7 +176,7 @@ def _asked(span: SeenSpan) -> list[_ToolRequest]:
 
 
 class _Waiting:
-    """What was asked for and no span's id names, by name and arguments, in the order of asking."""
+    """Requests that no span's id names, by name and arguments, in the order of asking."""
 
     def __init__(self, asked: Sequence[_ToolRequest]) -> None:
         self._alike: dict[tuple[str, str], deque[_ToolRequest]] = defaultdict(deque)
@@ -187,7 +187,7 @@ class _Waiting:
             self._named[one.call.name][one.call.id] = one
 
     def take(self, tool: SeenSpan) -> _ToolRequest | None:
-        """What asked for a tool without an id: same name, same arguments, asked before; or the only one of that name."""
+        """The request for a tool without an id: same name, same arguments, asked before; or the only one of that name."""
         if tool.reading.tool_call_id:
             return None
         named = self._named[tool.reading.tool]

@@ -1,1 +1,1 @@
-"""What tests are made of: scripted engines, a live gateway, conformance suites."""
+"""The testing kit: scripted engines, a live gateway, conformance suites."""

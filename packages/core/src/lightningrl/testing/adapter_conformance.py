@@ -1,4 +1,4 @@
-"""What an adapter is: subclass `AdapterConformance`, write the same small agents in your framework, and run it with pytest.
+"""The conformance suite of adapters: subclass `AdapterConformance`, write the same small agents in your framework, and run it with pytest.
 
     class TestMyAdapter(AdapterConformance):
         def create_adapter(self): return MyAdapter()

@@ -1,4 +1,4 @@
-"""What every trainer backend does, whatever it is made of: subclass `BackendConformance` and give it a `make_backend`.
+"""The conformance suite of trainer backends: subclass `BackendConformance` and give it a `make_backend`.
 
 class TestTorch(BackendConformance):
     def make_backend(self, **learner): return TorchBackend(policy=…, **learner)

@@ -1,4 +1,4 @@
-"""What every credit assigner must do. Subclass it in a test file, give it the assigner, and pytest runs the suite:
+"""The conformance suite of credit assigners. Subclass it in a test file, give it the assigner, and pytest runs the suite:
 
     class TestMine(CreditConformance):
         def make_assigner(self) -> CreditAssigner:
@@ -59,7 +59,7 @@ class CreditConformance:
         return make_group((0.1, None, -0.2), (0.0, 0.3), (None,), (0.5, 0.5, 0.1, 0.0), rewards=(0.0, 1.0, 0.25, 1.0))
 
     async def ask(self, messages: str | Sequence[Mapping[str, Any]], /, **settings: Any) -> str:
-        """What the judge answers an assigner that asks one."""
+        """The judge's answer to an assigner that asks."""
         raise NotImplementedError
 
     def services(self) -> Services:

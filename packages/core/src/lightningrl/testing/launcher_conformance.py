@@ -1,4 +1,4 @@
-"""What a worker launcher is: subclass `LauncherConformance`, say how to make yours, and run it with pytest.
+"""The conformance suite of worker launchers: subclass `LauncherConformance`, say how to make yours, and run it with pytest.
 
     class TestMyLauncher(LauncherConformance):
         def create_launcher(self): return MyLauncher()

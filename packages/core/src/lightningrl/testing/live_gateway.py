@@ -45,7 +45,7 @@ class LiveAttempt:
     store: Store
 
     async def transitions(self) -> tuple[Transition, ...]:
-        """What is recorded of it so far."""
+        """Its recorded calls so far."""
         return tuple(call.transition for call in await self.store.calls(self.rollout_id, self.attempt))
 
 

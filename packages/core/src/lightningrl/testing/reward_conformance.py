@@ -1,4 +1,4 @@
-"""What every reward must do. Subclass in a test file, give the reward and some trajectories, and pytest runs the suite.
+"""The conformance suite of rewards. Subclass in a test file, give the reward and some trajectories, and pytest runs the suite.
 
 class TestExactMatch(RewardConformance):
     def make_reward(self): return exact_match

@@ -25,7 +25,7 @@ def pseudo_logprobs(token_ids: Sequence[int]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Emission:
-    """What the engine sampled for one request."""
+    """The tokens that the engine sampled for one request."""
 
     request: GenerateRequest
     token_ids: tuple[int, ...]

@@ -46,7 +46,7 @@ COPY_S = 600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BranchedState:
-    """What came of the branches that left at one state."""
+    """A state, and the branches that left there."""
 
     calls: int
     """Made before it."""

@@ -26,7 +26,7 @@ FETCH = 64
 
 
 class Rollouts(Protocol):
-    """What collection asks of the server; `lightningrl.control.client.ServerClient` is one."""
+    """The server as collection asks it; `lightningrl.control.client.ServerClient` is one."""
 
     async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int: ...
     async def wait(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> Sequence[str]: ...

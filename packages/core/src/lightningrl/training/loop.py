@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class ControlPlane(Rollouts, Protocol):
-    """What the loop asks of the server; `lightningrl.control.client.ServerClient` is one."""
+    """The server as the loop asks it; `lightningrl.control.client.ServerClient` is one."""
 
     async def mark_trained(self, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None: ...
     async def rollback_steps(self, after: int) -> int: ...
@@ -63,7 +63,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Phase:
-    """What is collected, for whoever looks on."""
+    """The phase that is collected, for whoever looks on."""
 
     name: str
     where: str
@@ -73,7 +73,7 @@ class _Phase:
 
 @dataclass(kw_only=True, slots=True)
 class _StepBatch:
-    """What a step learns from."""
+    """The groups that a step learns from."""
 
     groups: list[RewardedGroup] = field(default_factory=list[RewardedGroup])
     credited: list[CreditedGroup] = field(default_factory=list[CreditedGroup])

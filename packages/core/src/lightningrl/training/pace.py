@@ -1,4 +1,4 @@
-"""What a step will take, said before the first: from the speed that backends measured, and from what a validation's rollouts sampled.
+"""A forecast of a step, before the first: from the speed that backends measured, and from what a validation's rollouts sampled.
 
 step = rollouts · (sampled ÷ tokens sampled a second + read ÷ tokens read a second + rows ÷ tokens learned a second)
 """

@@ -52,7 +52,7 @@ class Policies:
 
     @property
     def versions(self) -> dict[str, int]:
-        """What each policy serves."""
+        """The version that each policy serves."""
         return {policy.name: policy.backend.engine.info.version for policy in self._policies}
 
     @property

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live panel on a terminal, one line per step elsewhere."""
+"""The progress of a run on screen: a live panel on a terminal, one line per step elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's store and folder have of the rollouts that were trained: with their branches, as the step took them.
+"""The rollouts that were trained, from a run's store and folder: with their branches, as the step took them.
 
 store.sqlite                                     rollouts, and the branches that credit asked for
 branches/step-000040/ROLLOUT/store.sqlite        those of `lightningrl branch`

@@ -54,7 +54,7 @@ class RescoredRollout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rescore:
-    """What would have changed."""
+    """The changes that another reward would have made."""
 
     rollouts: int
     edges: tuple[float, ...]

@@ -135,7 +135,7 @@ class ChatStream:
         self._fingerprint: str | None = None
 
     def delta(self, delta: TextDelta) -> bytes:
-        """What a client can show now; empty where there is nothing."""
+        """Events that a client can show now; empty where there are none."""
         message: dict[str, Any] = {}
         if delta.index not in self._begun:
             self._begun.add(delta.index)
@@ -179,7 +179,7 @@ class ChatStream:
         yield DONE
 
     def error(self, refusal: Refusal) -> bytes:
-        """What went wrong after the answer had begun; SDKs raise it."""
+        """The event of an error after the answer had begun; SDKs raise it."""
         return b"data: " + write_error(refusal) + b"\n\n"
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:

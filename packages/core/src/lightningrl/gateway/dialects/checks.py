@@ -1,4 +1,4 @@
-"""What every dialect checks alike: bodies, ranges, text parts, tools and their schemas, tool-call ids, answer formats."""
+"""Checks that all dialects share: bodies, ranges, text parts, tools and their schemas, tool-call ids, answer formats."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def read_tools(tools: Sequence[T] | None, read: Callable[[T, str], dict[str, Any
 
 
 def force_call(name: Any, tools: Sequence[Mapping[str, Any]] | None) -> ForcedCall:
-    """What a `tool_choice` that asks for a call means, of the tool `name` or (None) of any that is offered."""
+    """The call that a `tool_choice` asks for, of the tool `name` or (None) of any that is offered."""
     offered = [tool["function"]["name"] for tool in tools or ()]
     if not offered:
         raise Refusal("tool_choice asks for a tool call, but no tools are offered; send tools, or leave it out", param="tool_choice")
@@ -178,7 +178,7 @@ def check_tool_call_ids(messages: Sequence[Mapping[str, Any]], *, goes_on: bool 
 
 
 def format_instruction(kind: Any, schema: Any, param: str) -> str | None:
-    """What the policy is told about the format of its answer. Its sampling is not constrained, so that the recorded logprobs hold;
+    """A sentence for the policy about the format of its answer. Its sampling is not constrained, so that the recorded logprobs hold;
     it reads the format in its prompt, and learns to keep it. None = plain text."""
     if kind in (None, "text"):
         return None

@@ -39,15 +39,15 @@ class EventStream(Protocol):
         ...
 
     def delta(self, delta: TextDelta) -> bytes:
-        """What a client can show now; empty where there is nothing."""
+        """Events that a client can show now; empty where there are none."""
         ...
 
     def finish(self, answer: Answer) -> bytes:
-        """What was not sent yet (of an answer that was recorded before: all of it), and the end."""
+        """The rest of the answer (all of it, where it was recorded before), and the end."""
         ...
 
     def error(self, refusal: Refusal) -> bytes:
-        """What went wrong after the answer had begun, so that SDKs raise it."""
+        """The event of an error after the answer had begun, so that SDKs raise it."""
         ...
 
 
