@@ -97,8 +97,8 @@ def build_credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, st
     rewards, turns = parts[: len(recipe.rewards)], parts[len(recipe.rewards) :]
     discount = discount_of(assigner)
     gamma, joins = discount or (1.0, "sum")
-    intermediate = {one.name: replace(one, gamma=gamma, joins=joins) for one in turns}
-    _check_potentials(recipe, [name for name, one in intermediate.items() if one.is_potential], discount)
+    intermediate = {turn.name: replace(turn, gamma=gamma, joins=joins) for turn in turns}
+    _check_potentials(recipe, [name for name, turn in intermediate.items() if turn.is_potential], discount)
     evaluator = Evaluator(
         rewards=RewardSet(rewards),
         intermediate=intermediate,
@@ -109,7 +109,7 @@ def build_credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, st
         judge=judge,
         policies=PolicyQueries(models or {}, max_tokens=recipe.credit.max_tokens),
     )
-    return evaluator, build_scorer(recipe, assigner, farmed=[name for name, one in intermediate.items() if not one.is_potential])
+    return evaluator, build_scorer(recipe, assigner, farmed=[name for name, turn in intermediate.items() if not turn.is_potential])
 
 
 def build_scorer(recipe: Recipe, assigner: CreditAssigner, *, farmed: Sequence[str] = ()) -> Scorer:
