@@ -34,7 +34,7 @@ def returns_nothing(question): ask(question)
 def returns_an_object(question): return object()
 def overflows(question): return ask("select " * 5000)
 def goes_past_us(question):
-    try: return OpenAI(base_url="http://127.0.0.1:9/v1", max_retries=0).models.list()
+    try: OpenAI(base_url="http://127.0.0.1:9/v1", max_retries=0).chat.completions.create(model="m", messages=[])
     except Exception: return "nothing"
 """
 
@@ -231,7 +231,7 @@ def test_a_run_whose_agent_calls_models_elsewhere_fails_and_names_their_host(her
     status, said = here.run("train", "recipe.toml", "--run", "run", "--set", "agent=agent.py:goes_past_us")
     assert status == 1, said
     assert "nothing was learned in 1 steps: none of 2 rollouts made a model call that came here" in said
-    assert "the agent called models at '127.0.0.1:9' (2 rollouts)" in said
+    assert "the agent called models at '127.0.0.1' (2 rollouts)" in said
     assert "name them in runtime.base_urls" in said
     assert set(rollouts(here.folder).values()) == {"succeeded"}
 
