@@ -100,7 +100,7 @@ async def _end_of(place: tuple[str, int], body: api.Result, read: ReadSpans | No
         error=body.error,
         duration_s=body.duration_s,
         tool_calls=() if read is None else read.tool_calls,
-        spans=() if read is None else read.spans,
+        spans=() if read is None or all(span.agent is None for span in read.spans) else read.spans,
         rewards={} if read is None else read.rewards,
         other_calls=[
             *(OtherCall(kind=OtherCallKind.ELSEWHERE, path=host) for host in body.unseen_hosts),
