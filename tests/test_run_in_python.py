@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -299,30 +299,52 @@ def test_a_run_that_python_started_says_how_to_go_on(project: Path, tmp_path: Pa
     assert lightningrl.train(recipe, run=run.folder, resume=True, settings={"loop.steps": 2}).steps == 2
 
 
-@pytest.mark.long
-def test_the_pages_script_trains_reads_and_exports_on_python_3_13(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def on_python_3_13(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Runs a command, in an environment of its own that has what a notebook needs, in a folder with `first` in it."""
+    folder = tmp_path_factory.mktemp("python-3.13")
     environment = {
         **os.environ,
         "PYENV_VERSION": "3.13",
         "UV_PYTHON_DOWNLOADS": "never",
-        "PATH": f"{tmp_path}/venv/bin:{os.environ['PATH']}",
+        "PATH": f"{folder}/venv/bin:{os.environ['PATH']}",
+        "JUPYTER_PLATFORM_DIRS": "1",
+        "IPYTHONDIR": str(folder / "ipython"),
     }
 
     def run(*command: str) -> str:
-        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stdout + ran.stderr
         return ran.stdout
 
     uv = (sys.executable, "-m", "uv")
     run(*uv, "venv", "--quiet", "--python", "3.13", "venv")
+    torch = f"torch=={version('torch').partition('+')[0]}"
     packages = (str(ROOT / "packages" / name) for name in ("core", "trainer-torch"))
-    run(
-        *uv, "pip", "install", "--quiet", "--python", "venv/bin/python", f"torch=={version('torch').partition('+')[0]}", "openai", *packages
-    )
+    run(*uv, "pip", "install", "--quiet", "--python", "venv/bin/python", torch, "openai", "ipykernel", "nbclient", *packages)
+    run("venv/bin/lightningrl", "init", "first")
+    return run
+
+
+@pytest.mark.long
+def test_the_pages_script_trains_reads_and_exports_on_python_3_13(on_python_3_13: Callable[..., str]) -> None:
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     (script,) = re.findall(r"^```python title=train_first.py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (tmp_path / "train_first.py").write_text(script)
-    run("venv/bin/lightningrl", "init", "first")
-    assert "weights of step 4" in run("venv/bin/python", "train_first.py")
-    assert (tmp_path / "weights" / "model.safetensors").is_file()
-    assert (tmp_path / "runs" / "first" / "curve.png").is_file()
+    assert "weights of step 4" in on_python_3_13("venv/bin/python", "-c", script)
+    on_python_3_13("test", "-f", "weights/model.safetensors", "-a", "-f", "runs/first/curve.png")
+
+
+EXECUTE = """
+import sys, nbclient, nbformat
+notebook = nbformat.read(sys.argv[1], as_version=4)
+for cell in notebook.cells:
+    cell.source = cell.source.replace("steps=10, tasks_per_step=8, group_size=8", "steps=2, tasks_per_step=4, group_size=4")
+nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3").execute()
+print(*(output.get("text") or output.get("data") for cell in notebook.cells for output in cell.get("outputs", ())), sys.version)
+"""
+
+
+@pytest.mark.long
+def test_the_notebook_runs_on_python_3_13(on_python_3_13: Callable[..., str]) -> None:
+    said = on_python_3_13("venv/bin/python", "-c", EXECUTE, str(ROOT / "examples" / "notebook" / "dates.ipynb"))
+    assert "2/2" in said and "32 rollouts; the largest change" in said and "3.13." in said

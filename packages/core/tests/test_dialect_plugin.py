@@ -113,6 +113,7 @@ def answer(task):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_processes")
 async def test_installed_it_is_spoken_by_a_servers_process_and_a_workers_that_know_it_by_no_test(
     tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
