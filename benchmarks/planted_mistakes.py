@@ -324,7 +324,7 @@ MISTAKES = (
         name="role misspelt",
         edits=(
             ("agent.py", CALL, "    from lightningrl import role\n    with role('writer'): reply = client()"),
-            *in_recipe("[policy]\n", '[policy]\nagents = ["writr"]\n'),
+            *in_recipe("[policy]\n", '[policy]\ntrained_agents = ["writr"]\n'),
         ),
         says=r"no call is of a policy and role that is trained; roles of the calls: '(writer)'",
         is_seen_in_a_step=True,
