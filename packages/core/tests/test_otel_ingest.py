@@ -29,6 +29,7 @@ from lightningrl.types import Outcome, ToolStatus, Trajectory
 RUN_KEY = "the-run-key"
 TRACE = "5b8efff798038103d269b633813fc60c"
 LIMIT = 2**20
+UNNAMED = "37ed7a18-cda0-4c84-897c-25117554ea60"
 
 
 class Scene:
@@ -138,8 +139,9 @@ async def test_a_call_whose_answer_a_model_span_names_has_the_role_around_that_s
 
 
 async def test_an_agent_whose_span_comes_in_a_later_export_names_its_calls(scene: Scene) -> None:
-    """An agent's span ends last: exporters send in batches of five seconds."""
-    await scene.store.append_call(make_call(scene.lease, "c0", [1], [2], span_id="bb" * 8))
+    """An agent's span ends last, an HTTP client's first: exporters send in batches of five seconds."""
+    await scene.store.append_call(make_call(scene.lease, "c0", [1], [2], span_id="cc" * 8))
+    await scene.export(export(span("POST", "cc", "bb", http__request__method="POST")))
     await scene.export(export(span("ChatCompletion", "bb", "aa", openinference__span__kind="LLM")))
     await scene.export(export(span("writer", "aa", at=(0, 9), openinference__span__kind="AGENT")))
     assert [call.agent for call in (await scene.finished()).transitions] == ["writer"]
@@ -244,6 +246,7 @@ def test_the_status_of_a_tool(attributes: dict[str, Any], error: bool, events: l
     [
         ("invoke_agent writer", {"gen_ai.operation.name": "invoke_agent"}, "writer"),
         ("run", {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "writer"}, "writer"),
+        (f"invoke_agent {UNNAMED}", {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": UNNAMED}, None),
         ("agent run", {"agent_name": "writer", "model_name": "m"}, "writer"),
         ("writer._execute_core", {"openinference.span.kind": "AGENT"}, "writer"),
         ("run", {"openinference.span.kind": "AGENT", "graph.node.id": "writer"}, "writer"),
@@ -256,7 +259,7 @@ def test_the_status_of_a_tool(attributes: dict[str, Any], error: bool, events: l
 )
 def test_the_agent_of_a_span(name: str, attributes: dict[str, Any], agent: str | None) -> None:
     parsed = parse_export(json.dumps(export(span(name, "11", **attributes))).encode(), JSON, "", LIMIT)
-    assert [one.agent for one in parsed.spans] == ([] if agent is None else [agent])
+    assert [one.agent for one in parsed.spans] == [agent]
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -97,7 +97,7 @@ async def _end_of(place: tuple[str, int], body: api.Result, contents: ExportCont
         error=body.error,
         duration_s=body.duration_s,
         tool_calls=() if contents is None else contents.tool_calls,
-        spans=() if contents is None else contents.spans,
+        spans=() if contents is None or all(span.agent is None for span in contents.spans) else contents.spans,
         rewards={} if contents is None else contents.rewards,
         other_calls=[OtherCall(kind=OtherCallKind.ELSEWHERE, path=host) for host in body.unseen_hosts],
         left_threads=body.left_threads,

@@ -140,7 +140,12 @@ def read_kind(attributes: Mapping[str, Any]) -> Kind:
 
 
 def read_agent(name: str, attributes: Mapping[str, Any]) -> str | None:
-    """The agent or graph node that the span itself names."""
+    """The agent or graph node that the span itself names; an id that is drawn anew for each run is no name (Agent Framework)."""
+    agent = _named_agent(name, attributes)
+    return None if agent is None or _UUID.fullmatch(agent) else agent
+
+
+def _named_agent(name: str, attributes: Mapping[str, Any]) -> str | None:
     node = _graph_node(attributes.get("metadata"))
     if node is not None:
         return node
@@ -221,6 +226,7 @@ def output_tools(attributes: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(str(tool.get("name")) for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else frozenset()
 
 
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LLAMA_INDEX_AGENT: Final = re.compile(r"current_agent_name='([^']{1,200})'\)\"\}$")
 _PYTHON_CALL: Final = frozenset({"args", "kwargs", "sanitize_inputs_outputs"})
 FLAT_ANSWERS: Final = {

@@ -95,13 +95,12 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
                     rejected += 1
     spans = [SpanRecord(span_id=one.span_id, parent_span_id=one.parent_span_id, agent=one.reading.agent) for one in seen]
     models = [one for one in seen if one.reading.kind is Kind.MODEL]
-    is_useful = bool(models) or any(span.agent is not None for span in spans)  # what leads to agents: theirs may end in a later export
     tools = read_tools(seen)
     return ParsedExport(
         request=request,
         tool_calls=tools.records,
         loose=tools.loose,
-        spans=spans if is_useful else [],
+        spans=spans,
         answers=[(str(one.attributes[semconv.RESPONSE_ID]), one.span_id) for one in models if one.attributes.get(semconv.RESPONSE_ID)],
         evaluations=read_evaluations(seen),
         rejected=rejected,
