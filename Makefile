@@ -63,7 +63,7 @@ bench-credit: .venv/.installed  ## Which credit is right, and does it matter? Ta
 table: .venv/.installed  ## Reproduce the learning tables of docs/results.md (3 seeds, control, variants); one of them: make table EXAMPLE=rag
 	@$(BIN)/python benchmarks/learning_table.py $(EXAMPLE)
 
-frameworks: .venv/.installed  ## Run agents of 15 other frameworks, each in an environment of its own, and print what was recorded; some: make frameworks ONLY="agno dspy"
+frameworks: .venv/.installed  ## Run agents of other frameworks, ours and their authors' own examples, each in an environment of its own, and print what was recorded; some: make frameworks ONLY="agno their_marvin"
 	@$(BIN)/python scripts/try_frameworks.py $(ONLY)
 
 docs: .venv/.installed  ## Write the documentation as a site: site/index.html

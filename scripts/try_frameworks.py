@@ -3,8 +3,10 @@
     make frameworks                       all of them; make frameworks ONLY="agno haystack" some
     tests/frameworks/NAME_agent.py        an agent in its framework's own style; its first lines pin what is installed for it
     tests/frameworks/expected.toml        what the policy says to it, and what has to be recorded
+    tests/frameworks/examples.toml        the same for examples of the frameworks' authors, which pip brings with the framework's sdist
 
 NAME_agent.py ─► .frameworks/NAME (environment) ─► lightningrl work ─► server here ─► ROLLOUTS trajectories ─► checks ─► a row of the table
+sdist's file ──► a copy of its folder ──► command_agent ──────┘
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -38,6 +41,8 @@ CACHE: Final = ROOT / ".frameworks"
 ROLLOUTS: Final = 4
 WAIT_S: Final = 600.0
 """A rollout's time, and then some for the run."""
+BLOCK: Final = re.compile(r"^```py(?:thon)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NUMBERED: Final = re.compile(r"answer-\d+")
 PINS: Final = re.compile(r"^(?:#|//) dependencies = (\[.*\])$", re.MULTILINE)
 RECIPE: Final = """\
 agent = "{agent}"
@@ -78,6 +83,12 @@ class Case:
     limits: str = ""
     task: str = "What is the weather in {city}?"
     is_node: bool = False
+    example: str = ""
+    """A file in the framework's sdist, or `PAGE.md#3`: that page's third block of Python. "" = the agent is of this folder."""
+    installs: Sequence[str] = ()
+    """For an example: what its environment has; the first is the framework."""
+    command: str = "python {file}"
+    """For an example: how a user starts it, in a copy of its folder; `{sdist}` is all that came with it."""
 
     @property
     def file(self) -> str:
@@ -89,7 +100,9 @@ class Case:
 
     @property
     def packages(self) -> list[str]:
-        """What the agent's header pins; the first is the framework."""
+        """What is installed for it; the first is the framework."""
+        if self.example:
+            return list(self.installs)
         found = PINS.search((AGENTS / self.file).read_text())
         if found is None:
             raise SystemExit(f"{self.file} pins nothing; begin it with a line `dependencies = […]`")
@@ -106,8 +119,8 @@ class Row:
 
 
 def load_cases() -> list[Case]:
-    found = tomllib.loads((AGENTS / "expected.toml").read_text())
-    return [Case(name=name, **values) for name, values in found.items()]
+    found = [tomllib.loads((AGENTS / file).read_text()) for file in ("expected.toml", "examples.toml")]
+    return [Case(name=name, **values) for values_by_name in found for name, values in values_by_name.items()]
 
 
 def install(case: Case) -> None:
@@ -124,13 +137,43 @@ def install(case: Case) -> None:
     else:
         subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(case.folder)], check=True)
         environment = {**os.environ, "VIRTUAL_ENV": str(case.folder)}
-        command = [uv, "pip", "install", "--quiet", "-e", str(ROOT / "packages/core"), *case.packages]
+        ours = [] if case.example else ["-e", str(ROOT / "packages/core")]  # a program has nothing of ours
+        command = [uv, "pip", "install", "--quiet", *ours, *case.packages]
         subprocess.run(command, check=True, env=environment, cwd=ROOT)
+    if case.example:
+        download_sdist(case)
     mark.write_text(pins)
 
 
+def download_sdist(case: Case) -> None:
+    """What the authors ship beside the package itself: examples, tests, pages."""
+    name = re.split(r"[\[=]", case.packages[0])[0]
+    with tempfile.TemporaryDirectory(prefix="sdist-") as folder:
+        command = ["download", "--quiet", "--no-deps", "--no-binary", name, "--dest", folder, case.packages[0]]
+        subprocess.run([sys.executable, "-m", "pip", *command], check=True)
+        [archive] = Path(folder).iterdir()
+        shutil.unpack_archive(archive, case.folder / "sdist", filter="data")
+
+
+def example_command(case: Case) -> str:
+    """The example as its users start it, in a folder of its own for each rollout: some write files beside themselves."""
+    [sdist] = (case.folder / "sdist").iterdir()
+    path, _, block = case.example.partition("#")
+    file = sdist / path
+    if block:
+        file = sdist / f"block-{block}" / "example.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(BLOCK.findall((sdist / path).read_text())[int(block) - 1])
+    started = case.command.format(file=file.name, sdist=sdist)
+    return f'cd "$(mktemp -d)" && cp -r {file.parent}/. . && {started}'
+
+
 def build_policy(case: Case) -> Any:
-    """What the engine answers: the case's text for this prompt and this turn, without what the prompt has begun already."""
+    """What the engine answers: the case's text for this prompt and this turn, without what the prompt has begun already.
+
+    `{answer}` in it is never said twice: where a prompt has it, its rollout was the one that was told so.
+    """
+    numbers = itertools.count()
 
     def reply(prompt: str) -> str:
         turns = prompt.split("<|im_start|>")
@@ -138,7 +181,8 @@ def build_policy(case: Case) -> Any:
         turn = sum(part.startswith("assistant\n") for part in turns) - 1
         texts = next((texts for key, texts in case.says.items() if key in prompt), ["nobody wrote what to say here"])
         cities = re.findall(r"city-\d+", prompt)
-        text = written(texts[min(turn, len(texts) - 1)].replace("{city}", cities[0] if cities else "nowhere"))
+        said = texts[min(turn, len(texts) - 1)].replace("{city}", cities[0] if cities else "nowhere")
+        text = written(said.replace("{answer}", f"answer-{next(numbers)}"))
         return text.removeprefix(begun.rstrip()).lstrip() if begun else text
 
     return reply
@@ -157,19 +201,24 @@ def written(text: str) -> str:
 async def workers(case: Case, path: WholePath, folder: Path, spans: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """`lightningrl work` in the framework's environment, as its user runs it."""
     many = case.concurrency > 1
+    is_program = case.is_node or bool(case.example)
+    runs = "example_agent.py" if case.example else "node_agent.py" if case.is_node else "record_spans.py" if spans else case.file
     recipe = RECIPE.format(
-        agent=f"{AGENTS / ('node_agent.py' if case.is_node else 'record_spans.py' if spans else case.file)}:answer",
+        agent=f"{AGENTS / runs}:answer",
         adapters=json.dumps(list(case.adapters)),
         workers=1 if many else 2,
         concurrency=case.concurrency,
     )
     (folder / "recipe.toml").write_text(recipe)
     (folder / "tasks.py").write_text(TASKS)
-    bin_folder = Path(sys.executable).parent if case.is_node else case.folder / "bin"
+    bin_folder = Path(sys.executable).parent if is_program else case.folder / "bin"
     environment = {**os.environ, "LIGHTNINGRL_KEY": worker_key(RUN_KEY), "PYTHONWARNINGS": "ignore", "SPANS": spans}
     environment["AGENT"] = f"{AGENTS / case.file}:answer"
     if case.is_node:  # which looks for packages beside the file
         environment["AGENT"] = str(shutil.copy(AGENTS / case.file, case.folder))
+    if case.example:
+        path_variable = os.pathsep.join((str(case.folder / "bin"), str(bin_folder), os.environ["PATH"]))
+        environment |= {"AGENT": example_command(case), "PATH": path_variable, "TMPDIR": str(folder), "OTEL_METRICS_EXPORTER": "none"}
     with (folder / "work.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             str(bin_folder / "lightningrl"), "work", "recipe.toml", "--server", path.url,
@@ -213,6 +262,8 @@ def check(case: Case, trajectory: Trajectory, engine: ScriptedEngine) -> list[st
     mine = f"city-{trajectory.rollout_id.removeprefix('r')}"
     problems: list[str] = []
     roles, tools = roles_of(trajectory), tools_of(trajectory)
+    completions = [engine.tokenizer.decode(transition.completion_ids.tolist()) for transition in trajectory.transitions]
+    numbers = set(NUMBERED.findall(" ".join(completions)))
     output = trajectory.output if isinstance(trajectory.output, dict) else {}
     if trajectory.outcome != case.outcome:
         problems.append(f"outcome {trajectory.outcome}: {trajectory.error}")
@@ -231,7 +282,8 @@ def check(case: Case, trajectory: Trajectory, engine: ScriptedEngine) -> list[st
             or emission.logprobs != tuple(transition.logprobs.tolist())
         ):
             problems.append(f"call {number} is not what the engine sampled")
-        if set(re.findall(r"city-\d+", prompt)) != {mine}:
+        cities = set(re.findall(r"city-\d+", prompt))
+        if cities - {mine} or not (cities or case.example) or set(NUMBERED.findall(prompt)) - numbers:
             problems.append(f"call {number} is another rollout's")
     problems += [
         f"tool {call.name} is another rollout's" for call in trajectory.tool_calls if set(re.findall(r"city-\d+", call.arguments)) - {mine}
