@@ -172,6 +172,7 @@ def build_policy(case: Case) -> Any:
     """What the engine answers: the case's text for this prompt and this turn, without what the prompt has begun already.
 
     `{answer}` in it is never said twice: where a prompt has it, its rollout was the one that was told so.
+    `call Name_* {…}` is a tool whose name goes on as the prompt has it.
     """
     numbers = itertools.count()
 
@@ -182,6 +183,7 @@ def build_policy(case: Case) -> Any:
         texts = next((texts for key, texts in case.says.items() if key in prompt), ["nobody wrote what to say here"])
         cities = re.findall(r"city-\d+", prompt)
         said = texts[min(turn, len(texts) - 1)].replace("{city}", cities[0] if cities else "nowhere")
+        said = re.sub(r"(?<=call )(\w+)\*", lambda name: re.findall(rf"{name[1]}\w+", prompt)[0], said)
         text = written(said.replace("{answer}", f"answer-{next(numbers)}"))
         return text.removeprefix(begun.rstrip()).lstrip() if begun else text
 
