@@ -47,7 +47,7 @@ def outcomes(server: ScriptedServer, count: int) -> list[str]:
 
 async def test_what_an_agent_fails_with_is_data_and_others_go_on(server: ScriptedServer, let_go: threading.Event) -> None:
     late: list[BaseException] = []
-    has_ended = threading.Event()
+    left: list[threading.Thread] = []
 
     def agent(task: str) -> Any:
         if task == "raise":
@@ -57,12 +57,12 @@ async def test_what_an_agent_fails_with_is_data_and_others_go_on(server: Scripte
         if task == "garbage":
             return object()
         if task == "hang":
+            left.append(threading.current_thread())
             let_go.wait()
         try:
             return httpx.post(URL, json=BODY).raise_for_status().json()["choices"][0]["message"]["content"]
         except httpx.HTTPError as error:
             late.append(error)
-            has_ended.set()
             raise
 
     for number, task in enumerate(["hang", "raise", "leave", "garbage", "ask"]):
@@ -74,7 +74,7 @@ async def test_what_an_agent_fails_with_is_data_and_others_go_on(server: Scripte
         assert "its thread was left to itself" in (server.result("r0") or {})["error"]
         assert [call.rollout_id for call in server.calls] == ["r4"]
         let_go.set()
-        assert await asyncio.to_thread(has_ended.wait, PATIENCE_S)
+    await asyncio.to_thread(left[0].join, PATIENCE_S)
     assert isinstance(late[0], httpx.HTTPStatusError), "what a rollout asks after its end is refused; it reaches no provider"
     assert [(call.rollout_id, call.status < 400) for call in server.calls] == [("r4", True), (None, False)]
     assert installed_redirection() is None
