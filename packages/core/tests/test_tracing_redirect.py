@@ -26,6 +26,9 @@ KEY = {"Authorization": "Bearer sk-the-users-own"}
 
 sync_client = openai.OpenAI(api_key="sk-the-users-own")
 async_client = openai.AsyncOpenAI(api_key="sk-the-users-own")
+azure_client = openai.AzureOpenAI(
+    api_key="sk-the-users-own", api_version="2024-10-21", azure_endpoint="https://llm.example.com:8443/api", azure_deployment="mine"
+)
 
 
 class Scene:
@@ -89,7 +92,11 @@ def post_openai_async() -> int:
     return asyncio.run(post())
 
 
-POSTS = [post_httpx, post_httpx2, post_requests, post_httpx_async, post_aiohttp, post_openai, post_openai_async]
+def post_azure() -> int:
+    return 200 if azure_client.chat.completions.create(**BODY).choices[0].message.content == "hello" else 0
+
+
+POSTS = [post_httpx, post_httpx2, post_requests, post_httpx_async, post_aiohttp, post_openai, post_openai_async, post_azure]
 
 
 @pytest.mark.parametrize("post", POSTS, ids=lambda post: post.__name__)
@@ -105,6 +112,7 @@ def test_every_client_calls_under_its_rollout_with_the_scoped_key(scene: Scene, 
     assert call.agent == "%C3%A9crivain"
     assert call.headers["traceparent"] == f"00-{1:032x}-{2:016x}-01"
     assert call.call_id
+    assert "sk-the-users-own" not in str(call.headers)
 
 
 @pytest.mark.parametrize("post", POSTS[:5], ids=lambda post: post.__name__)
