@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,11 @@ import httpx
 import pytest
 from sizes import PATIENCE_S
 
+from lightningrl.control import repeats
+from lightningrl.control.api import Result
+from lightningrl.control.blocking import ControlClient
+from lightningrl.control.client import ServerClient
+from lightningrl.errors import ServerError
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.store import writes
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
@@ -84,6 +91,23 @@ async def test_a_report_that_the_store_never_keeps_is_no_failure_of_the_agents(t
     (attempt,) = rollout.attempts
     assert attempt.outcome is Outcome.INFRASTRUCTURE_ERROR
     assert "what the agent reported was not taken" in attempt.error and "with 503: the store" in attempt.error
+
+
+async def test_a_store_that_stays_in_trouble_is_not_waited_for_as_long_as_a_server_that_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeats, "NOT_NOW_S", 0.0)
+    fail(monkeypatch, "finish", sqlite3.SQLITE_BUSY, lambda _: True)
+    async with live_gateway(tmp_path, attach=False) as control:
+        await control.store.create_rollouts([make_spec("r", "say")])
+        lease = await control.store.lease("w", 60.0)
+        assert lease is not None
+        async with ServerClient(control.url, control.run_key, patience_s=100 * PATIENCE_S) as client:
+            with pytest.raises(ServerError, match=r"the store .* is in use"):
+                await client.finish_attempt("r", 1, Outcome.SUCCEEDED)
+        worker = ControlClient(control.url, control.run_key, patience_s=100 * PATIENCE_S)
+        with closing(worker), pytest.raises(ServerError, match=r"with 503: the store .* is in use"):
+            await asyncio.to_thread(worker.report, lease, Result(outcome=Outcome.SUCCEEDED))
 
 
 async def test_a_result_that_the_store_never_keeps_ends_its_attempt_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

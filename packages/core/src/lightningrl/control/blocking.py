@@ -6,7 +6,6 @@ import http.client
 import json
 import logging
 import threading
-import time
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
@@ -16,7 +15,7 @@ from msgspec import structs
 from lightningrl import wire
 from lightningrl.attribution.report import Report
 from lightningrl.control.api import BEAT, LEASE, RESULT, TRACES, Endpoint, LeaseRequest, Orders, Result, WorkerBeat
-from lightningrl.control.repeats import TRY_AGAIN, pauses, read_sentence
+from lightningrl.control.repeats import TRY_AGAIN, Repeats, read_sentence
 from lightningrl.errors import ServerError
 from lightningrl.store.protocol import Lease
 from lightningrl.types import Outcome
@@ -138,18 +137,18 @@ class ControlClient:
     def _send(self, path: str, body: bytes, content_type: str, *, key: str, wait_s: float = 0.0) -> bytes:
         """Send until the server answers, at most `patience_s`. Every request of this class may be repeated."""
         headers = {"Authorization": f"Bearer {key}", "Content-Type": content_type}
-        repeats = pauses(time.monotonic() + self._patience_s)
+        repeats = Repeats(self._patience_s)
         while True:
             try:
                 status, answer = self._exchange(path, body, headers, timeout_s=self._timeout_s + wait_s)
             except TROUBLE as error:
                 self._connection.close()
-                if self._interrupted.is_set() or (pause := next(repeats, None)) is None:
+                if self._interrupted.is_set() or (pause := repeats.next_pause()) is None:
                     raise ServerError(f"server {self._url!r} does not answer: {type(error).__name__}: {error}") from error
             else:
                 if status < 400:
                     return answer
-                if status not in TRY_AGAIN or (pause := next(repeats, None)) is None:
+                if status not in TRY_AGAIN or (pause := repeats.next_pause(says_not_now=True)) is None:
                     said = read_sentence(answer) or answer[:500].decode(errors="replace")
                     raise RefusedError(f"server {self._url!r} refused {path!r} with {status}: {said}", status)
             self._interrupted.wait(pause)

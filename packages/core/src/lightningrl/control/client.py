@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -18,7 +17,7 @@ import msgspec
 from lightningrl import wire
 from lightningrl.control import api
 from lightningrl.control.api import Endpoint
-from lightningrl.control.repeats import TRY_AGAIN, pauses, read_sentence
+from lightningrl.control.repeats import TRY_AGAIN, Repeats, read_sentence
 from lightningrl.errors import ServerError
 from lightningrl.look.trace import Trace
 from lightningrl.store.protocol import Lease, RolloutFilter, RolloutRecord, Score, StepRecord
@@ -139,20 +138,20 @@ class ServerClient:
     # ------------------------------------------------------------------ plumbing
 
     async def _send(self, method: str, path: str, body: bytes | None = None, *, wait_s: float = 0.0, repeat: bool = True) -> bytes:
-        repeats = pauses(time.monotonic() + self._patience_s)
+        repeats = Repeats(self._patience_s)
         while True:
             try:
                 answer = await self._http.request(method, path, content=body, timeout=httpx.Timeout(self._timeout_s + wait_s))
             except httpx.TransportError as error:
                 unsent = isinstance(error, httpx.ConnectError)
-                if not (repeat or unsent) or (pause := next(repeats, None)) is None:
+                if not (repeat or unsent) or (pause := repeats.next_pause()) is None:
                     problem = f"{type(error).__name__}: {error}".rstrip(": ")
                     raise ServerError(f"no server answers at {str(self._http.base_url)!r} ({problem}); is it running?") from error
                 logger.debug("server at %s: %s; again in %.2f s", self._http.base_url, error, pause)
             else:
                 if answer.status_code < 400:
                     return answer.content
-                if answer.status_code not in TRY_AGAIN or (pause := next(repeats, None)) is None:
+                if answer.status_code not in TRY_AGAIN or (pause := repeats.next_pause(says_not_now=True)) is None:
                     shown = f"the server answered {answer.request.url.path!r} with {answer.status_code}: {answer.text[:300]!r}"
                     raise ServerError(read_sentence(answer.content) or shown)
             await asyncio.sleep(pause)

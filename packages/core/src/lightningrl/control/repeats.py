@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
-__all__ = ["TRY_AGAIN", "pauses", "read_sentence"]
+__all__ = ["TRY_AGAIN", "Repeats", "read_sentence"]
 
 TRY_AGAIN: Final = frozenset({429, 502, 503, 504, 507})
 """Statuses that say "not now": nobody is behind it, the store is in use or has no room. Nothing was kept, and clients ask again."""
 
 
-def pauses(deadline: float) -> Iterator[float]:
-    """Seconds to wait before each repeat, until the `time.monotonic()` of `deadline`. The first is none: a kept-alive connection may just
-    have been closed."""
-    pause = 0.0
-    while time.monotonic() + pause <= deadline:
-        yield pause
-        pause = min(2.0, pause * 2 or 0.05)
+NOT_NOW_S: Final = 60.0
+"""How long a client believes that. A server may be long in starting again; a store that is in use for this long has another owner."""
+
+
+class Repeats:
+    """The pauses between the tries of one request."""
+
+    def __init__(self, patience_s: float) -> None:
+        """`patience_s`: of all tries together."""
+        self._until = time.monotonic() + patience_s
+        self._not_now_until: float | None = None
+        self._pause = 0.0
+
+    def next_pause(self, *, says_not_now: bool = False) -> float | None:
+        """Seconds to wait before the next try, none before the second: a kept-alive connection may just have been closed. None = give up.
+        `says_not_now`: the server did answer, with one of `TRY_AGAIN`."""
+        now = time.monotonic()
+        if not says_not_now:
+            self._not_now_until = None
+        elif self._not_now_until is None:
+            self._not_now_until = now + NOT_NOW_S
+        until = self._until if self._not_now_until is None else min(self._until, self._not_now_until)
+        pause, self._pause = self._pause, min(2.0, self._pause * 2 or 0.05)
+        return pause if now + pause <= until else None
 
 
 def read_sentence(answer: bytes) -> str | None:
