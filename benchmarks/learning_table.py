@@ -170,7 +170,7 @@ def make(table: Table, *, rows: Sequence[str], is_report: bool) -> None:
     for row in table.rows:
         if not is_report and (not rows or row.name in rows):
             run(table, row)
-    done = [row for row in table.rows if (table.runs / row.name / "curve.png").is_file()]
+    done = [row for row in table.rows if has_ended(table.runs / row.name)]
     if done:
         print(f"\n{table.title}\n\n{as_markdown(table, done)}\n")
         if not table.name and table.steps is None:
@@ -183,13 +183,21 @@ def run(table: Table, row: Row) -> None:
     of_steps = () if table.steps is None else (f"loop.steps={table.steps}", f"learner.total_steps={table.steps}")
     for setting in (*row.settings, *of_steps):
         command += ["--set", setting]
-    if (folder / "curve.png").is_file():
+    if has_ended(folder):
         print(f"{row.name}: done before; delete {folder.relative_to(ROOT)} to run it again", flush=True)
         return
     if (folder / "run.json").is_file():
         command = [sys.executable, "-m", "lightningrl.cli", "train", "--resume", "--run", str(folder)]
     print(f"{row.name}: {' '.join(command[1:])}", flush=True)
     subprocess.run(command, check=True, cwd=ROOT)
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether a run has taken all of its steps; one that was killed is there, too, with its curve so far."""
+    if not (folder / "metrics.jsonl").is_file():
+        return False
+    steps = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))["loop"]["steps"]
+    return any(line["step"] == steps for line in read_metrics(folder) if "validation/reward" in line)
 
 
 def as_markdown(table: Table, rows: Sequence[Row]) -> str:
