@@ -15,7 +15,7 @@ from sizes import PATIENCE_S
 from lightningrl.attribution.redirect import installed_redirection
 from lightningrl.errors import LightningError
 from lightningrl.runtime import in_process
-from lightningrl.runtime.in_process import ThreadLauncher
+from lightningrl.runtime.in_process import ThreadLauncher, ThreadWorker
 from lightningrl.runtime.pool import WorkerPool, WorkerPoolError
 from lightningrl.testing.scripted_server import ScriptedServer
 
@@ -129,6 +129,20 @@ async def test_stopping_cancels_what_runs_and_restores_the_process(server: Scrip
     let_go.set()
     while installed_redirection() is not None:
         await asyncio.sleep(0.01)
+
+
+async def test_a_lease_of_which_nothing_runs_yet_is_cancelled_with_the_pool(
+    server: ScriptedServer, let_go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_attempt = ThreadWorker._run_attempt
+    monkeypatch.setattr(ThreadWorker, "_run_attempt", lambda *args: let_go.wait() and run_attempt(*args))
+    server.add_rollout("r0", "ask")
+    working = pool(server, lambda task: "done", workers=1)
+    await working.start()
+    while not server.open:
+        await asyncio.sleep(0.01)
+    await working.stop(grace_s=0.0)
+    assert outcomes(server, 1) == ["cancelled"]
 
 
 async def test_what_ends_after_the_pool_and_its_server_have_gone_waits_for_nobody(let_go: threading.Event) -> None:

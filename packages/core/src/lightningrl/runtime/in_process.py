@@ -74,7 +74,7 @@ class ThreadLauncher:
             worker.stop()
         for worker in self._workers:
             await asyncio.to_thread(worker.ended.wait, max(0.0, until - time.monotonic()))
-        if any(worker.attempts for worker in self._workers):
+        if not all(worker.ended.is_set() for worker in self._workers):  # a lease may just have come, of which nothing runs yet
             async with ServerClient(self._settings.server_url, self._settings.worker_key, patience_s=STOP_PATIENCE_S) as client:
                 await end_attempts(client, f"{self._settings.worker_id}-", "the worker pool was stopped", Outcome.CANCELLED)
             for attempt, reporter in [known for worker in self._workers for known in tuple(worker.attempts.items())]:
