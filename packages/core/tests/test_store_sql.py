@@ -20,7 +20,7 @@ from sizes import PATIENCE_S, sized
 
 from lightningrl.errors import StoreError
 from lightningrl.store import SqlStore
-from lightningrl.store.errors import StoreFull
+from lightningrl.store.errors import StoreFull, StoreTrouble
 from lightningrl.store.protocol import Store
 from lightningrl.store.schema import SCHEMA_VERSION
 from lightningrl.store.transaction import Transaction
@@ -244,4 +244,18 @@ async def test_the_key_of_a_lease_opens_its_attempt_without_a_read_and_not_after
     lease, _ = await asyncio.gather(leased(store), store.cancel(["b"]))
     assert lease.rollout_id == "b"
     assert await store.authorise("b", 1, lease.key) is None
+    await store.close()
+
+
+async def test_nobody_waits_for_a_writer_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await SqlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}")
+
+    def end(*_: object) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr("lightningrl.store.writer.patiently", end)
+    with pytest.raises(StoreTrouble, match=r"the writer of the store .* has ended \(SystemExit: 3\); open it again"):
+        await store.create_rollouts([make_spec("r")])
+    with pytest.raises(StoreTrouble, match="closed; open it again"):
+        await store.create_rollouts([make_spec("r")])
     await store.close()

@@ -9,10 +9,10 @@ so that it fails alone. Operations are therefore functions of the database and t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -56,6 +56,8 @@ class Writer:
         self._loop = loop
         self._on_events = on_events
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._taken: list[_Job[Any]] = []
+        self._never = threading.Event()
         self._closed = False
         self._last_size = 0
         self._thread = threading.Thread(target=self._run, name="lightningrl-store-writer", daemon=True)
@@ -77,6 +79,24 @@ class Writer:
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
+        try:
+            self._write()
+        except BaseException as error:
+            logger.critical("store %s: its writer has ended", self._database.name, exc_info=error)
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits
+                self._loop.call_soon_threadsafe(self._give_up, f"{type(error).__name__}: {error}")
+
+    def _give_up(self, why: str) -> None:
+        """Tell all that wait, and all that come."""
+        self._closed = True
+        left = list(self._taken)
+        while not self._jobs.empty():
+            left += [job for job in [self._jobs.get_nowait()] if job is not None]
+        for job in left:
+            if not job.future.done():
+                job.future.set_exception(StoreTrouble(f"the writer of the store {self._database.name!r} has ended ({why}); open it again"))
+
+    def _write(self) -> None:
         transaction = Transaction(self._database)
         open_ = True
         while open_:
@@ -92,10 +112,13 @@ class Writer:
     def _next_group(self) -> tuple[list[_Job[Any]], bool]:
         """What is there, and, where the last group had several members, what comes within `_LINGER_S`: under load fewer, larger commits
         cost less; a caller on its own is not kept waiting."""
-        group: list[_Job[Any]] = []
         job = self._jobs.get()
+        self._taken = [] if job is None else [job]
         if job is not None and self._last_size > 1:
-            time.sleep(_LINGER_S)  # and not a wait for each: to be woken by every job costs as much as the job
+            self._never.wait(
+                _LINGER_S
+            )  # not for the next job: to be woken by each costs as much as the job; sleep() minds clocks that jump
+        self._taken = group = list[_Job[Any]]()
         while job is not None:
             if not job.future.cancelled():
                 group.append(job)
