@@ -20,6 +20,7 @@ from lightningrl.control.client import ServerClient
 from lightningrl.errors import ServerError
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.store import writes
+from lightningrl.store.errors import StoreFull, StoreTrouble
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.types import Outcome
@@ -108,6 +109,23 @@ async def test_a_store_that_stays_in_trouble_is_not_waited_for_as_long_as_a_serv
         worker = ControlClient(control.url, control.run_key, patience_s=100 * PATIENCE_S)
         with closing(worker), pytest.raises(ServerError, match=r"with 503: the store .* is in use"):
             await asyncio.to_thread(worker.report, lease, Result(outcome=Outcome.SUCCEEDED))
+
+
+@pytest.mark.parametrize(("trouble", "kind"), [("busy", StoreTrouble), ("full", StoreFull)])
+async def test_who_waits_for_rollouts_hears_of_a_store_that_keeps_nothing_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str, kind: type[StoreTrouble]
+) -> None:
+    monkeypatch.setattr("lightningrl.store.writer._LONG_S", 0.0)
+    async with live_gateway(tmp_path, attach=False) as control:
+        await control.store.create_rollouts([make_spec("r", "say")])
+        fail(monkeypatch, "_task", CODES[trouble], lambda number: number == 1)
+        with pytest.raises(kind):
+            await control.store.create_rollouts([make_spec("s", "say")])
+        with pytest.raises(kind, match="the store"):
+            await control.store.wait_finished(["r"], PATIENCE_S)
+        assert await control.store.wait_finished(["r"], PATIENCE_S, 0) == (), "what is there already is told"
+        await control.store.create_rollouts([make_spec("s", "say")])
+        assert await control.store.wait_finished(["r"], 0.0) == (), "a commit ends the trouble"
 
 
 async def test_a_result_that_the_store_never_keeps_ends_its_attempt_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,7 +330,8 @@ class Queue(Protocol):
         ...
 
     async def wait_finished(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> tuple[str, ...]:
-        """Those that succeeded or failed, as soon as there are `min_finished` (None = all) or `wait_s` is over."""
+        """Those that succeeded or failed, as soon as there are `min_finished` (None = all) or `wait_s` is over. Raises StoreTrouble where
+        the store has kept nothing for a minute, whoever asked it: none of them will end."""
         ...
 
 

@@ -377,6 +377,9 @@ class SqlStore:
         self._waiters.add(waiter)
         try:
             waiter.add(await self._read(lambda db: self._reader.finished(db, tuple(wanted))))
+            trouble = None if self._writer is None else self._writer.trouble
+            if trouble is not None and not waiter.ready.is_set():  # no rollout ends where nothing is kept
+                raise type(trouble)(str(trouble))
             if not self._closing:
                 async with asyncio.timeout(wait_s):
                     await waiter.ready.wait()

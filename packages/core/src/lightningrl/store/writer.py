@@ -13,6 +13,7 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -31,6 +32,8 @@ T = TypeVar("T")
 
 _MOST_PER_GROUP = 512
 _LINGER_S = 0.004
+_LONG_S = 60.0
+"""Without a single commit: no passing trouble."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,9 @@ class Writer:
         self._loop = loop
         self._on_events = on_events
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self.trouble: StoreTrouble | None = None
+        """Of a database that has kept nothing for long, whoever asked."""
+        self._failing_since: float | None = None
         self._taken: list[_Job[Any]] = []
         self._never = threading.Event()
         self._closed = False
@@ -161,7 +167,19 @@ class Writer:
             logger.error("store %s: an operation failed", self._database.name, exc_info=error)
         return explained
 
+    def _note_trouble(self, done: list[_JobResult]) -> None:
+        """A commit ends all trouble."""
+        troubles = [one.error for one in done if isinstance(one.error, StoreTrouble)]
+        if len(troubles) < len(done):
+            self.trouble = self._failing_since = None
+            return
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        if now - self._failing_since >= _LONG_S:
+            self.trouble = troubles[-1]
+
     def _resolve(self, done: list[_JobResult], events: list[Event]) -> None:
+        self._note_trouble(done)
         self._on_events(events)
         for one in done:
             if one.job.future.cancelled():
