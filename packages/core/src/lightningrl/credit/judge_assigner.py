@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
@@ -177,7 +178,7 @@ def _grade(value: Any, scale: Scale) -> float:
     return float(value)
 
 
-class _Judge:
+class _Judge(ABC):
     """Grades, in channels that are spread over the group's calls."""
 
     requires: frozenset[str] = frozenset({"group", "judge"})
@@ -191,8 +192,8 @@ class _Judge:
         self.baseline: Baseline = baseline
         self.epsilon = epsilon
 
-    def channels(self, trajectory: Trajectory) -> tuple[Channel, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def channels(self, trajectory: Trajectory) -> tuple[Channel, ...]: ...
 
     def returns(self, trajectory: Trajectory) -> FloatArray:
         return sum((channel.factors * channel.returns for channel in self.channels(trajectory)), np.zeros(len(trajectory.transitions)))

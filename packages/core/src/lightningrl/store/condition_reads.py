@@ -2,7 +2,7 @@
 
 neighbours rollouts before and after one
 position   the newest step, attempt and call: three ends of indexes, so that it can be asked every second
-condition  states and outcomes of all rollouts; versions, workers, failures and refused calls and left threads of the newest rows
+condition  states and outcomes of all rollouts; versions, workers, failures, refused calls and left threads of the newest
 """
 
 from __future__ import annotations
