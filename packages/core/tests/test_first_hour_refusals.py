@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterator
@@ -13,10 +14,11 @@ import pytest
 from lightningrl import problems
 from lightningrl.cli import run_command
 from lightningrl.cli.train import train_command
+from lightningrl.cli.try_one import try_command
 from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError
 from lightningrl.plugins import PluginManager, load_plugins
-from lightningrl.run import begin_run
+from lightningrl.run import begin_run, doctor
 from lightningrl.runtime.agent_loader import agent_reference
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.training.agent_check import check_agent
@@ -251,6 +253,11 @@ def test_a_mistyped_key_hides_nothing_else_and_neither_does_a_model_that_the_hub
     with pytest.raises(ConfigError) as error:
         train_command(here / "recipe.toml", resume=False, overwrite=False, run=None, runs=here, settings={"loop.minute": 1})
     assert error.value.args == tuple(found)
+    with pytest.raises(ConfigError) as error:
+        try_command(here / "recipe.toml", task=None, full=False, settings={"loop.minute": 1})
+    assert error.value.args == tuple(found)
+    diagnosis = asyncio.run(doctor(here / "recipe.toml", settings={"loop.minute": 1}))
+    assert [row.finding.evidence for row in diagnosis.rows] == found
 
 
 def test_no_rewards_is_one_sentence_with_what_to_write(here: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightningrl.beside import Show, run_beside, show_nobody
-from lightningrl.config import Recipe, load_recipe, read_recipe, recipe_file
+from lightningrl.config import Recipe, read_recipe, recipe_file
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError, Stopped
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
@@ -359,8 +359,8 @@ async def doctor(
     take. What is wrong with the recipe is a finding, too; nothing is left behind."""
     from lightningrl.doctor import examine
 
-    whole = recipe.with_settings(settings or {}) if isinstance(recipe, Recipe) else load_recipe(Path(recipe), settings)
-    return await examine(whole, runs=Path(runs), starting=starting)
+    whole, wrong = _read(recipe, settings or {})
+    return await examine(whole, wrong=wrong, runs=Path(runs), starting=starting)
 
 
 def _read(source: Source, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:

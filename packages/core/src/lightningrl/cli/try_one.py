@@ -13,7 +13,7 @@ from rich.console import Console
 from lightningrl.cli.rollouts import show_command
 from lightningrl.cli.scratch import scratch_folder
 from lightningrl.cli.stopping import cancel_on_signals
-from lightningrl.config import Recipe, load_recipe
+from lightningrl.config import Recipe, read_recipe
 from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError, Stopped
 from lightningrl.plugins import load_plugins
@@ -30,8 +30,8 @@ ROLLOUT = "try"
 
 
 def try_command(source: Path, *, task: str | None, full: bool, settings: Mapping[str, Any]) -> None:
-    recipe = load_recipe(source, {"runtime.workers": 1, "runtime.concurrency": 1, **settings})
-    parts = build_checked(recipe, load_plugins())
+    recipe, wrong = read_recipe(source, {"runtime.workers": 1, "runtime.concurrency": 1, **settings})
+    parts = build_checked(recipe, load_plugins(), wrong=wrong)
     chosen = _task(parts, task)
     console = Console()
     with scratch_folder("lightningrl-try-") as scratch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lightningrl.config import Recipe
@@ -24,9 +24,11 @@ from lightningrl.plugins import load_plugins
 __all__ = ["CHECKS", "Bill", "BillLine", "Check", "Diagnosis", "Finding", "Observation", "Row", "Verdict", "diagnose", "examine"]
 
 
-async def examine(recipe: Recipe, *, runs: Path = Path("runs"), starting: Callable[[str], None] = lambda what: None) -> Diagnosis:
-    """Try the recipe and say what was found. What is wrong with it is a finding, not an error. `runs`: where its runs will be written;
-    `starting` is told what is being tried."""
+async def examine(
+    recipe: Recipe, *, wrong: Sequence[str] = (), runs: Path = Path("runs"), starting: Callable[[str], None] = lambda what: None
+) -> Diagnosis:
+    """Try the recipe and say what was found. What is wrong with it is a finding, not an error; `wrong`: what is known of keys that it is
+    read without. `runs`: where its runs will be written; `starting` is told what is being tried."""
     from lightningrl.doctor.examination import observe
     from lightningrl.training.checks import build_checked
 
@@ -35,7 +37,7 @@ async def examine(recipe: Recipe, *, runs: Path = Path("runs"), starting: Callab
         return Diagnosis(rows=(_row("recipe", failed(alone, "look with workers: --set runtime.workers=2")),), bill=None)
     starting("the recipe")
     try:
-        parts = build_checked(recipe, load_plugins())
+        parts = build_checked(recipe, load_plugins(), wrong=wrong)
     except (ConfigError, PluginError) as error:
         remedy = "mend the recipe; nothing was tried"
         return Diagnosis(rows=tuple(_row("recipe", failed(str(sentence), remedy)) for sentence in error.args), bill=None)
