@@ -1,4 +1,4 @@
-"""Writes docs/reference.md: every key of a recipe, every setting of the torch backend, every hook, from the code that defines them.
+"""Writes docs/reference.md: every key of a recipe, every setting of the backends, every hook, from the code that defines them.
 
 python scripts/make_reference.py
 """
@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from typing import Final
 
-from lightningrl import config, plugins
-from lightningrl_torch import learner_settings, settings
+from lightningrl import plugins
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference.md"
-TABLES = {
+CORE = ROOT / "packages" / "core" / "src" / "lightningrl"
+TORCH = ROOT / "packages" / "trainer-torch" / "src" / "lightningrl_torch"
+VERL = ROOT / "packages" / "trainer-verl" / "src" / "lightningrl_verl"
+RECIPE: Final = {
     "Recipe": "Top level",
     "TasksConfig": "[tasks]",
     "PolicyConfig": "[policy]",
@@ -25,17 +28,30 @@ TABLES = {
     "RewardConfig": "[rewards.NAME]",
     "IntermediateConfig": "[intermediate_rewards.NAME]",
     "CreditConfig": "[credit]",
+    "JudgeConfig": "[judge]",
     "LoopConfig": "[loop]",
     "SamplingConfig": "[sampling]",
     "ValidationConfig": "[validation]",
+    "ValidationSamplingConfig": "[validation.sampling]",
     "SamplesConfig": "[samples]",
     "OutcomesConfig": "[outcomes]",
     "RuntimeConfig": "[runtime]",
     "RoleConfig": "[roles.NAME]",
     "UpstreamConfig": "[upstream]",
+    "NamedUpstreamConfig": "[upstream.models.NAME]",
     "TelemetryConfig": "[telemetry]",
 }
-"""Classes of the recipe in the order of the page."""
+"""Classes of the recipe in the order of the page; so are those of the backends."""
+OF_TORCH: Final = {
+    "Settings": "[learner], where the backend is torch",
+    "CriticSettings": "[learner.critic]",
+    "LoraSettings": "[learner.lora]",
+}
+OF_VERL: Final = {
+    "Settings": "[learner] and [backends.verl], where the backend is verl",
+    "CriticSettings": "[backends.verl.critic]",
+    "VerlLoraSettings": "[learner.lora], where the backend is verl",
+}
 HIDDEN = {"folder", "model_config"}
 """Fields that nobody writes."""
 OFFERED = {"LearnerSettings": {"policy", "name"}, "Settings": {"max_staleness"}}
@@ -49,30 +65,40 @@ def main() -> int:
 
 def reference() -> str:
     """The page."""
-    recipe, torch = classes(config), classes(learner_settings) | classes(settings)
+    recipe, learner = classes(CORE / "config.py"), classes(TORCH / "learner_settings.py")
+    torch, verl = learner | classes(TORCH / "settings.py"), learner | classes(VERL / "settings.py")
+    launchers = functions(VERL / "plugin.py")
     parts = [
         "# Reference\n\nMade by `python scripts/make_reference.py` from the code; a test says when it is not current. "
         "`lightningrl recipe show RECIPE` shows the values of one recipe.\n\n## Recipe\n\n"
-        "A TOML file, or a Python file with `recipe = Recipe(...)`; `--set loop.steps=5` overrides one key.\n"
+        "A TOML file, or a Python file with `recipe = Recipe(...)`; `--set loop.steps=5` overrides one key. "
+        "*None* is what holds where a key is left out that has no default (–).\n",
+        *(table(title, recipe[name], recipe) for name, title in RECIPE.items()),
+        *(table(title, torch[name], torch) for name, title in OF_TORCH.items()),
+        *(table(title, verl[name], verl) for name, title in OF_VERL.items()),
+        table("[runtime.launchers.ray]", launchers["create_ray_launcher"], {}),
+        hooks(),
     ]
-    parts += [table(title, recipe[name], recipe) for name, title in TABLES.items()]
-    parts.append(table("[learner], where the backend is torch", torch["Settings"], torch))
-    parts.append(hooks())
     return "\n".join(parts)
 
 
-def classes(module: ModuleType) -> dict[str, ast.ClassDef]:
-    tree = ast.parse(inspect.getsource(module))
-    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+def classes(path: Path) -> dict[str, ast.ClassDef]:
+    return {node.name: node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)}
 
 
-def table(title: str, node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> str:
-    rows = [f"| `{name}` | {default} | {said} |" for name, default, said in fields(node, known)]
+def functions(path: Path) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
+
+
+def table(title: str, node: ast.ClassDef | ast.FunctionDef, known: dict[str, ast.ClassDef]) -> str:
+    """Of a class's fields, its bases' among them, or of a function's parameters."""
+    found = fields(node, known) if isinstance(node, ast.ClassDef) else parameters(node)
+    rows = [f"| `{name}` | {default} | {said} |" for name, (default, said) in dict(found).items()]  # one that is set anew stands once
     said = " ".join((ast.get_docstring(node) or "").split())
     return f"### {title}\n\n{said}\n\n| key | default | |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
-def fields(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Iterator[tuple[str, str, str]]:
+def fields(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Iterator[tuple[str, tuple[str, str]]]:
     """Name, default, and the sentence under each field, those of the classes above first."""
     for base in node.bases:
         if isinstance(base, ast.Name) and base.id in known:
@@ -88,19 +114,51 @@ def fields(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> Iterator[tuple
         said = ""
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             said = " ".join(str(after.value.value).split()).replace("|", "\\|")
-        yield name, default_of(statement.value), said
+        yield name, (default_of(statement.value), " ".join(part for part in (said, choices(statement.annotation), see(name)) if part))
+
+
+def see(name: str) -> str:
+    """Where a key of the top level is a table: which."""
+    return next((f"See `{title}`." for title in RECIPE.values() if title.strip("[]").split(".")[0] == name), "")
+
+
+def parameters(node: ast.FunctionDef) -> Iterator[tuple[str, tuple[str, str]]]:
+    for parameter, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+        assert parameter.annotation is not None
+        yield parameter.arg, (default_of(default), choices(parameter.annotation))
+
+
+def choices(annotation: ast.expr) -> str:
+    """Where only some words are allowed: which."""
+    for node in ast.walk(annotation):
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal":
+            words = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            listed = ", ".join(toml(word) for word in words)
+            return f"One of {listed}." if len(words) > 1 else f"Always {listed}."
+    return ""
 
 
 def default_of(value: ast.expr | None) -> str:
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "Field":
         given = {keyword.arg: keyword.value for keyword in value.keywords}
         if "default" in given:
-            return f"`{ast.unparse(given['default'])}`"
+            return toml(given["default"])
         return "none" if "default_factory" in given else "**required**"
     if value is None:
         return "**required**"
     if isinstance(value, ast.Call):
-        return "see below"
+        return "a table of its own"
+    return toml(value)
+
+
+def toml(value: ast.expr) -> str:
+    """As one would write it in a recipe."""
+    if isinstance(value, ast.Constant) and value.value is None:
+        return "–"
+    if isinstance(value, ast.Constant) and isinstance(value.value, bool | str):
+        return f"`{json.dumps(value.value)}`"
+    if isinstance(value, ast.Tuple):
+        return f"`[{', '.join(toml(one).strip('`') for one in value.elts)}]`"
     return f"`{ast.unparse(value)}`"
 
 

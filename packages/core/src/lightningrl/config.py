@@ -89,7 +89,9 @@ class TasksConfig(_FrozenModel):
     """Where tasks come from: callables that return iterables of `Task` or of dicts with its fields."""
 
     train: Reference
+    """Called once when the run starts."""
     validation: Reference | None = None
+    """Held-out tasks, which nothing is trained on; None = no validation."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for both callables."""
 
@@ -111,6 +113,7 @@ class PolicyConfig(_Policy):
     """The model being trained. It answers every call that no other policy is given."""
 
     name: str = Field(default="policy", pattern=POLICY_NAME)
+    """What it is called in metrics and checkpoints, and by calls that ask for it by name."""
 
 
 class OtherPolicyConfig(_Policy):
@@ -183,6 +186,7 @@ class JudgeConfig(_FrozenModel):
     base_url: str = Field(pattern=r"^https?://")
     """With its version: `https://api.openai.com/v1`."""
     model: str
+    """By the name that the endpoint knows."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Name of the environment variable that has the key; the key itself stands in no file. None = it asks for none."""
     concurrency: int = Field(default=8, ge=1)
@@ -190,6 +194,7 @@ class JudgeConfig(_FrozenModel):
     retries: int = Field(default=4, ge=0)
     """Further tries where no answer comes, it is overloaded or it limits rates."""
     timeout_s: float = Field(default=60.0, gt=0)
+    """Of one call, in seconds."""
     max_calls: int = Field(default=64, ge=1)
     """That one rollout may make; those that a judge ranks together have theirs together."""
     max_tokens: int = Field(default=100_000, ge=1)
@@ -200,10 +205,13 @@ class RewardConfig(_FrozenModel):
     """One terminal reward. A recipe may have several; their weighted sum is the return."""
 
     use: Reference
+    """A function of (task, output, trajectory), sync or async: `"reward.py:right"`, or one of the library by its name."""
     weight: float = 1.0
+    """In the sum; 0.0 = it is computed and reported, and teaches nothing."""
     agents: tuple[str, ...] | None = None
     """Roles that this reward pays; None = all. What others do never earns it."""
     timeout_s: float = Field(default=30.0, gt=0)
+    """Of one try, in seconds."""
     retries: int = Field(default=2, ge=0)
     """Further tries where it raises, takes too long or returns NaN: after half a second, a second, two …"""
     concurrency: int = Field(default=16, ge=1)
@@ -211,12 +219,14 @@ class RewardConfig(_FrozenModel):
     range: tuple[float, float] | None = None
     """Least and most that it may return, as [0, 1]; another value is a failure. None = any."""
     options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of what `use` names."""
 
 
 class IntermediateConfig(_FrozenModel):
     """One automatic intermediate reward (AIR). Its values are turn rewards, which credit per turn adds up."""
 
     use: Reference
+    """One of the library by its name (docs/credit/intermediate.md), or your own."""
     weight: float = 1.0
     """0.0 = switched off: it adds nothing."""
     form: Literal["plain", "potential"] = "plain"
@@ -224,12 +234,14 @@ class IntermediateConfig(_FrozenModel):
     range: tuple[float, float] | None = None
     """Least and most that it may return, before form and weight; another value is a failure. None = any."""
     options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of what `use` names."""
 
 
 class CreditConfig(_FrozenModel):
     """How a return is spread over calls."""
 
     use: Reference = "grpo"
+    """One of docs/credit/index.md, or your own."""
     compare: Literal["group", "role"] = "group"
     """With whom a call is compared: all calls of its group, or those of its role (Dr. MAS, arXiv 2602.08847)."""
     per_reward: bool = False
@@ -239,6 +251,7 @@ class CreditConfig(_FrozenModel):
     max_tokens: int = Field(default=4_000_000, ge=1)
     """That policies and critics may read for the evidence of one rollout."""
     options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of what `use` names."""
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -254,7 +267,9 @@ class SamplesConfig(_FrozenModel):
     """How scored trajectories become rows."""
 
     rows: Literal["call", "merged"] = "merged"
+    """`merged`: calls that continue each other's tokens share a row, which is computed once. `call`: each has its own."""
     aggregation: Literal["rollout_mean", "token_mean", "constant"] = "token_mean"
+    """What weighs the same in a step's loss: each trained token, each rollout, or each token divided by `constant_length`."""
     constant_length: int | None = None
     """Tokens per rollout that `constant` (Dr. GRPO) divides by."""
 
@@ -263,9 +278,13 @@ class SamplingConfig(_FrozenModel):
     """How the policy is sampled. Overrides what the agent asks for, so that the recorded logprobs are those of the training policy."""
 
     temperature: float = Field(default=1.0, ge=0)
+    """0.0 = greedy, which explores nothing."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Least share of probability that is sampled from; 1.0 = all."""
     top_k: int = Field(default=0, ge=0)
+    """So many likeliest tokens are sampled from; 0 = all."""
     max_tokens: int = Field(default=256, gt=0)
+    """Of one answer; an agent may ask for fewer."""
 
     def settings(self) -> SamplingSettings:
         return SamplingSettings(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, max_tokens=self.max_tokens)
@@ -343,6 +362,7 @@ class LoopConfig(_FrozenModel):
     """The training loop."""
 
     steps: int = Field(default=100, ge=0)
+    """Updates of the policy, each from the rollouts of `tasks_per_step` tasks."""
     tasks_per_step: int = Field(default=16, ge=1)
     """More than there are: each step asks for some of them more than once, and a warning says so."""
     group_size: int = Field(default=8, ge=1)
@@ -357,7 +377,9 @@ class LoopConfig(_FrozenModel):
     """A step takes the groups that are finished first. One that has become older than `max_staleness` is left out and counted
     (`groups_stale`). False = groups are taken in the order of their tasks."""
     seed: int = 0
+    """Of task order, sampling and minibatches."""
     checkpoint_every: int = Field(default=10, ge=1)
+    """Steps."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """The newest so many, and the best by validation beside them."""
     keep_rollouts: int | None = Field(default=None, ge=1)
@@ -379,9 +401,11 @@ class Recipe(_FrozenModel):
     """One run: agent, tasks, policy, rewards, credit, loop, learner."""
 
     name: str = "run"
+    """Of its run folders."""
     agent: Reference
     """The agent's entry point; called with a task's input."""
     adapters: tuple[str, ...] = ()
+    """Of the agent's framework, by plugin name (`lightningrl plugins`): `["langchain"]`. Calls are recorded without them."""
     tasks: TasksConfig
     policy: PolicyConfig
     policies: dict[Annotated[str, Field(pattern=POLICY_NAME)], OtherPolicyConfig] = Field(default_factory=dict)

@@ -58,12 +58,15 @@ class LearnerSettings(SettingsTable):
     """Most tokens of prompt and completion together; None = the model's."""
 
     learning_rate: AtLeast0 = 1e-5
+    """AdamW's."""
     warmup_steps: Whole = 0
+    """Over which the learning rate rises from 0."""
     total_steps: Count | None = None
     """Where a schedule that is not `constant` ends; it needs it."""
     minimum_factor: AtLeast0 = 0.0
     """What the schedule ends at, as a fraction of the learning rate."""
     betas: tuple[_Beta, _Beta] = (0.9, 0.999)
+    """AdamW's."""
     weight_decay: AtLeast0 = 0.0
     """AdamW's, on matrices alone."""
     max_grad_norm: AtLeast0 = 1.0
@@ -73,6 +76,7 @@ class LearnerSettings(SettingsTable):
     """`ppo_clip`, `gspo` (one ratio a call), `cispo` (clipped weights), `reinforce` (no ratio), or your own: `"file.py:loss"`, see
     docs/losses.md."""
     clip_low: AtLeast0 | None = None
+    """See `clip_high`."""
     clip_high: AtLeast0 | None = None
     """The ratio to the rollout policy counts within 1 - clip_low … 1 + clip_high. None = the loss's own: `ppo_clip` 0.2 and 0.2, `gspo`
     0.0003 and 0.0004, `cispo` 1 (no lower bound) and 4."""
@@ -92,6 +96,7 @@ class LearnerSettings(SettingsTable):
     minibatches: Count = 1
     """Optimiser updates in an epoch."""
     epochs: Count = 1
+    """How often a step's rows are learned from."""
     lora: LoraSettings | None = None
     """A table with any of `rank`, `alpha`, `target_modules`, or true: adapters learn; false: all weights do. None = all weights, or,
     where the policy is on a CPU and has 250 million parameters or more, adapters, with a `learning_rate` of 1e-4 if none is set."""

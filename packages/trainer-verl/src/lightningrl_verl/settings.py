@@ -42,8 +42,11 @@ class CriticSettings(SettingsTable):
     model: str | None = None
     """Folder or hub name its weights start from; None = the policy's."""
     learning_rate: AtLeast0 = 1e-5
+    """Of the critic's own AdamW."""
     gamma: AtLeast0 = 1.0
+    """Discount over a call's tokens."""
     lam: AtLeast0 = 1.0
+    """GAE's λ over a call's tokens."""
 
 
 class Settings(LearnerSettings):
@@ -55,11 +58,13 @@ class Settings(LearnerSettings):
     sync_every: Count = 1
     """`separate_async`: learning steps between two transfers of the weights to the replicas."""
     nodes: Count = 1
+    """Machines of the learner."""
     gpus_per_node: Count = 1
     """GPUs that the learner uses on each of `nodes`; the replicas share them unless the mode is `separate_async`."""
     tensor_parallel: Count = 1
     """GPUs that one vLLM replica spans; there are GPUs ÷ tensor_parallel replicas."""
     rollout_nodes: Whole = 0
+    """`separate_async`: machines of the replicas."""
     rollout_gpus_per_node: Whole = 0
     """`separate_async`: GPUs that only the replicas use."""
     engine: Literal["vllm", "transformers"] = "vllm"
@@ -78,6 +83,7 @@ class Settings(LearnerSettings):
     max_tokens_per_microbatch: Count = 16384
     """Tokens of one forward and backward on a GPU; memory against speed, no effect on the result."""
     gradient_checkpointing: bool = True
+    """Recompute activations in the backward pass: less memory, a third more time."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """What replicas and the forward pass compute in; trained weights stay float32. The CPU computes in float32."""
     lora: VerlLoraSettings | None = None
