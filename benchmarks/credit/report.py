@@ -86,8 +86,9 @@ def write_report(runs: Path, docs: Path) -> None:
         "learn": _learn_table(needed, games),
         "ranks": _rank_table(ranks),
         "control": _control_table(learned, games),
-        "rates": _rate_table(learned, games),
     }
+    if len({run["rate"] for run in learned} - {0.0}) > 1:  # the published study has one
+        tables["rates"] = _rate_table(learned, games)
     docs.mkdir(parents=True, exist_ok=True)
     numbers = {
         "tau": taus,
