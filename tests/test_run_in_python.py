@@ -44,6 +44,11 @@ def of_every_other(task: lightningrl.Task, output: str, trajectory: lightningrl.
     return float(int(trajectory.rollout_id[-1]) % 2)
 
 
+def each_call_alone(trajectory: lightningrl.Trajectory) -> list[str]:
+    """A key of states, as a recipe in Python may name it."""
+    return [f"{trajectory.rollout_id}/{call.index}" for call in trajectory.transitions]
+
+
 @pytest.fixture(scope="module")
 def project(first_agent: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's folder with a run of two steps in it."""
@@ -289,10 +294,13 @@ def test_a_run_that_python_started_says_how_to_go_on(project: Path, tmp_path: Pa
         tasks=lightningrl.TasksConfig(train=f"{project}/tasks.py:train"),
         policy=lightningrl.PolicyConfig(model=str(project / "starter")),
         rewards={"right": lightningrl.RewardConfig(use=of_every_other)},
+        credit=lightningrl.CreditConfig(use="states", options={"key": each_call_alone}),
     )
     settings = {key: value for key, value in QUICK.items() if not key.startswith("rewards.")}
     run = lightningrl.train(recipe, run=tmp_path / "run", settings={**settings, "loop.steps": 1})
-    assert json.loads((run.folder / "recipe.json").read_text())["rewards"]["right"]["use"].endswith(":of_every_other")
+    frozen = json.loads((run.folder / "recipe.json").read_text())
+    assert frozen["rewards"]["right"]["use"].endswith(":of_every_other")
+    assert frozen["credit"]["options"]["key"].endswith(":each_call_alone")
     resumed = warm.run("lightningrl", "train", "--resume", "--run", str(run.folder), cwd=tmp_path, environment={"COLUMNS": "300"})
     assert resumed.returncode == 1
     assert "lightningrl.train(recipe, run=" in resumed.stderr + resumed.stdout

@@ -29,6 +29,7 @@ from lightningrl.training.parts import Parts
 from lightningrl.types import OtherCallKind, Outcome, Trajectory
 
 FILE = '''
+import asyncio
 import numpy as np
 from lightningrl import Evidence
 from lightningrl.credit import mean
@@ -81,6 +82,10 @@ class Grades:
             )
             for one in group.trajectories
         )
+
+class GivenUp(Grades):
+    async def score(self, trajectory, ask):
+        raise asyncio.CancelledError("another task was given up")
 
 class Misfit(Grades):
     async def score(self, trajectory, ask):
@@ -227,6 +232,13 @@ async def test_what_the_judge_does_not_answer_is_tried_again_then_its_rollout_is
     again = await make_parts(folder, server).evaluator.reward(kept, store.set_scores)
     assert server.asked == {"r0": 4, "r1": 5, "r2": 2}
     assert [one.reward for one in again] == [0.0, 1.0, 2.0]
+    await store.close()
+
+
+async def test_a_task_that_an_assigner_gave_up_is_a_failure_like_others(folder: Path, server: JudgeServer) -> None:
+    store = await make_store(folder, 1)
+    (one,) = await make_parts(folder, server, use="GivenUp").evaluator.reward(await store.trajectories(names(1)), store.set_scores)
+    assert one.unrewarded == "credit: CancelledError: another task was given up"
     await store.close()
 
 

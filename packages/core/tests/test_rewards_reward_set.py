@@ -122,7 +122,9 @@ async def test_no_finite_number_is_a_failure(value: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("error", [ValueError("no table"), TimeoutError("database"), SystemExit(3), KeyError("answer")])
+@pytest.mark.parametrize(
+    "error", [ValueError("no table"), TimeoutError("database"), SystemExit(3), KeyError("answer"), asyncio.CancelledError("given up")]
+)
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_reward_that_raises_is_named(error: BaseException, is_async: bool) -> None:
     def fails(task: Task, output: Any, trajectory: Trajectory) -> float:

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from lightningrl.config import Recipe
-from lightningrl.errors import RewardError, ServerError
+from lightningrl.errors import LightningError, RewardError, ServerError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
 from lightningrl.store.protocol import Score
@@ -284,6 +284,18 @@ async def test_what_fails_for_good_is_raised_where_groups_are_taken(scene: Scene
         await collector.order(scene.specs(2))
         scene.server.is_gone = True
         with pytest.raises(ServerError, match="no server answers"):
+            await collector.take()
+
+
+async def test_what_is_cancelled_from_within_ends_the_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cancelled(*_: Any, **__: Any) -> None:
+        raise asyncio.CancelledError
+
+    async with aclosing(scene.collector(in_order=True)) as collector:
+        monkeypatch.setattr(collector, "_reward", cancelled)
+        await collector.order(scene.specs(0))
+        scene.server.end("g")
+        with pytest.raises(LightningError, match="cancelled from within"):
             await collector.take()
 
 

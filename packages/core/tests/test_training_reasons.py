@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from lightningrl.cli.train import _describe
 from lightningrl.config import Recipe
 from lightningrl.control.client import ServerClient
 from lightningrl.credit import IdenticalAssignment
+from lightningrl.credit.metrics import judge_failures
 from lightningrl.engines.link import EngineLink
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import LightningError
@@ -32,8 +34,8 @@ from lightningrl.protocols import LearnReport, StepReport
 from lightningrl.run import OpenRun
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import Lease
-from lightningrl.testing.groups import make_trajectory, make_transition
+from lightningrl.store.protocol import Lease, RolloutFilter
+from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.testing.store_conformance import make_call
 from lightningrl.training.loop import Trainer
@@ -88,6 +90,15 @@ async def silent(store: SqlStore, lease: Lease) -> None:
 async def broken(store: SqlStore, lease: Lease) -> None:
     await call(store, lease)
     await store.finish_attempt(lease.rollout_id, lease.attempt, Outcome.AGENT_ERROR, error="KeyError: 'oops'")
+
+
+async def broken_at_times(store: SqlStore, lease: Lease) -> None:
+    """The first of two raises; the other is right."""
+    if lease.rollout_id == "v000000-0000":
+        await broken(store, lease)
+    else:
+        await call(store, lease)
+        await finish(store, lease, 1.0)
 
 
 async def late(store: SqlStore, lease: Lease) -> None:
@@ -321,6 +332,27 @@ async def test_a_validation_in_which_all_fails_says_so_instead_of_nan(scene: Sce
     assert (
         "validation after step 0 has no score: every rollout failed (2 agent_error); first, 'v000000-0000': KeyError: 'oops'" in caplog.text
     )
+
+
+async def test_a_validation_counts_the_agents_failures_as_the_lowest_reward(scene: Scene) -> None:
+    """Or a policy that breaks on hard tasks would be exported as the best."""
+    scene.agent = broken_at_times
+    tasks = {"train": "reasons_tasks.py:tasks", "validation": "reasons_tasks.py:held_out"}
+    assert (await scene.train(loop={"steps": 0}, tasks=tasks)).best_score == 0.5
+    assert "validation after step 0: score 0.500  [1 agent_error, 1 succeeded]" in scene.screen.getvalue()
+    kept = await scene.store.list_rollouts(RolloutFilter(mode=RolloutMode.VALIDATION))
+    assert sorted((one.outcome or "", one.reward) for one in kept) == [("agent_error", 0.0), ("succeeded", 1.0)]
+
+
+@pytest.mark.parametrize(("lowest", "least"), [(0.0, -3.0), (-5.0, -5.0)])
+def test_the_lowest_reward_is_the_declared_one_or_the_least_that_was_seen(lowest: float, least: float) -> None:
+    group = make_group((None,), (None,), (None,), (None,), rewards=(1.0, -3.0, None, None))
+    failed = [
+        replace(one, outcome=outcome)
+        for one, outcome in zip(group.trajectories[2:], (Outcome.TIMEOUT, Outcome.INFRASTRUCTURE_ERROR), strict=True)
+    ]
+    assert [one.reward for one in judge_failures([*group.trajectories[:2], *failed], lowest)] == [1.0, -3.0, least, None]
+    assert [one.reward for one in judge_failures(failed, lowest)] == [None, None]
 
 
 async def test_agents_killed_by_a_slow_engine_are_told_its_speed_and_what_helps(scene: Scene) -> None:

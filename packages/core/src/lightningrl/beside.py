@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-__all__ = ["Show", "run_beside", "show_nobody"]
+__all__ = ["Show", "is_being_cancelled", "run_beside", "show_nobody"]
 
 T = TypeVar("T")
 Show = Callable[[str, int, int], None]
@@ -23,6 +23,13 @@ Show = Callable[[str, int, int], None]
 
 def show_nobody(what: str, done: int, total: int) -> None:
     """Nobody looks on."""
+
+
+def is_being_cancelled() -> bool:
+    """Whether somebody cancels the task that runs. A CancelledError without that came out of what it awaits, and is a failure like others:
+    of a task that somebody else gave up, say."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def run_beside(work: Coroutine[Any, Any, T]) -> T:

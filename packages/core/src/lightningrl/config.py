@@ -490,6 +490,15 @@ class Recipe(_FrozenModel):
         return replace(self.sampling.settings(), **said)
 
     @property
+    def reward_bounds(self) -> tuple[float, float]:
+        """Least and most of the weighted sum of the rewards. One that says no `range` is taken to be in [0, 1]."""
+        low = high = 0.0
+        for reward in self.rewards.values():
+            ends = sorted(reward.weight * end for end in reward.range or (0.0, 1.0))
+            low, high = low + ends[0], high + ends[1]
+        return low, high if high > low else low + 1.0
+
+    @property
     def backend_options(self) -> dict[str, Any]:
         """What the chosen backend is given for `[policy]`."""
         return self.options_of(self.policy)

@@ -76,6 +76,11 @@ class Outcome(_Choice):
     DIVERGED = "diverged"
     """A branch whose agent did not ask again what was recorded."""
 
+    @property
+    def is_agents_own(self) -> bool:
+        """A failure that a policy is judged by: it counts as the lowest reward, or one that breaks on hard tasks would be better for it."""
+        return self in {Outcome.AGENT_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW}
+
 
 class RolloutMode(_Choice):
     """What a rollout is for: `TRAIN` rollouts reach the learner, and branches where the credit assigner trains them."""

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
+from lightningrl.beside import is_being_cancelled
 from lightningrl.config import OutcomesConfig
 from lightningrl.credit.evidence import check_evidence
 from lightningrl.credit.judge import Judge
@@ -146,7 +147,9 @@ class Evaluator:
                 found = await _hear(witness, asked, services)
         except PluginError:
             raise
-        except Exception as error:  # noqa: BLE001  the boundary to an assigner that waits for others
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # the boundary to an assigner that waits for others
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
             found, failure = [None] * len(asked), describe_failure("credit", f"{type(error).__name__}: {error}")
         heard: dict[str, Trajectory] = {}
         for one, evidence in zip(asked, found, strict=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from lightningrl.credit.samples import teaching_rows
 from lightningrl.types import OtherCallKind, Outcome, Sample, Trajectory
 
-__all__ = ["describe_branches", "describe_rollouts", "describe_rows"]
+__all__ = ["describe_branches", "describe_rollouts", "describe_rows", "judge_failures"]
 
 
 def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -38,6 +39,16 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         metrics["threads_left"] = float(left)
     metrics["calls_refused"] = float(others.count(OtherCallKind.REFUSED))
     return metrics
+
+
+def judge_failures(trajectories: Sequence[Trajectory], lowest: float) -> list[Trajectory]:
+    """A validation's trajectories; the agent's own failures have earned the lowest reward, `lowest` or the least that was seen. Where
+    nobody earned anything there is no score, and none is made."""
+    earned = [one.reward for one in trajectories if one.reward is not None]
+    if not earned:
+        return list(trajectories)
+    least = min(lowest, *earned)
+    return [replace(one, reward=least) if one.reward is None and one.outcome.is_agents_own else one for one in trajectories]
 
 
 def describe_branches(branches: Sequence[Trajectory]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError
 from lightningrl.evaluation.candidate import Candidate
 from lightningrl.evaluation.comparison import Comparison, compare
-from lightningrl.evaluation.result import EvaluatedTask, Evaluation, reward_bounds, sample_of
+from lightningrl.evaluation.result import EvaluatedTask, Evaluation, sample_of
 from lightningrl.evaluation.statistics import Verdict
 from lightningrl.loading import is_reference
 from lightningrl.plugins import load_plugins
@@ -164,7 +164,7 @@ class _Candidate:
     @property
     def evaluation(self) -> Evaluation:
         recipe = self.candidate.recipe
-        bounds = reward_bounds(recipe)
+        bounds = recipe.reward_bounds
         return Evaluation(
             policy=self.candidate.name,
             step=self.step,

@@ -17,15 +17,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lightningrl.config import Recipe
 from lightningrl.errors import ConfigError
 from lightningrl.evaluation.statistics import Interval, mean_interval, pass_at_k
 from lightningrl.types import OtherCallKind, Outcome, SamplingSettings, Trajectory
 
-__all__ = ["EvaluatedSample", "EvaluatedTask", "Evaluation", "read_evaluation", "reward_bounds", "sample_of"]
+__all__ = ["EvaluatedSample", "EvaluatedTask", "Evaluation", "read_evaluation", "sample_of"]
 
-AGENTS_OWN = (Outcome.AGENT_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW)
-"""Failures that count as the lowest reward."""
 NEARLY = 1e-9
 
 
@@ -46,7 +43,7 @@ class EvaluatedSample:
 
     def value(self, lowest: float) -> float | None:
         """What it counts; None = nothing, it is no result."""
-        if self.reward is None and self.outcome in AGENTS_OWN:
+        if self.reward is None and self.outcome.is_agents_own:
             return lowest
         return self.reward
 
@@ -149,7 +146,7 @@ class Evaluation:
     @property
     def failed(self) -> int:
         """Samples that the agent ended by an error, a time-out or too long a context: they count as the lowest reward."""
-        return sum(one.reward is None and one.outcome in AGENTS_OWN for one in self._all())
+        return sum(one.reward is None and one.outcome.is_agents_own for one in self._all())
 
     @property
     def seconds(self) -> float:
@@ -175,15 +172,6 @@ class Evaluation:
     def _all(self) -> Iterator[EvaluatedSample]:
         for task in self.tasks:
             yield from task.samples
-
-
-def reward_bounds(recipe: Recipe) -> tuple[float, float]:
-    """Least and most of the weighted sum of a recipe's rewards. One that says no `range` is taken to be in [0, 1]."""
-    low = high = 0.0
-    for reward in recipe.rewards.values():
-        ends = sorted(reward.weight * end for end in reward.range or (0.0, 1.0))
-        low, high = low + ends[0], high + ends[1]
-    return low, high if high > low else low + 1.0
 
 
 def sample_of(trajectory: Trajectory) -> EvaluatedSample:

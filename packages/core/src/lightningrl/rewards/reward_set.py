@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lightningrl.beside import is_being_cancelled
 from lightningrl.clean import clean_text
 from lightningrl.errors import ConfigError
 from lightningrl.rewards.threads import DaemonThreads
@@ -123,7 +124,9 @@ class RewardSet:
         try:
             async with asyncio.timeout(None) as limit:
                 value = await self._call(reward, trajectory, limit)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
             if isinstance(error, TimeoutError) and limit.expired():
                 raise _failed(reward, f"no answer within {reward.timeout_s:g} s; raise rewards.{reward.name}.timeout_s") from None
             raise _failed(reward, f"{type(error).__name__}: {error}") from error

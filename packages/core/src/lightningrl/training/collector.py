@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from lightningrl.credit.evaluator import Evaluator
-from lightningrl.errors import ServerError
+from lightningrl.errors import LightningError, ServerError
 from lightningrl.store.protocol import Score
 from lightningrl.types import RolloutSpec, Trajectory
 
@@ -157,9 +157,10 @@ class Collector:
 
     async def aclose(self) -> None:
         """Stop watching. The rollouts that are out stay in the store."""
-        for task in self._tasks:
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # ------------------------------------------------------------------ what goes on
 
@@ -169,9 +170,12 @@ class Collector:
         task.add_done_callback(self._is_done)
 
     def _is_done(self, task: asyncio.Future[None]) -> None:
+        if task not in self._tasks:  # closing
+            return
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._failure = self._failure or task.exception()
+        failure = LightningError("what rewards a group was cancelled from within") if task.cancelled() else task.exception()
+        if failure is not None:
+            self._failure = self._failure or failure
             self._arrived.set()
 
     def _wait_for(self, last: int | None) -> None:

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from lightningrl.config import Recipe
 from lightningrl.credit.evaluator import Evaluator
-from lightningrl.credit.metrics import describe_rollouts
+from lightningrl.credit.metrics import describe_rollouts, judge_failures
 from lightningrl.credit.scoring import CreditedGroup, ScoredStep, Scorer, score_of
 from lightningrl.credit.unread import unread_rewards
 from lightningrl.errors import LightningError, RewardError, RunFolderError
@@ -280,7 +280,7 @@ class Trainer:
             if self._is_old_failure(groups):
                 await self._run_again(collector, groups)
                 groups = await self._take_all(collector, phase, len(specs))
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        trajectories = judge_failures([one for group in groups for one in group.trajectories], self.recipe.reward_bounds[0])
         metrics = describe_rollouts(trajectories)
         outcomes = Counter(trajectory.outcome.value for trajectory in trajectories)
         await self.control.set_scores([score_of(trajectory) for trajectory in trajectories])

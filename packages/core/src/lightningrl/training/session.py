@@ -10,6 +10,7 @@ Where there are several servers (`runtime.servers`), each has a pool of workers 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import secrets
@@ -101,7 +102,7 @@ async def train_run(
     state = saved.state if saved else LoopState(step=0, seconds=0.0, rollouts=0)
     made = max((line["step"] for line in read_metrics(folder.metrics)), default=0) if saved and folder.metrics.is_file() else 0
     loggers: list[MetricLogger] = [JsonlLogger(folder.metrics, resume_after=state.step if saved else -1)]
-    loggers += build_loggers(recipe.loggers, folder=folder.path, run=folder.path.name, config=recipe.model_dump(mode="json"))
+    loggers += build_loggers(recipe.loggers, folder=folder.path, run=folder.path.name, config=json.loads(recipe.frozen_text()))
 
     def log(step: int, metrics: Mapping[str, float]) -> None:
         for one in loggers:
