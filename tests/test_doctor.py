@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from lightningrl.credit.unread import unread_rewards
 from lightningrl.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
 from lightningrl.doctor.bill import Bill, make_bill
 from lightningrl.doctor.examination import observe, reward
-from lightningrl.doctor.forecast import forecast, prompt_tokens
+from lightningrl.doctor.forecast import HALF_WAY_NATS, forecast, prompt_tokens, way_gone
 from lightningrl.doctor.lesson import teach
 from lightningrl.doctor.machine import Machine, MemoryGrowth
 from lightningrl.doctor.observation import Cost, Costs, GpuMemory, Lesson
@@ -383,7 +384,7 @@ def test_a_step_that_asks_for_more_tasks_than_there_are_is_warned_of(seen: Obser
 
 
 def test_the_bill_multiplies_what_was_tried(seen: Observation) -> None:
-    healthy = replace(only(seen, "converse"), costs=COSTS)
+    healthy = replace(only(seen, "converse"), costs=COSTS, lessons={})  # nobody says that anything is learned
     calls = healthy.calls
     checked = [call for one in healthy.validation for call in one.transitions]
     bill = make_bill(with_loop(healthy, steps=10, tasks_per_step=3, validation=4))
@@ -425,12 +426,25 @@ def test_the_bill_says_from_where_to_where_learning_may_lead(seen: Observation) 
     mean = sum(tokens) / 2
     for rewards, best in (((1.0, 0.0), tokens[0]), ((0.0, 1.0), tokens[1]), ((0.5, 0.5), mean)):
         pair = tuple(replace(one, reward=reward) for one, reward in zip((whole, first), rewards, strict=True))
-        bill = make_bill(replace(healthy, groups=(replace(healthy.groups[0], trajectories=pair),)))
-        line = next(line for line in bill.lines if line.what == "prompt tokens")
+        tried = replace(healthy, groups=(replace(healthy.groups[0], trajectories=pair),), lessons={})
+        line, moved = (
+            next(line for line in make_bill(replace(tried, lessons=lessons)).lines if line.what == "prompt tokens")
+            for lessons in ({}, {"policy": Lesson(rows=1, gain=1e9)})
+        )
         assert (line.low, line.high) == pytest.approx((min(best, mean) / mean * line.amount, max(best, mean) / mean * line.amount))
-        assert f"have {100 * best / mean:.0f} % of that" in line.how
+        assert f"have {100 * best / mean:.0f} % of that; 0 % of the way in 10 steps" in line.how, "nobody says how far a step goes"
+        assert moved.amount == pytest.approx(best / mean * line.amount)
+        assert (moved.low, moved.high) == pytest.approx((line.low, line.high))
     nothing = make_bill(replace(healthy, groups=(), signals=()))
     assert all(line.low is None or line.low == pytest.approx(line.amount) for line in nothing.lines)
+
+
+def test_a_step_that_moves_rollouts_far_takes_a_run_to_the_best_of_each_group_and_none_leaves_it_where_it_is() -> None:
+    assert way_gone(0.0, 50) == way_gone(1.0, 0) == way_gone(-1.0, 50) == 0.0
+    assert way_gone(HALF_WAY_NATS, 1) == pytest.approx(1 - 0.5 / math.log(2))  # the mean of 1 - 2^-t from 0 to 1
+    assert way_gone(HALF_WAY_NATS / 6, 6) == pytest.approx(way_gone(HALF_WAY_NATS, 1))
+    assert way_gone(1e-7, 1) < 1e-6
+    assert way_gone(1e9, 1) == pytest.approx(1.0)
 
 
 def test_a_range_of_the_bill_holds_the_mean_of_other_samples_in_95_of_100(seen: Observation) -> None:

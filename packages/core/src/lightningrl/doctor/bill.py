@@ -3,8 +3,8 @@
 run = start + checkpoints + steps · (groups of a step · what a group took + learning) + validations · what one took
     + in CPU time a curve drawn for each step and validation
 
-Billed is what rollouts take at the present policy. They do not stay as long as that while it learns: `lightningrl.doctor.forecast` says
-from where to where they may move, and the bill's rows have that range.
+Rollouts do not stay as long as they are while the policy learns: `lightningrl.doctor.forecast` says how far they go on average, which is
+billed, and from where to where they may, which is the range of the bill's rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from lightningrl.doctor.forecast import Spread, completion_tokens, forecast, forecast_trained, prompt_tokens
+from lightningrl.doctor.forecast import Spread, completion_tokens, forecast, forecast_trained, prompt_tokens, way_gone
 from lightningrl.doctor.observation import Cost, Costs, Observation
 from lightningrl.types import OtherCallKind, Trajectory
 
@@ -103,12 +103,12 @@ class _Plan:
             validate=validations * len(seen.tasks.validation) / max(1, len(seen.validation)),
         )
 
-    def seconds(self, costs: Costs, of: Callable[[Cost], float | None]) -> float | None:
-        """Of the loop; None where one of its parts is not known."""
+    def seconds(self, costs: Costs, of: Callable[[Cost], float | None], longer: float = 1.0) -> float | None:
+        """Of the loop, where rollouts take so many times what they took; None where one of its parts is not known."""
         parts = (
-            (costs.collect, self.collect),
-            (costs.learn, self.learn),
-            (costs.validate, self.validate),
+            (costs.collect, longer * self.collect),
+            (costs.learn, longer * self.learn),
+            (costs.validate, longer * self.validate),
             (costs.save, self.checkpoints),
             (costs.draw, self.steps + self.validations),
         )
@@ -116,30 +116,92 @@ class _Plan:
         return None if any(value is None for value, _ in found) else sum((value or 0.0) * times for value, times in found)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Outlook:
+    """What learning will make of the rollouts."""
+
+    gone: float
+    """Share of the way to the best of each group, on average over the run."""
+    prompts: Spread
+    completions: Spread
+    tokens: Spread
+    """Both."""
+    trained: Spread
+
+    @classmethod
+    def of(cls, seen: Observation, plan: _Plan) -> _Outlook:
+        def both(one: Trajectory) -> int:
+            return prompt_tokens(one) + completion_tokens(one)
+
+        prompts, completions, tokens = (forecast(seen.groups, one, plan.groups) for one in (prompt_tokens, completion_tokens, both))
+        return cls(
+            gone=way_gone(_moved(seen), plan.steps),
+            prompts=prompts,
+            completions=completions,
+            tokens=tokens,
+            trained=forecast_trained(seen.groups, seen.signals, plan.groups),
+        )
+
+    def of_line(self, line: BillLine, spread: Spread) -> BillLine:
+        """With its range."""
+        present = line.amount / spread.after(self.gone)
+        return replace(line, low=spread.low * present, high=spread.high * present)
+
+    def explain(self, spread: Spread, steps: int) -> str:
+        return f"the best of each group have {100 * spread.learned:.0f} % of that; {100 * self.gone:.0f} % of the way in {steps} steps"
+
+
+def _moved(seen: Observation) -> float:
+    """Nats that a step moves a rollout by, at the learning rate after its warm-up; 0 where no lesson says."""
+    rollouts = [one for group in seen.groups for one in group.trajectories]
+    trained = sum(len(call.completion_ids) for one in rollouts for call in one.transitions if call.trainable)
+    full = seen.recipe.backend_options.get("learning_rate")
+    gains = [
+        lesson.gain * (float(full) / lesson.learning_rate if full and lesson.learning_rate else 1.0)
+        for lesson in seen.lessons.values()
+        if lesson.gain is not None and not lesson.is_planted
+    ]
+    return sum(gains) / len(gains) * trained / len(rollouts) if gains and rollouts else 0.0
+
+
 def make_bill(seen: Observation) -> Bill:
     """The bill of the whole run."""
     recipe, costs = seen.recipe, seen.costs
     plan = _Plan.of(seen, _steps(seen))
+    outlook = _Outlook.of(seen, plan)
+    longer = outlook.tokens.after(outlook.gone)
     trained = _Tokens.count(member for group in seen.groups for member in group.members)
     checked = _Tokens.count(seen.validation)
     rollouts = round(plan.groups * recipe.loop.group_size + plan.validations * len(seen.tasks.validation))
     tried = max(1, len(seen.rollouts) + len(seen.validation))
     kept = min(recipe.loop.keep_checkpoints + 1, plan.checkpoints)  # one more while it is written
-    wall, cpu = plan.seconds(costs, lambda cost: cost.seconds), plan.seconds(costs, lambda cost: cost.cpu_seconds)
-    start_cpu = costs.start.cpu_seconds
     bill = Bill(
         steps=plan.steps,
         rollouts=rollouts,
-        prompt_tokens=plan.collect * trained.prompt + plan.validate * checked.prompt,
-        completion_tokens=plan.collect * trained.completion + plan.validate * checked.completion,
-        trained_tokens=plan.collect * costs.trained_tokens,
+        prompt_tokens=(plan.collect * trained.prompt + plan.validate * checked.prompt) * outlook.prompts.after(outlook.gone),
+        completion_tokens=(plan.collect * trained.completion + plan.validate * checked.completion)
+        * outlook.completions.after(outlook.gone),
+        trained_tokens=plan.collect * costs.trained_tokens * outlook.trained.after(outlook.gone),
         judge_calls=plan.collect * trained.judged,
-        minutes=((wall or 0.0) + costs.start.seconds) / 60,
-        cpu_minutes=None if cpu is None or start_cpu is None else (cpu + start_cpu) / 60,
+        minutes=_minutes(plan, costs, _wall, longer) or 0.0,
+        cpu_minutes=_minutes(plan, costs, _cpu, longer),
         memory_bytes=None if seen.machine is None else seen.machine.memory_used,
         disk_bytes=rollouts * costs.store_bytes / tried + kept * costs.checkpoint_bytes,
     )
-    return replace(bill, lines=tuple(_lines(bill, plan, seen, kept)))
+    return replace(bill, lines=tuple(_lines(bill, plan, outlook, seen, kept)))
+
+
+def _wall(cost: Cost) -> float | None:
+    return cost.seconds
+
+
+def _cpu(cost: Cost) -> float | None:
+    return cost.cpu_seconds
+
+
+def _minutes(plan: _Plan, costs: Costs, of: Callable[[Cost], float | None], longer: float) -> float | None:
+    start, loop = of(costs.start), plan.seconds(costs, of, longer)
+    return None if start is None or loop is None else (start + loop) / 60
 
 
 def _groups_per_step(seen: Observation) -> float:
@@ -157,13 +219,13 @@ def _steps(seen: Observation) -> int:
         return loop.steps
 
     def seconds(steps: int) -> float:
-        return _Plan.of(seen, steps).seconds(seen.costs, lambda cost: cost.seconds) or 0.0
+        return _Plan.of(seen, steps).seconds(seen.costs, _wall) or 0.0
 
     one = (seconds(loop.steps) - seconds(0)) / loop.steps
     return min(loop.steps, max(1, math.ceil((60 * loop.minutes - seconds(0)) / max(one, 1e-9))))
 
 
-def _lines(bill: Bill, plan: _Plan, seen: Observation, kept: int) -> Iterator[BillLine]:
+def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, kept: int) -> Iterator[BillLine]:
     loop, costs = seen.recipe.loop, seen.costs
     here = f"{len(seen.rollouts)} rollouts tried of {len(seen.groups)} tasks"
     per_step = plan.groups / max(1, plan.steps)
@@ -173,14 +235,14 @@ def _lines(bill: Bill, plan: _Plan, seen: Observation, kept: int) -> Iterator[Bi
     yield BillLine(
         what="rollouts", amount=bill.rollouts, unit="", how=f"{plan.steps} steps × {per_step:.3g} tasks × {loop.group_size}{validated}"
     )
-    prompts, completions = (forecast(seen.groups, tokens, plan.groups) for tokens in (prompt_tokens, completion_tokens))
-    yield _ranged(
-        BillLine(what="prompt tokens", amount=bill.prompt_tokens, unit="", how=f"as many each as the {here}; {_learned(prompts)}"), prompts
-    )
-    yield _ranged(BillLine(what="completion tokens", amount=bill.completion_tokens, unit="", how=_learned(completions)), completions)
+    for what, tokens, spread in (
+        ("prompt tokens", bill.prompt_tokens, outlook.prompts),
+        ("completion tokens", bill.completion_tokens, outlook.completions),
+    ):
+        how = f"as many each as the {here}; {outlook.explain(spread, plan.steps)}"
+        yield outlook.of_line(BillLine(what=what, amount=tokens, unit="", how=how), spread)
     signal = f"{sum(seen.signals)} of {len(seen.signals)} groups had an advantage; from half, as groups fall silent, to all of them"
-    trained = forecast_trained(seen.groups, seen.signals, plan.groups)
-    yield _ranged(BillLine(what="trained tokens", amount=bill.trained_tokens, unit="", how=signal), trained)
+    yield outlook.of_line(BillLine(what="trained tokens", amount=bill.trained_tokens, unit="", how=signal), outlook.trained)
     if bill.judge_calls:
         yield BillLine(what="judge calls", amount=bill.judge_calls, unit="", how="as many each as those")
     collect, learn, validate = (
@@ -196,23 +258,17 @@ def _lines(bill: Bill, plan: _Plan, seen: Observation, kept: int) -> Iterator[Bi
     how = f"start {costs.start.seconds:.0f} s + {plan.steps} × ({collect:.1f} s collecting + {learning})"
     how += f" + {plan.validations} × {validate:.1f} s validating" if plan.validations else ""
     how += f" + {plan.checkpoints} checkpoints × {costs.save.seconds:.2f} s"
-    longer = forecast(seen.groups, lambda one: prompt_tokens(one) + completion_tokens(one), plan.groups)
-    yield _ranged(BillLine(what="minutes", amount=bill.minutes, unit="", how=how), longer, costs.start.seconds / 60)
-    if bill.cpu_minutes is not None:
-        line = BillLine(what="CPU minutes", amount=bill.cpu_minutes, unit="", how="the same, in CPU time of all processes")
-        yield _ranged(line, longer, (costs.start.cpu_seconds or 0.0) / 60)
+    longer = outlook.tokens.after(outlook.gone)
+    how += f"; collecting, learning, validating × {longer:.2f}, as rollouts change" if round(longer, 2) != 1.0 else ""
+    for what, amount, of, said in (
+        ("minutes", bill.minutes, _wall, how),
+        ("CPU minutes", bill.cpu_minutes, _cpu, "the same, in CPU time of all processes"),
+    ):
+        if amount is not None:
+            low, high = (_minutes(plan, costs, of, end) for end in (outlook.tokens.low, outlook.tokens.high))
+            yield BillLine(what=what, amount=amount, unit="", how=said, low=low, high=high)
     if bill.memory_bytes is not None:
         yield BillLine(what="memory", amount=bill.memory_bytes, unit="bytes", how="the most that all processes had; longer rows need more")
     each = costs.store_bytes / max(1, len(seen.rollouts) + len(seen.validation))
     disk = f"{bill.rollouts} rollouts × {each / 1e3:.1f} kB + {kept} checkpoints × {costs.checkpoint_bytes / 1e6:.1f} MB"
     yield BillLine(what="disk", amount=bill.disk_bytes, unit="bytes", how=disk)
-
-
-def _ranged(line: BillLine, spread: Spread, fixed: float = 0.0) -> BillLine:
-    """`fixed`: what of it does not depend on the rollouts."""
-    moves = line.amount - fixed
-    return replace(line, low=fixed + spread.low * moves, high=fixed + spread.high * moves)
-
-
-def _learned(spread: Spread) -> str:
-    return f"the best of each group have {100 * spread.learned:.0f} % of that"

@@ -1,8 +1,9 @@
-"""A forecast of a run's rollouts from a few: as the policy is, and how far that may move while it learns.
+"""A forecast of a run's rollouts from a few: as the policy is, and how far that moves while it learns.
 
 present[group] = mean over its rollouts           learned[group] = mean over those that earned the most of it, towards which learning leads
 half = t · s · sqrt(1 / groups tried + 1 / groups of the run)      both are samples: 95 % of runs lie within it where nothing is learned
 Spread = from the lower end of either to the upper end of either, in multiples of present's mean
+way gone after n steps = 1 - 2^(-n · nats a step moves a rollout by ÷ HALF_WAY_NATS), on average over the run's steps
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pvariance
+from typing import Final
 
 from lightningrl.look.summary import interval
 from lightningrl.types import Trajectory, TrajectoryGroup
 
-__all__ = ["AS_IT_IS", "Spread", "completion_tokens", "forecast", "forecast_trained", "prompt_tokens"]
+__all__ = ["AS_IT_IS", "Spread", "completion_tokens", "forecast", "forecast_trained", "prompt_tokens", "way_gone"]
+
+HALF_WAY_NATS: Final = 5.0
+"""That a rollout's log-probability has been moved by when half of the way to the best of each group is gone. Measured on text_to_sql and
+math_tools, held against rag and two_policies (docs/doctor.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +32,10 @@ class Spread:
     learned: float
     """Where all rollouts become like the best of their group."""
     high: float
+
+    def after(self, gone: float) -> float:
+        """Where so much of the way to `learned` is gone."""
+        return 1.0 + gone * (self.learned - 1.0)
 
 
 AS_IT_IS = Spread(low=1.0, learned=1.0, high=1.0)
@@ -65,6 +75,13 @@ def forecast_trained(groups: Sequence[TrajectoryGroup], signals: Sequence[bool],
     low, high = _ends(present, wanted)
     all_teach = fmean(fmean(completion_tokens(one) for one in group.trajectories) for group in groups if group.trajectories)
     return Spread(low=max(0.0, min(low / mean, longer.low) / 2), learned=longer.learned, high=max(high, longer.high * all_teach) / mean)
+
+
+def way_gone(moved: float, steps: int) -> float:
+    """The share of the way to the best of each group that a run's rollouts have gone on average, where a step moves a rollout's
+    log-probability by `moved` nats in the direction asked for; 0 where nothing moves."""
+    halves = max(0.0, moved) * steps / HALF_WAY_NATS
+    return 1.0 - (1.0 - 2.0**-halves) / (math.log(2.0) * halves) if halves > 1e-6 else 0.0
 
 
 def _best(group: TrajectoryGroup) -> Sequence[Trajectory]:
