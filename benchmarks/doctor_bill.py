@@ -1,12 +1,12 @@
 """The doctor's bill beside what a run then took, and its findings on recipes that are well.
 
-    python benchmarks/doctor_bill.py --steps 4           each shipped recipe: the doctor, a run of so many steps, and real / bill
+    python benchmarks/doctor_bill.py                     each shipped recipe: the doctor, the whole run, and real / bill
+    python benchmarks/doctor_bill.py --steps 6           the same of runs of so many steps
     python benchmarks/doctor_bill.py --steps 4 --still   the same at a learning rate of 1e-9: rollouts stay as long as the doctor saw them
     python benchmarks/doctor_bill.py --set loop.seed=7 --set learner.learning_rate=1e-4     … with settings of its own
     python benchmarks/doctor_bill.py --alarms 3          each shipped recipe with 3 seeds: the doctor's complaints, of which none is due
 
-The bill is of the present policy, which `--still` keeps: real / bill is 1 there but for chance. Of runs that learn, a figure that is out of
-the range of the bill has a `!`. Minutes depend on who else uses the machine in that minute; CPU minutes hardly do.
+A figure that is out of the range of the bill has a `!`. Minutes depend on who else uses the machine in that minute; CPU minutes hardly do.
 """
 
 from __future__ import annotations
@@ -59,9 +59,11 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def compare(recipe: str, steps: int, given: Sequence[str]) -> bool:
+def compare(recipe: str, steps: int | None, given: Sequence[str]) -> bool:
     """One line: real / bill, and `!` where it lies out of the bill's range. Returns whether none does."""
-    settings = [f"--set=loop.steps={steps}", f"--set=validation.every={steps}", *(f"--set={setting}" for setting in given)]
+    settings = [f"--set={setting}" for setting in given]
+    if steps is not None:
+        settings = [f"--set=loop.steps={steps}", f"--set=validation.every={steps}", *settings]
     looked = command("doctor", f"examples/{recipe}", "--json", *settings)
     bill = json.loads(looked.output)["bill"]
     folder = Path(tempfile.mkdtemp(prefix="lightningrl-bill-"))
@@ -116,7 +118,7 @@ def alarms(recipe: str, seeds: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, help="of each run, instead of the recipe's")
     parser.add_argument("--still", action="store_true")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--alarms", type=int, default=0, metavar="SEEDS")
