@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
 from lightningrl.protocols import Engine
 from lightningrl.types import FinishReason, GenerateRequest, SamplingSettings
 from lightningrl_torch._llama import LlamaForward
-from lightningrl_torch._sampling import SamplingBatch, draw_noise, sample_tokens
+from lightningrl_torch._sampling import SamplingBatch, draw_noise, gumbel_of, sample_tokens
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.settings import EngineSettings
 from lightningrl_torch.testing import make_model, make_tokenizer
@@ -324,3 +326,22 @@ def test_noise_depends_on_seed_and_position_alone_and_is_gumbel() -> None:
     assert many.var().item() == pytest.approx(1.6449, abs=0.05)
     for pair in ((many[1:], many[:-1]), (many[:, 1:], many[:, :-1])):
         assert abs(np.corrcoef(pair[0].flatten(), pair[1].flatten())[0, 1]) < 0.015
+
+
+def test_noise_is_finite_for_every_number_and_the_last_is_the_largest() -> None:
+    numbers = torch.arange(2**24, dtype=torch.int32)
+    noise = gumbel_of(numbers)
+    assert torch.isfinite(noise).all()
+    assert bool((noise[1:] >= noise[:-1]).all())
+    plain = numbers[:-1].float().add_(0.5).mul_(2.0**-24).log_().neg_().log_().neg_()
+    assert torch.equal(noise[:-1], plain)
+    assert noise[-1].item() == pytest.approx(-math.log(-math.log1p(-(2.0**-25))), abs=1e-5)
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 0.5}, {}])
+def test_the_largest_noise_draws_no_token_that_is_cut_or_improbable(cut: dict[str, Any]) -> None:
+    worst = replace(make_batch(1, **cut), positions=np.array([29500], np.uint64))  # token 38 of it has the last of the 2^24 numbers
+    assert int(draw_noise(worst.seeds, worst.positions, 1000, torch.device("cpu")).argmax()) == 38
+    logits = torch.zeros(1, 1000)
+    logits[0, 7], logits[0, 38] = 30.0, -30.0
+    assert sample_tokens(logits, worst)[0] == [7]

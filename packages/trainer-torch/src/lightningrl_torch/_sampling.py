@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["SamplingBatch", "draw_noise", "sample_tokens"]
+__all__ = ["SamplingBatch", "draw_noise", "gumbel_of", "sample_tokens"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,8 +46,14 @@ def draw_noise(seeds: NDArray[np.uint64], positions: NDArray[np.uint64], vocabul
     bits ^= (bits >> 13) & 0x7FFFF
     bits *= -1028477387
     bits ^= (bits >> 16) & 0xFFFF
-    uniforms = ((bits >> 8) & 0xFFFFFF).float().add_(0.5).mul_(2.0**-24)
-    return uniforms.log_().neg_().log_().neg_()
+    return gumbel_of((bits >> 8) & 0xFFFFFF)
+
+
+def gumbel_of(numbers: Tensor) -> Tensor:
+    """Gumbel noise of numbers in [0, 2^24): -log(-log(u)) at the middle of each one's share of [0, 1)."""
+    uniforms = numbers.float().add_(0.5).mul_(2.0**-24)
+    # the last middle, 1 - 2^-25, is 1.0 in float32; its -log is 2^-25, and no other's is below 2^-23
+    return uniforms.log_().neg_().clamp_(min=2.0**-25).log_().neg_()
 
 
 def _truncate(probs: Tensor, top_ks: Tensor, top_ps: Tensor) -> Tensor:
