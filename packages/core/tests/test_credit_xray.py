@@ -339,6 +339,29 @@ async def test_the_page_outlives_the_process_that_computes_it(run: Run) -> None:
         xrays.close()
 
 
+LOUD = """
+import os
+from lightningrl.credit.identical import IdenticalAssignment
+
+class Loud(IdenticalAssignment):
+    def assign(self, group):
+        print("crediting", len(group.trajectories), flush=True)
+        os.write(1, b"as C and children print: {}\\n")
+        return super().assign(group)
+"""
+
+
+async def test_code_that_prints_breaks_no_answer_and_shifts_none(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(LOUD, encoding="utf-8")
+    run = await asyncio.to_thread(recorded, tmp_path / "run", {"credit.use": f"{tmp_path}/loud.py:Loud"})
+    xrays = CreditXRays(run.folder)
+    try:
+        answers = [await xrays.ask(Question(step=step)) for step in (1, 2)]
+    finally:
+        xrays.close()
+    assert [answer.xray and (answer.xray.steps, answer.xray.own_difference) for answer in answers] == [((1,), 0.0), ((2,), 0.0)]
+
+
 async def test_names_that_an_agent_made_up_are_shown_and_not_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_runs, "ROLES", ("<script>alert(1)</script>", "\x1b[2J\u202eevil"))
     run = await asyncio.to_thread(recorded, tmp_path / "run", OWN["turns"], steps=1)

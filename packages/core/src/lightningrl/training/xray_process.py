@@ -1,7 +1,8 @@
 """`python -m lightningrl.training.xray_process FOLDER`: X-rays for a viewer, in a process of their own.
 
 A server that answers an agent's calls computes no credit and runs none of the user's code. One question on each line of stdin
-(`lightningrl.view.credit.Question`), one `Answer` on each line of stdout; it ends with its stdin, or after a while without a question.
+(`lightningrl.view.credit.Question`), one `Answer` on each line of stdout, which the user's code does not reach; it ends with its stdin, or
+after a while without a question.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import IO, Final
 import msgspec
 
 from lightningrl.errors import LightningError
+from lightningrl.stdout import take_stdout
 from lightningrl.training.xray import RunXRay, open_xray
 from lightningrl.view.credit import Answer, Question
 
@@ -56,7 +58,8 @@ def _read(questions: IO[bytes]) -> bytes:
 
 
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer)
-    except LightningError as found:  # no run lies there any more
-        sys.stdout.buffer.write(msgspec.json.encode(Answer(error=str(found))) + b"\n")
+    with take_stdout() as stdout:
+        try:
+            main(Path(sys.argv[1]), sys.stdin.buffer, stdout)
+        except LightningError as found:  # no run lies there any more
+            stdout.write(msgspec.json.encode(Answer(error=str(found))) + b"\n")
