@@ -1,4 +1,4 @@
-"""How long the start of a server is waited for: while the process lives and works, not for a fixed time."""
+"""The start of a server: how long it is waited for, while the process lives and works, and what else it may print."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import os
 import signal
 from pathlib import Path
 
+import httpx
 import pytest
+from sizes import PATIENCE_S
 
+from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.errors import ServerError
 from lightningrl.server.launcher import ServerProcess, StartWatch
 from lightningrl.server.settings import ServerSettings
@@ -43,3 +46,34 @@ async def test_a_stuck_server_is_told_of_with_its_log_and_is_gone(tmp_path: Path
     with pytest.raises(ServerError, match=r"has done nothing for \d+ s; see '.*server.log'"):
         await starting
     assert not server.is_running
+
+
+LOUD = """
+from lightningrl.gateway.dialects.chat_answer import ChatFormat
+
+print("imported")
+
+class Format(ChatFormat):
+    def write_error(self, refusal):
+        print("x" * 1_000_000, "refused")
+        return super().write_error(refusal)
+"""
+
+
+@pytest.mark.usefixtures("fresh_processes")
+async def test_a_dialect_that_prints_when_imported_and_with_each_call_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loud.py").write_text(LOUD, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    dialect = Dialect(name="loud", format="loud:Format", endpoints=("loud",))
+    settings = ServerSettings(store_url=f"sqlite:///{tmp_path}/store.db", run_key="the-run-key", dialects=(*DIALECTS, dialect))
+    async with (
+        ServerProcess(settings, log_path=tmp_path / "server.log") as server,
+        httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client,
+    ):
+        refused = await client.post("/v1/loud", json={})
+        healthy = await client.get("/health")
+    assert (refused.status_code, healthy.status_code) == (403, 200), refused.text
+    printed = (tmp_path / "server.log").read_text(encoding="utf-8")
+    assert "imported" in printed and "xx refused" in printed

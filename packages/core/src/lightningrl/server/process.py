@@ -1,7 +1,7 @@
 """The server's own process: binds the port, opens the store, serves, and goes when its parent goes.
 
 stdin   one line of JSON: ServerSettings; its end means that the parent is gone
-stdout  one line of JSON: {"url": …, "pid": …} when ready, or {"error": sentence}
+stdout  one line of JSON: {"url": …, "pid": …} when ready, or {"error": sentence}; what dialects and tokenizers print goes to stderr
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
 import uvicorn
 from pydantic import ValidationError
 
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.server.settings import ServerSettings, read_upstream
+from lightningrl.stdout import take_stdout
 
 __all__ = ["main", "run_server"]
 
@@ -40,16 +42,19 @@ def main() -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return 0  # the parent went before it said anything
-    try:
-        settings = ServerSettings.model_validate_json(line)
-        logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-        _die_with(parent)
-        run_server(settings, on_ready=_say_ready, lifeline=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        return _fail(ServerError(f"server settings: {'.'.join(map(str, first['loc']))}: {first['msg']}; fix them and start again"))
-    except LightningError as error:
-        return _fail(error)
+    with take_stdout() as stdout:
+        try:
+            settings = ServerSettings.model_validate_json(line)
+            form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+            logging.basicConfig(level=settings.log_level.upper(), format=form, stream=sys.stderr)
+            _die_with(parent)
+            run_server(settings, on_ready=lambda url: _say(stdout, {"url": url, "pid": os.getpid()}), lifeline=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            problem = f"server settings: {'.'.join(map(str, first['loc']))}: {first['msg']}; fix them and start again"
+            return _fail(stdout, ServerError(problem))
+        except LightningError as error:
+            return _fail(stdout, error)
     return 0
 
 
@@ -211,16 +216,12 @@ def _die_with(parent: int) -> None:
             os._exit(1)
 
 
-def _say_ready(url: str) -> None:
-    _say({"url": url, "pid": os.getpid()})
-
-
-def _fail(error: LightningError) -> int:
-    _say({"error": str(error)})
+def _fail(stdout: BinaryIO, error: LightningError) -> int:
+    _say(stdout, {"error": str(error)})
     logger.error("%s", error)
     return error.exit_code
 
 
-def _say(message: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+def _say(stdout: BinaryIO, message: dict[str, object]) -> None:
+    stdout.write(json.dumps(message).encode() + b"\n")
+    stdout.flush()
