@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import recorded_runs
 from recorded_runs import branch_by_hand, make_recipe, record_run
+from sizes import PATIENCE_S
 from typer.testing import CliRunner
 
 import lightningrl
@@ -24,6 +26,7 @@ from lightningrl.cli.xray import read_steps
 from lightningrl.config import SamplesConfig
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.credit.xray import XRay
+from lightningrl.errors import LightningError
 from lightningrl.look.reader import open_run
 from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.run import Run
@@ -360,6 +363,50 @@ async def test_code_that_prints_breaks_no_answer_and_shifts_none(tmp_path: Path)
     finally:
         xrays.close()
     assert [answer.xray and (answer.xray.steps, answer.xray.own_difference) for answer in answers] == [((1,), 0.0), ((2,), 0.0)]
+
+
+WAITING = """
+from pathlib import Path
+from lightningrl.credit.identical import IdenticalAssignment
+
+class Waiting(IdenticalAssignment):
+    def assign(self, group):
+        gate = Path(__file__).with_name("gate")
+        if gate.exists():
+            gate.read_bytes()
+        return super().assign(group)
+"""
+
+
+async def test_pages_that_wait_for_an_xray_leave_the_servers_threads_to_others(tmp_path: Path) -> None:
+    (tmp_path / "waiting.py").write_text(WAITING, encoding="utf-8")
+    run = await asyncio.to_thread(recorded, tmp_path / "run", {"credit.use": f"{tmp_path}/waiting.py:Waiting"})
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    xrays = CreditXRays(run.folder)
+    pages = [asyncio.create_task(xrays.ask(Question(step=1))) for _ in range(40)]  # an event loop has at most 32 threads
+    await asyncio.sleep(0)  # each has asked
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            opened = await asyncio.to_thread(os.open, gate, os.O_WRONLY)  # waits until the assigner reads there
+        assert not any(page.done() for page in pages)
+        gate.unlink()
+        os.close(opened)
+        assert {answer.first for answer in await asyncio.gather(*pages)} == {1}
+    finally:
+        xrays.close()
+
+
+async def test_a_viewer_that_ends_waits_for_no_xray(tmp_path: Path) -> None:
+    (tmp_path / "waiting.py").write_text(WAITING, encoding="utf-8")
+    run = await asyncio.to_thread(recorded, tmp_path / "run", {"credit.use": f"{tmp_path}/waiting.py:Waiting"})
+    os.mkfifo(tmp_path / "gate")
+    xrays = CreditXRays(run.folder)
+    pages = [asyncio.create_task(xrays.ask(Question(step=1))) for _ in range(3)]
+    opened = await asyncio.to_thread(os.open, tmp_path / "gate", os.O_WRONLY)  # waits until the assigner reads there
+    xrays.close()
+    os.close(opened)
+    assert {type(answer) for answer in await asyncio.gather(*pages, return_exceptions=True)} <= {LightningError, asyncio.CancelledError}
 
 
 async def test_names_that_an_agent_made_up_are_shown_and_not_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import select
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -61,7 +62,8 @@ class CreditXRays:
     async def ask(self, question: Question) -> Answer:
         """Raises UnknownRecord where there is no such rollout, group or step, LightningError where the X-ray failed."""
         process = self._run if question.whole else self._steps
-        answer = msgspec.json.decode(await asyncio.to_thread(process.ask, msgspec.json.encode(question)), type=Answer)
+        line = await asyncio.get_running_loop().run_in_executor(process.thread, process.ask, msgspec.json.encode(question))
+        answer = msgspec.json.decode(line, type=Answer)
         if answer.xray is None:
             raise (LightningError if answer.is_defect else UnknownRecord)(answer.error)
         return answer
@@ -78,11 +80,16 @@ class _Process:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._is_closed = False
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="xray")
+        """Waits for it: the event loop's own threads are for the agents' calls."""
 
     def ask(self, line: bytes) -> bytes:
         """From any thread. Raises LightningError."""
         with self._lock:
             for _ in range(2):  # one that was idle may end just now
+                if self._is_closed:
+                    break
                 process = self._running()
                 assert process.stdin is not None and process.stdout is not None
                 try:
@@ -100,6 +107,11 @@ class _Process:
             raise LightningError("the X-ray's process ended without an answer; `lightningrl xray` says why")
 
     def close(self) -> None:
+        """Whoever waits for an answer gets none."""
+        self._is_closed = True
+        self.thread.shutdown(wait=False, cancel_futures=True)
+        if (process := self._process) is not None:
+            process.kill()
         with self._lock:
             self._end()
 
