@@ -76,6 +76,15 @@ class TestExecution(Suite):
 # ---------------------------------------------------------------------- what is said, and what would be right
 
 
+@pytest.mark.parametrize("reward", [Exact(), F1()])
+def test_an_answer_of_articles_or_punctuation_alone_has_to_be_said(reward: Any) -> None:
+    assert [say(reward, said, "A") for said in ("", "the", ".", "an", "B", "A cat")] == [0.0] * 6
+    assert [say(reward, said, "A") for said in ("A", "a.", " (A) ")] == [1.0] * 3
+    assert [say(reward, said, "+") for said in ("+", "", "-", "a", "2 + 2")] == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert [say(reward, said, "") for said in ("", " ", "the", ".")] == [1.0, 1.0, 0.0, 0.0]
+    assert say(reward, "", "Paris") == 0.0
+
+
 def test_exact_is_regardless_of_case_punctuation_and_articles_unless_asked() -> None:
     assert say(Exact(), "The Eiffel  tower.", "eiffel tower") == 1.0
     assert say(Exact(), "Eiffel", "eiffel tower") == 0.0
