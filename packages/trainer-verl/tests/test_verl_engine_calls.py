@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
 from lightningrl.types import SamplingSettings
-from lightningrl_verl.engine import cut_at_stop, sampling_parameters
+from lightningrl_verl.engine import VerlEngine, cut_at_stop, sampling_parameters
 
 
 def text_of(tokens: Sequence[int]) -> str:
@@ -40,3 +42,18 @@ def test_sampling_settings_become_vllms() -> None:
         "stop_token_ids": [9],
         "seed": 3,
     }
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_for_new_weights_leaves_the_others_waiting() -> None:
+    client = SimpleNamespace(_load_balancer=None)
+    engine = VerlEngine(client, policy="policy", version=0, context_length=8, eos_ids=(), text_of=text_of)
+    with engine.held():
+        cancelled, other = (asyncio.create_task(engine._admitted()) for _ in range(2))
+        await asyncio.sleep(0)  # both wait
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        assert not other.done()
+    await other
+    engine._leave()
+    with engine.held():
+        pass

@@ -93,7 +93,7 @@ class VerlEngine:
     async def _admitted(self) -> None:
         while True:
             released = self._released
-            await asyncio.wrap_future(released)
+            await asyncio.shield(asyncio.wrap_future(released))  # a call that is cancelled leaves the others waiting
             with self._changed:
                 if self._released is released:
                     self._in_flight += 1
