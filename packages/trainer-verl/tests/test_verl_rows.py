@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from lightningrl.errors import BackendError
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Sample, TrajectoryGroup
 from lightningrl_torch.testing import make_sample
-from lightningrl_verl.rows import build_rows, row_weights, separate_calls
+from lightningrl_verl.rows import build_rows, choose_samples, row_weights, separate_calls
+from lightningrl_verl.settings import Settings
 
 
 def make_group() -> tuple[TrajectoryGroup, tuple[tuple[np.ndarray | None, ...], ...]]:
@@ -87,6 +89,35 @@ def test_rows_of_a_rollout_share_a_session_and_differ_in_the_index() -> None:
 def test_for_a_critic_a_call_carries_its_reward_once() -> None:
     sample = samples("call")[2]
     assert row_weights(sample, 5.0, as_reward=True).tolist() == [0.0] * 9 + [3.0]
+
+
+CUBED = """
+from lightningrl_torch.losses import TokenLosses
+
+def loss(batch):
+    return TokenLosses(losses=-(batch.logprobs - batch.old_logprobs).exp() * batch.advantages**3)
+"""
+
+
+def test_a_loss_that_is_not_proportional_sees_the_advantages_as_they_are_beside_rows_without_any(tmp_path: Path) -> None:
+    """As on torch, where a token weighs 1 / all tokens and the loss is of its advantage alone."""
+    (tmp_path / "verl_cubed.py").write_text(CUBED, encoding="utf-8")
+    settings = Settings(policy="tiny", loss=f"{tmp_path / 'verl_cubed.py'}:loss")
+    group, (first, (silent,)) = make_group()
+    rows = build_samples([group], [(first, (np.zeros_like(silent),))], aggregation="token_mean")
+    chosen = choose_samples(rows, settings)
+    tokens = sum(int(sample.mask.sum()) for sample in chosen)  # what verl divides by
+    credit = np.concatenate([row_weights(sample, tokens, as_reward=False)[sample.mask] for sample in chosen])
+    np.testing.assert_allclose(credit, [1.0, 1.0, -2.0, 3.0, 3.0, 3.0, 0.0, 0.0], rtol=1e-6)
+    torchs = sum(float((sample.weights * sample.advantages**3).sum()) for sample in rows)
+    assert float((credit**3).sum()) / tokens == pytest.approx(torchs)
+
+
+def test_rows_of_which_none_teaches_are_no_step(tmp_path: Path) -> None:
+    (tmp_path / "verl_cubed.py").write_text(CUBED, encoding="utf-8")
+    group, advantages = make_group()
+    rows = build_samples([group], [tuple(tuple(np.zeros_like(call) for call in calls) for calls in advantages)], aggregation="token_mean")
+    assert choose_samples(rows, Settings(policy="tiny", loss=f"{tmp_path / 'verl_cubed.py'}:loss")) == []
 
 
 def test_what_verl_cannot_train_is_refused_with_its_rollout() -> None:

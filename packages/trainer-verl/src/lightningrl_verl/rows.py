@@ -38,8 +38,13 @@ class Rows:
 
 
 def choose_samples(samples: Iterable[Sample], settings: Settings) -> list[Sample]:
-    """The samples that verl's loss needs: those with an advantage, and all of them where the loss has other terms."""
-    return list(samples) if settings.learns_silent_rows else teaching_rows(samples)
+    """The samples that verl's loss needs: those with an advantage, and all of them where the loss has other terms.
+
+    Where verl averages, all of them too if one has an advantage: the weights, 1 / all tokens, and verl's own division then cancel.
+    """
+    rows = list(samples)
+    teaching = teaching_rows(rows)
+    return rows if settings.learns_silent_rows or (teaching and settings.is_averaged) else teaching
 
 
 def row_weights(sample: Sample, scale: float, *, as_reward: bool) -> np.ndarray[Any, np.dtype[np.float32]]:
