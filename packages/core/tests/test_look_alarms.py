@@ -74,7 +74,8 @@ def test_each_cause_raises_its_own_alarm_first_and_no_other(name: str, level: st
 def test_an_alarm_leads_to_what_shows_it() -> None:
     found = alarms({}, endings={"succeeded": 30, "agent_error": 34})
     assert found["Rollouts that failed"].where == {"from": "8", "to": "12", "mode": "train", "outcome": "agent_error"}
-    assert "agent error" in found["Rollouts that failed"].means
+    means = found["Rollouts that failed"].means
+    assert means == "They are left out of training unless the recipe's outcomes say 'train'; most of them ended as agent error."
 
 
 def test_what_alarms_read_is_what_a_run_writes(recorded_run: Path) -> None:

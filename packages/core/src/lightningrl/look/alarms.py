@@ -136,9 +136,10 @@ def _of_endings(endings: Sequence[Mapping[str, int]], steps: Mapping[str, str]) 
         return []
     failed = {name: sum(found.get(name, 0) for found in endings) for name in Outcome if name is not Outcome.SUCCEEDED}
     worst = max(failed, key=lambda name: failed[name])
-    means = f"They are left out of training; most of them ended as {worst.value.replace('_', ' ')}." if failed[worst] else None
+    ended = worst.value.replace("_", " ")
+    means = f"They are left out of training unless the recipe's outcomes say 'train'; most of them ended as {ended}."
     where = {**steps, "outcome": worst.value}
-    return [_alarm("Rollouts that failed", sum(failed.values()) / total, 0.05, 0.3, means=means, where=where)]
+    return [_alarm("Rollouts that failed", sum(failed.values()) / total, 0.05, 0.3, means=means if failed[worst] else None, where=where)]
 
 
 def _of_tools(tools: Sequence[ToolCount]) -> list[Alarm]:
