@@ -44,11 +44,14 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def judge_failures(trajectories: Sequence[Trajectory], lowest: float) -> list[Trajectory]:
     """A validation's trajectories; the agent's own failures have earned the lowest reward, `lowest` or the least that was seen. Where
     nobody earned anything there is no score, and none is made."""
-    earned = [one.reward for one in trajectories if one.reward is not None]
+    earned = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
     if not earned:
         return list(trajectories)
     least = min(lowest, *earned)
-    return [replace(one, reward=least) if one.reward is None and one.outcome.is_agents_own else one for one in trajectories]
+    return [
+        replace(trajectory, reward=least) if trajectory.reward is None and trajectory.outcome.is_agents_own else trajectory
+        for trajectory in trajectories
+    ]
 
 
 def describe_branches(branches: Sequence[Trajectory]) -> dict[str, float]:

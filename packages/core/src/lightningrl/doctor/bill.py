@@ -118,7 +118,7 @@ class _Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Outlook:
-    """What learning will make of the rollouts."""
+    """How the rollouts will change while the policy learns."""
 
     gone: float
     """Share of the way to the best of each group, on average over the run."""
@@ -130,10 +130,10 @@ class _Outlook:
 
     @classmethod
     def of(cls, seen: Observation, plan: _Plan) -> _Outlook:
-        def both(one: Trajectory) -> int:
-            return prompt_tokens(one) + completion_tokens(one)
+        def both(trajectory: Trajectory) -> int:
+            return prompt_tokens(trajectory) + completion_tokens(trajectory)
 
-        prompts, completions, tokens = (forecast(seen.groups, one, plan.groups) for one in (prompt_tokens, completion_tokens, both))
+        prompts, completions, tokens = (forecast(seen.groups, count, plan.groups) for count in (prompt_tokens, completion_tokens, both))
         return cls(
             gone=way_gone(_moved(seen), plan.steps),
             prompts=prompts,
@@ -153,8 +153,8 @@ class _Outlook:
 
 def _moved(seen: Observation) -> float:
     """Nats that a step moves a rollout by, at the learning rate after its warm-up; 0 where no lesson says."""
-    rollouts = [one for group in seen.groups for one in group.trajectories]
-    trained = sum(len(call.completion_ids) for one in rollouts for call in one.transitions if call.trainable)
+    rollouts = [rollout for group in seen.groups for rollout in group.trajectories]
+    trained = sum(len(call.completion_ids) for rollout in rollouts for call in rollout.transitions if call.trainable)
     full = seen.recipe.backend_options.get("learning_rate")
     gains = [
         lesson.gain * (float(full) / lesson.learning_rate if full and lesson.learning_rate else 1.0)
@@ -260,13 +260,13 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, kept: 
     how += f" + {plan.checkpoints} checkpoints × {costs.save.seconds:.2f} s"
     longer = outlook.tokens.after(outlook.gone)
     how += f"; collecting, learning, validating × {longer:.2f}, as rollouts change" if round(longer, 2) != 1.0 else ""
-    for what, amount, of, said in (
+    for what, amount, of, words in (
         ("minutes", bill.minutes, _wall, how),
         ("CPU minutes", bill.cpu_minutes, _cpu, "the same, in CPU time of all processes"),
     ):
         if amount is not None:
             low, high = (_minutes(plan, costs, of, end) for end in (outlook.tokens.low, outlook.tokens.high))
-            yield BillLine(what=what, amount=amount, unit="", how=said, low=low, high=high)
+            yield BillLine(what=what, amount=amount, unit="", how=words, low=low, high=high)
     if bill.memory_bytes is not None:
         yield BillLine(what="memory", amount=bill.memory_bytes, unit="bytes", how="the most that all processes had; longer rows need more")
     each = costs.store_bytes / max(1, len(seen.rollouts) + len(seen.validation))

@@ -280,7 +280,7 @@ class Trainer:
             if self._is_old_failure(groups):
                 await self._run_again(collector, groups)
                 groups = await self._take_all(collector, phase, len(specs))
-        trajectories = judge_failures([one for group in groups for one in group.trajectories], self.recipe.reward_bounds[0])
+        trajectories = judge_failures([rollout for group in groups for rollout in group.trajectories], self.recipe.reward_bounds[0])
         metrics = describe_rollouts(trajectories)
         outcomes = Counter(trajectory.outcome.value for trajectory in trajectories)
         await self.control.set_scores([score_of(trajectory) for trajectory in trajectories])
