@@ -139,7 +139,8 @@ def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, now: f
     `heartbeat` and `expire`."""
     _end_expired(tx, now)
     if exclusive:
-        interrupt(tx, f"worker {worker_id!r} asked for other work, so it does not run this attempt", worker_id)
+        held = tx.rows(_RUNNING_AT, of_worker=worker_id)
+        _interrupt(tx, held, f"worker {worker_id!r} asked for other work, so it does not run this attempt")
     found = tx.rows(_OLDEST)
     if not found:
         return None
@@ -195,16 +196,21 @@ def _end_expired(tx: Transaction, now: float) -> None:
         tx.end(row, Outcome.INFRASTRUCTURE_ERROR, again=again, error=error)
 
 
-def interrupt(tx: Transaction, reason: str, worker_id: str | None = None) -> int:
-    """All running attempts, or those of one worker. Not charged, the first `MOST_FORGIVEN` times of a rollout."""
+def interrupt(tx: Transaction, reason: str, workers: str = "") -> int:
+    """The running attempts of workers whose id begins with `workers`."""
+    rows = [row for row in tx.rows(_RUNNING) if row.worker_id.startswith(workers)]
+    _interrupt(tx, rows, reason)
+    return len(rows)
+
+
+def _interrupt(tx: Transaction, rows: Sequence[Any], reason: str) -> None:
+    """Not charged, the first `MOST_FORGIVEN` times of a rollout."""
     # max_attempts = 2. Attempt 1 is interrupted: forgiven = 1, so 1 + 2 attempts may be made. Attempt 2 fails: 2 < 2 + 1, attempt 3
     # is queued. It fails: 3 < 2 + 1 does not hold, the rollout is over after two failures of its own.
-    rows = tx.rows(_RUNNING) if worker_id is None else tx.rows(_RUNNING_AT, of_worker=worker_id)
     for row in rows:
         forgive = row.forgiven < MOST_FORGIVEN
         again = forgive or row.number < row.max_attempts + row.forgiven
         tx.end(row, Outcome.INFRASTRUCTURE_ERROR, again=again, forgive=forgive, error=reason)
-    return len(rows)
 
 
 def finish(tx: Transaction, rollout_id: str, attempt: int, end: AttemptEnd) -> tuple[RolloutState, bool]:
