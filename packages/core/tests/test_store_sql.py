@@ -9,21 +9,28 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from sizes import PATIENCE_S, sized
+from sqlalchemy import event
 
 from lightningrl.errors import StoreError
 from lightningrl.store import SqlStore
+from lightningrl.store.database import open_database
+from lightningrl.store.dialects import _PATIENCE_S
 from lightningrl.store.errors import StoreFull, StoreTrouble
 from lightningrl.store.protocol import Store
 from lightningrl.store.schema import SCHEMA_VERSION
 from lightningrl.store.transaction import Transaction
+from lightningrl.store.writer import Writer
 from lightningrl.testing.store_conformance import StoreConformance, leased, make_call, make_spec
 from lightningrl.types import Outcome, RolloutState
 
@@ -259,3 +266,39 @@ async def test_nobody_waits_for_a_writer_that_has_ended(tmp_path: Path, monkeypa
     with pytest.raises(StoreTrouble, match="closed; open it again"):
         await store.create_rollouts([make_spec("r")])
     await store.close()
+
+
+async def test_a_database_that_goes_away_in_mid_transaction_is_waited_for_once_for_all_of_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    database = open_database(f"sqlite:///{tmp_path / 'store.sqlite'}")
+    monkeypatch.setattr("lightningrl.store.dialects.time", SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append))
+    peers: Any = SimpleNamespace(is_lost=lambda error: True, regain=lambda: None, tell=lambda db, events: None)
+    is_away, is_busy, is_grouped = (threading.Event() for _ in range(3))
+
+    def fail(*_: object) -> None:
+        if is_away.is_set():
+            error = sqlite3.OperationalError("the server closed the connection")
+            error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+            raise error
+
+    def wait_for_group(_: Transaction) -> None:
+        is_busy.set()
+        is_grouped.wait()
+
+    def go_away(_: Transaction) -> None:
+        is_away.set()
+        fail()
+
+    event.listen(database.writing, "do_connect", fail)
+    writer = Writer(replace(database, peers=peers), asyncio.get_running_loop(), lambda events: None)
+    before = writer.submit(wait_for_group)
+    await asyncio.to_thread(is_busy.wait)
+    group = [writer.submit(go_away), *(writer.submit(lambda tx: None) for _ in range(3))]
+    is_grouped.set()
+    await before
+    assert [type(error) for error in await asyncio.gather(*group, return_exceptions=True)] == [StoreTrouble] * 4
+    assert sum(waits) < 2 * _PATIENCE_S
+    await writer.close()
+    database.close()
