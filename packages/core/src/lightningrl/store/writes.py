@@ -66,6 +66,8 @@ OUTPUT_LIMIT = 16 * 2**20
 
 MOST_FORGIVEN = 10
 """Tries of one rollout that are not charged: what ends its worker each time would else be tried for ever."""
+MOST_TOLD = 50_000
+"""Tool calls of an attempt, and as many spans: they are kept in memory while it runs."""
 ERROR_LIMIT = 100_000
 """Characters of what an agent raised; the rest is cut off."""
 
@@ -354,13 +356,13 @@ def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[st
 
 def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
     live = tx.live(rollout_id, attempt, "a tool call")
-    known = {row.span for row in tx.rows(_TOOL_SPANS, of_pk=live.pk)}
     rows = []
     for record in tool_calls:
         span = None if record.span_id is None else clean_text(record.span_id)
-        if span is not None and span in known:
-            continue
-        known.add(span)
+        if span is not None:
+            if span in live.tool_spans:
+                continue
+            live.tool_spans.add(span)
         row = {name: getattr(record.tool_call, name) for name in ToolCall.__slots__} | {
             "attempt_pk": live.pk,
             "name": tx.word(record.tool_call.name),
@@ -371,6 +373,8 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls
         }
         live.participants.add_tool(row["name"], record.tool_call.status)
         rows.append(row)
+    live.tool_calls += len(rows)
+    _check_told(live.tool_calls, "tool calls", rollout_id)
     tx.run_many(_ADD_TOOL_CALLS, rows)
     return len(rows)
 
@@ -400,7 +404,13 @@ def append_spans(tx: Transaction, rollout_id: str, attempt: int, spans: Sequence
     ]
     for record in spans:
         live.participants.tree[record.span_id] = SpanNode(record.parent_span_id, tx.word_or_none(record.agent))
+    _check_told(len(live.participants.tree), "spans", rollout_id)
     tx.replace(schema.spans, rows)
+
+
+def _check_told(count: int, what: str, rollout_id: str) -> None:
+    if count > MOST_TOLD:
+        raise StoreError(f"rollout {rollout_id!r} would have {count} {what}, more than {MOST_TOLD}; report fewer")
 
 
 def add_rewards(
@@ -601,7 +611,6 @@ _CREATE = PreparedStatement(
     ),
 )
 _CALL_IDS = select(calls.c.attempt_pk, calls.c.id, calls.c.idx).where(calls.c.attempt_pk.in_(bindparam("pks", expanding=True)))
-_TOOL_SPANS = PreparedStatement(select(tool_calls.c.span).where(tool_calls.c.attempt_pk == bindparam("of_pk")))
 _ADD_TOOL_CALLS = PreparedStatement(insert(tool_calls), columns=[column.name for column in tool_calls.c if column.name != "pk"])
 _ADD_OTHER_CALLS = PreparedStatement(insert(other_calls), columns=[column.name for column in other_calls.c if column.name != "pk"])
 _TRAIN = PreparedStatement(insert(trained), columns=("rollout_pk", "step"))
