@@ -13,10 +13,12 @@ import pytest
 from sizes import PATIENCE_S
 
 from lightningrl.attribution.redirect import installed_redirection
+from lightningrl.control.blocking import ControlClient
 from lightningrl.errors import LightningError
 from lightningrl.runtime import in_process
 from lightningrl.runtime.in_process import ThreadLauncher, ThreadWorker
 from lightningrl.runtime.pool import WorkerPool, WorkerPoolError
+from lightningrl.store.protocol import Lease
 from lightningrl.testing.scripted_server import ScriptedServer
 from lightningrl.types import Outcome, RolloutState
 
@@ -147,6 +149,31 @@ async def test_a_lease_of_which_nothing_runs_yet_is_given_back_with_the_pool(
         await asyncio.sleep(0.01)
     await working.stop(grace_s=0.0)
     assert server.state("r0") is RolloutState.QUEUED
+
+
+async def test_a_lease_that_came_when_its_worker_was_stopped_is_run_and_reported(
+    server: ScriptedServer, let_go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, stop, has_come = ControlClient.lease, ThreadWorker.stop, threading.Event()
+
+    def lease_then_wait(*args: Any, **kwargs: Any) -> Lease | None:
+        found = lease(*args, **kwargs)
+        has_come.set()
+        let_go.wait()
+        return found
+
+    def stop_then_go_on(worker: ThreadWorker) -> None:
+        stop(worker)
+        let_go.set()
+
+    monkeypatch.setattr(ControlClient, "lease", lease_then_wait)
+    monkeypatch.setattr(ThreadWorker, "stop", stop_then_go_on)
+    server.add_rollout("r0", "ask")
+    working = pool(server, lambda task: "done", workers=1)
+    await working.start()
+    await asyncio.to_thread(has_come.wait)
+    await working.stop(grace_s=PATIENCE_S)
+    assert outcomes(server, 1) == ["succeeded"]
 
 
 async def test_what_ends_after_the_pool_and_its_server_have_gone_waits_for_nobody(let_go: threading.Event) -> None:
