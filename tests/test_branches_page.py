@@ -37,6 +37,8 @@ def test_the_page_runs_and_a_rollout_can_be_branched_again(run_page: Callable[..
     assert (state["calls"], state["diverged"], len(state["returns"])) == (1, 0, 4), "three were there, one is new"
     assert Run(tmp_path / "runs" / "two").rollouts() == before, "the run stays as it is"
 
-    for arguments, sentence in BAD.items():
+    branch, source = next((one.spec.id, one.spec.branch.rollout_id) for one in before if one.spec.branch is not None)
+    of_branch = f"rollout '{branch}' is a branch of '{source}', and a branch is not branched again; branch '{source}'"
+    for arguments, sentence in {**BAD, (branch,): of_branch}.items():
         ran = warm.run("lightningrl", "branch", "runs/two", *arguments, cwd=tmp_path)
         assert ran.returncode in (1, 2) and sentence in " ".join(ran.stderr.split()), ran.stderr

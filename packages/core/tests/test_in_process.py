@@ -13,11 +13,14 @@ import pytest
 from sizes import PATIENCE_S
 
 from lightningrl.attribution.redirect import installed_redirection
+from lightningrl.control.blocking import ControlClient
 from lightningrl.errors import LightningError
 from lightningrl.runtime import in_process
 from lightningrl.runtime.in_process import ThreadLauncher, ThreadWorker
 from lightningrl.runtime.pool import WorkerPool, WorkerPoolError
+from lightningrl.store.protocol import Lease
 from lightningrl.testing.scripted_server import ScriptedServer
+from lightningrl.types import Outcome, RolloutState
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 URL = "https://api.openai.com/v1/chat/completions"
@@ -113,7 +116,7 @@ async def test_too_many_that_do_not_stop_end_the_pool_with_the_remedy(
     await working.stop(grace_s=0.0)
 
 
-async def test_stopping_cancels_what_runs_and_restores_the_process(server: ScriptedServer, let_go: threading.Event) -> None:
+async def test_stopping_gives_back_what_runs_and_restores_the_process(server: ScriptedServer, let_go: threading.Event) -> None:
     before = dict(os.environ)
     server.add_rollout("r0", "hang")
     working = pool(server, lambda task: let_go.wait(), workers=2)
@@ -124,14 +127,17 @@ async def test_stopping_cancels_what_runs_and_restores_the_process(server: Scrip
     assert redirection is not None
     assert redirection.redirect(URL, b"{}") is None, "a reward's own call goes where it wants"
     await working.stop(grace_s=0.0)
-    assert outcomes(server, 1) == ["cancelled"]
+    assert outcomes(server, 1) == ["infrastructure_error"]
     assert dict(os.environ) == before
     let_go.set()
     while installed_redirection() is not None:
         await asyncio.sleep(0.01)
+    async with pool(server, lambda task: "done"):
+        await server.wait_finished()
+    assert [attempt.outcome for attempt in server.attempts("r0")] == [Outcome.INFRASTRUCTURE_ERROR, Outcome.SUCCEEDED]
 
 
-async def test_a_lease_of_which_nothing_runs_yet_is_cancelled_with_the_pool(
+async def test_a_lease_of_which_nothing_runs_yet_is_given_back_with_the_pool(
     server: ScriptedServer, let_go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_attempt = ThreadWorker._run_attempt
@@ -142,7 +148,32 @@ async def test_a_lease_of_which_nothing_runs_yet_is_cancelled_with_the_pool(
     while not server.open:
         await asyncio.sleep(0.01)
     await working.stop(grace_s=0.0)
-    assert outcomes(server, 1) == ["cancelled"]
+    assert server.state("r0") is RolloutState.QUEUED
+
+
+async def test_a_lease_that_came_when_its_worker_was_stopped_is_run_and_reported(
+    server: ScriptedServer, let_go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, stop, has_come = ControlClient.lease, ThreadWorker.stop, threading.Event()
+
+    def lease_then_wait(*args: Any, **kwargs: Any) -> Lease | None:
+        found = lease(*args, **kwargs)
+        has_come.set()
+        let_go.wait()
+        return found
+
+    def stop_then_go_on(worker: ThreadWorker) -> None:
+        stop(worker)
+        let_go.set()
+
+    monkeypatch.setattr(ControlClient, "lease", lease_then_wait)
+    monkeypatch.setattr(ThreadWorker, "stop", stop_then_go_on)
+    server.add_rollout("r0", "ask")
+    working = pool(server, lambda task: "done", workers=1)
+    await working.start()
+    await asyncio.to_thread(has_come.wait)
+    await working.stop(grace_s=PATIENCE_S)
+    assert outcomes(server, 1) == ["succeeded"]
 
 
 async def test_what_ends_after_the_pool_and_its_server_have_gone_waits_for_nobody(let_go: threading.Event) -> None:

@@ -26,6 +26,7 @@ from lightningrl.control import api
 from lightningrl.control.blocking import ControlClient
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.registry import EngineRegistry
+from lightningrl.errors import ServerError
 from lightningrl.keys import worker_key
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.server.app import create_app
@@ -349,3 +350,13 @@ async def test_a_worker_asks_for_a_lease_only_where_its_report_brought_none(tmp_
     assert {one.outcome for one in await store.trajectories(names)} == {Outcome.SUCCEEDED}
     assert (requests["result"], requests["leases"]) == (12, 2), "one at first, one that waits where the queue is empty"
     await store.close()
+
+
+async def test_a_line_that_was_interrupted_before_it_was_open_asks_for_nothing(tmp_path: Path) -> None:
+    async with live_gateway(tmp_path, attach=False) as control:
+        await control.store.create_rollouts([make_spec("a")])
+        with contextlib.closing(ControlClient(control.url, control.run_key)) as client:
+            client.interrupt()
+            with pytest.raises(ServerError, match="interrupted"):
+                await asyncio.to_thread(client.lease, worker_id="w", wait_s=PATIENCE_S, lease_s=60.0)
+        assert (await control.store.rollout("a")).state is RolloutState.QUEUED

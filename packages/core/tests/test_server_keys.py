@@ -54,6 +54,7 @@ WORKER_ROUTES: list[tuple[str, str, Any]] = [
     ("POST", "/api/v1/workers/w-0/beat", {"pid": 1, "host": "h", "state": "ready"}),
     ("GET", "/api/v1/workers?prefix=w", None),
     ("POST", "/api/v1/workers/stop", {"prefix": "w"}),
+    ("POST", "/api/v1/workers/interrupt", {"prefix": "w", "reason": "stopped"}),
 ]
 
 

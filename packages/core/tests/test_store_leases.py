@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from sizes import PATIENCE_S
 
 from lightningrl.store import SqlStore
 from lightningrl.store.sql import LeaseClock
+from lightningrl.store.transaction import Transaction
 from lightningrl.testing.store_conformance import leased, make_spec
 
 
@@ -41,6 +45,29 @@ async def test_a_worker_outlives_a_store_that_was_closed_for_longer_than_its_lea
     store = await SqlStore.open(url)
     assert await store.lease("other", 60.0) is None, "the sweep and every lease end what is over"
     assert await store.heartbeat(lease.rollout_id, lease.attempt, 60.0)
+    await store.close()
+
+
+async def test_a_lease_that_is_given_in_the_commit_of_a_sweep_is_not_forgotten(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = await SqlStore.open(url)
+    await store.create_rollouts([make_spec("a", max_attempts=1)])
+    await store.close()
+    store = await SqlStore.open(url)
+    is_busy, is_grouped = threading.Event(), threading.Event()
+
+    def wait_for_group(_: Transaction) -> None:
+        is_busy.set()
+        is_grouped.wait()
+
+    assert store._writer is not None
+    store._writer.submit(wait_for_group)
+    is_busy.wait()
+    leasing = asyncio.create_task(leased(store, lease_s=0.05))
+    await asyncio.sleep(0)  # the sweep's first step, then the lease's
+    is_grouped.set()
+    await leasing
+    assert await store.wait_finished(["a"], PATIENCE_S) == ("a",)
     await store.close()
 
 

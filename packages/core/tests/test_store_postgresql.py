@@ -18,11 +18,12 @@ from sizes import PATIENCE_S
 from lightningrl.errors import StoreError
 from lightningrl.store import SqlStore
 from lightningrl.store.errors import AttemptOver, Conflict
+from lightningrl.store.protocol import ToolCallRecord
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.store_conformance import StoreConformance, leased, make_call, make_spec
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.types import Outcome
+from lightningrl.types import Outcome, ToolCall
 
 
 @pytest.fixture
@@ -49,6 +50,17 @@ async def two_stores(postgresql: PostgreSQL) -> AsyncIterator[tuple[SqlStore, Sq
     finally:
         await one.close()
         await other.close()
+
+
+async def test_a_tool_call_that_is_told_to_two_servers_is_kept_once(postgresql: PostgreSQL) -> None:
+    async with two_stores(postgresql) as (one, other):
+        await one.create_rollouts([make_spec("a")])
+        await leased(other)
+        told = [ToolCallRecord(tool_call=ToolCall(id=f"t{number}", name="sql"), span_id=f"s{number}") for number in range(2)]
+        assert await one.append_tool_calls("a", 1, told[:1]) == 1
+        assert await other.append_tool_calls("a", 1, told) == 1
+        assert await one.append_tool_calls("a", 1, told) == 0
+        assert await one.tool_call_ids("a", 1) == {"t0", "t1"}
 
 
 async def test_an_attempt_goes_on_at_any_server_and_none_keeps_a_call_after_another_has_ended_it(postgresql: PostgreSQL) -> None:

@@ -9,23 +9,30 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from sizes import PATIENCE_S, sized
+from sqlalchemy import event
 
 from lightningrl.errors import StoreError
 from lightningrl.store import SqlStore
+from lightningrl.store.database import open_database
+from lightningrl.store.dialects import _PATIENCE_S
 from lightningrl.store.errors import StoreFull, StoreTrouble
-from lightningrl.store.protocol import Store
+from lightningrl.store.protocol import AttemptEnd, SpanRecord, Store, ToolCallRecord
 from lightningrl.store.schema import SCHEMA_VERSION
 from lightningrl.store.transaction import Transaction
+from lightningrl.store.writer import Writer
 from lightningrl.testing.store_conformance import StoreConformance, leased, make_call, make_spec
-from lightningrl.types import Outcome, RolloutState
+from lightningrl.types import Outcome, RolloutState, ToolCall
 
 
 @pytest.fixture
@@ -222,6 +229,47 @@ async def test_kill_9_loses_no_acknowledged_call(tmp_path: Path) -> None:
     await store.close()
 
 
+async def test_a_tool_call_costs_the_same_however_many_its_attempt_has(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    await store.create_rollouts([make_spec("a")])
+    await leased(store)
+    read, count = Transaction.rows, 0
+
+    def counted(*args: Any, **values: Any) -> list[Any]:
+        nonlocal count
+        found = read(*args, **values)
+        count += len(found)
+        return found
+
+    monkeypatch.setattr(Transaction, "rows", counted)
+    for number in [*range(100), 99]:
+        await store.append_tool_calls("a", 1, [make_tool(number)])
+    assert count < 10, "the attempt's own row"
+    assert len(await store.tool_call_ids("a", 1)) == 100
+
+
+async def test_tool_calls_and_spans_of_an_attempt_are_bounded(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightningrl.store.writes.MOST_TOLD", 2)
+    await store.create_rollouts([make_spec("a")])
+    await leased(store)
+    await store.append_tool_calls("a", 1, [make_tool(0), make_tool(1)])
+    await store.append_spans("a", 1, [SpanRecord(span_id="s0"), SpanRecord(span_id="s1")])
+    for _ in range(2):
+        with pytest.raises(StoreError, match="rollout 'a' would have 3 tool calls, more than 2; report fewer"):
+            await store.append_tool_calls("a", 1, [make_tool(2)])
+        with pytest.raises(StoreError, match="rollout 'a' would have 3 spans, more than 2; report fewer"):
+            await store.append_spans("a", 1, [SpanRecord(span_id="s2")])
+    assert await store.append_tool_calls("a", 1, [make_tool(1)]) == 0
+    await store.append_spans("a", 1, [SpanRecord(span_id="s1")])
+    with pytest.raises(StoreError, match="would have 3 tool calls"):
+        await store.finish_and_lease("a", 1, AttemptEnd(outcome=Outcome.SUCCEEDED, tool_calls=[make_tool(2)]), None)
+    assert await store.finish_attempt("a", 1, Outcome.SUCCEEDED) is RolloutState.SUCCEEDED
+    assert [call.id for call in (await store.trajectories(["a"]))[0].tool_calls] == ["t0", "t1"]
+
+
+def make_tool(number: int) -> ToolCallRecord:
+    return ToolCallRecord(tool_call=ToolCall(id=f"t{number}", name="sql"), span_id=f"s{number}")
+
+
 async def test_the_key_of_a_lease_opens_its_attempt_without_a_read_and_not_after_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,3 +307,39 @@ async def test_nobody_waits_for_a_writer_that_has_ended(tmp_path: Path, monkeypa
     with pytest.raises(StoreTrouble, match="closed; open it again"):
         await store.create_rollouts([make_spec("r")])
     await store.close()
+
+
+async def test_a_database_that_goes_away_in_mid_transaction_is_waited_for_once_for_all_of_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    database = open_database(f"sqlite:///{tmp_path / 'store.sqlite'}")
+    monkeypatch.setattr("lightningrl.store.dialects.time", SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append))
+    peers: Any = SimpleNamespace(is_lost=lambda error: True, regain=lambda: None, tell=lambda db, events: None)
+    is_away, is_busy, is_grouped = (threading.Event() for _ in range(3))
+
+    def fail(*_: object) -> None:
+        if is_away.is_set():
+            error = sqlite3.OperationalError("the server closed the connection")
+            error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+            raise error
+
+    def wait_for_group(_: Transaction) -> None:
+        is_busy.set()
+        is_grouped.wait()
+
+    def go_away(_: Transaction) -> None:
+        is_away.set()
+        fail()
+
+    event.listen(database.writing, "do_connect", fail)
+    writer = Writer(replace(database, peers=peers), asyncio.get_running_loop(), lambda events: None)
+    before = writer.submit(wait_for_group)
+    await asyncio.to_thread(is_busy.wait)
+    group = [writer.submit(go_away), *(writer.submit(lambda tx: None) for _ in range(3))]
+    is_grouped.set()
+    await before
+    assert [type(error) for error in await asyncio.gather(*group, return_exceptions=True)] == [StoreTrouble] * 4
+    assert sum(waits) < 2 * _PATIENCE_S
+    await writer.close()
+    database.close()

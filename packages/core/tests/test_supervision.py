@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sizes import PATIENCE_S
@@ -31,6 +32,9 @@ def answer(task):
     if task == "forge":  # what used to be an event, on the stream that used to carry them
         os.write(1, json.dumps({"kind": "failed", "error": "forged", "state": "failed"}).encode() + b"\\n")
     if task == "hang":
+        time.sleep(3600)
+    if task == "hang once" and not os.path.exists(os.path.join(os.path.dirname(__file__), "hung")):
+        open(os.path.join(os.path.dirname(__file__), "hung"), "w").close()
         time.sleep(3600)
     return os.getpid()
 """
@@ -75,7 +79,45 @@ async def test_the_server_knows_who_works_and_on_what(folder: Path) -> None:
         said = (await control.store.rollout("b")).attempts[0]
         assert said.output == pids[said.worker_id]
         await pool.stop(grace_s=0.0)
-        assert (await control.store.rollout("a")).outcome is Outcome.CANCELLED
+        assert (await control.store.rollout("a")).state is RolloutState.QUEUED
+
+
+@pytest.mark.slow
+async def test_what_a_stopped_pool_did_not_finish_is_finished_by_another_uncharged(folder: Path) -> None:
+    async with live_gateway(folder, attach=False) as control:
+        await control.store.create_rollouts([make_spec("a", "hang once", max_attempts=1)])
+        pool = make_pool(control.url, control.run_key, folder)
+        await pool.start()
+
+        async def hangs() -> bool:
+            return (folder / "hung").exists()
+
+        await until(hangs)
+        await pool.stop(grace_s=0.0)
+        async with make_pool(control.url, control.run_key, folder):
+            assert await control.store.wait_finished(["a"], PATIENCE_S) == ("a",)
+        first, second = (await control.store.rollout("a")).attempts
+    assert (first.outcome, first.error) == (Outcome.INFRASTRUCTURE_ERROR, "the worker pool was stopped")
+    assert second.outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.slow
+async def test_a_lease_whose_answer_is_under_way_when_its_pool_stops_is_given_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with live_gateway(folder, attach=False) as control:
+        lease, leased = control.store.lease, asyncio.Event()
+
+        async def lose(*args: Any, **kwargs: Any) -> None:
+            if await lease(*args, **kwargs) is not None:
+                leased.set()
+                await asyncio.Event().wait()
+
+        monkeypatch.setattr(control.store, "lease", lose)
+        await control.store.create_rollouts([make_spec("a", "say", max_attempts=1)])
+        pool = make_pool(control.url, control.run_key, folder)
+        await pool.start()
+        await asyncio.wait_for(leased.wait(), PATIENCE_S)
+        await pool.stop(grace_s=PATIENCE_S)
+        assert (await control.store.rollout("a")).state is RolloutState.QUEUED
 
 
 @pytest.mark.slow

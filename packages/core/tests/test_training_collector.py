@@ -377,6 +377,24 @@ async def test_nothing_is_trained_twice_and_no_task_is_lost_over_kills(scene: Sc
     assert all(f"g{position:06d}-000" in scene.server.ended for position in done - groups), "left out for its age, not lost"
 
 
+async def test_groups_that_are_run_again_outlive_a_kill_after_a_step_of_others(scene: Scene) -> None:
+    loop = {"steps": 2, "max_staleness": 1, "asynchronous": True}
+    first, later = ("g000000", "g000001", "g000002"), ("g000003", "g000004", "g000005")
+    scene.server.failed = {f"{group}-{number:03d}" for group in first for number in range(2)}
+    async with scene.agents(random.Random(0), slow=later, stuck=True):
+        with pytest.raises(LightningError, match="every rollout failed"):
+            await scene.train(**loop)
+    async with scene.agents(random.Random(0), slow=first, stuck=True):
+        running = asyncio.create_task(scene.train(**loop))
+        while not (scene.folder / "run" / "checkpoints" / "step-000001").exists():
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    async with scene.agents(random.Random(0)):
+        await scene.train(**loop)
+    assert [{name[:7] for name in scene.server.trained[step]} for step in (1, 2)] == [set(later), set(first)]
+
+
 async def test_a_checkpoint_of_an_earlier_version_goes_on_after_the_tasks_of_its_steps(scene: Scene) -> None:
     async with scene.agents(random.Random(0)):
         await scene.train(steps=2)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from lightningrl.config import load_recipe
+from lightningrl.control.repeats import Repeats
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import make_spec
@@ -30,3 +34,14 @@ async def test_a_run_that_asked_its_agent_something_is_kept_without_a_checkpoint
 
 def test_trainer_and_workers_wait_for_their_server_as_long_as_it_may_take_to_start() -> None:
     assert inspect.signature(ServerProcess).parameters["most_s"].default <= PATIENCE_S
+
+
+def test_a_client_is_as_patient_after_a_request_that_took_long_as_after_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("lightningrl.control.repeats.time", SimpleNamespace(monotonic=lambda: now))
+    repeats, at_once = Repeats(60.0), Repeats(0.0)
+    now = cut = 60.0
+    assert at_once.next_pause() is None
+    while (pause := repeats.next_pause()) is not None:
+        now += pause
+    assert now - cut > 57.0

@@ -85,6 +85,7 @@ def turn_on_its_run(task):
         for state in ("failed", "lost")
     ]
     said.append(post("/workers/stop", {"prefix": ""}))
+    said.append(post("/workers/interrupt", {"prefix": "", "reason": "mine"}))
     said.append(post(f"/workers/{supervisor}/beat", {**beat, "state": "ready"}))
     said.append(post("/leases", {"worker_id": f"{supervisor}-1"}))
     said.append(post("/rollouts/other/attempts/1/result", {"outcome": "succeeded", "output": "forged"}))
@@ -106,7 +107,7 @@ async def test_an_agent_with_its_workers_key_ends_no_run_and_speaks_for_no_other
             await asyncio.sleep(0.05)
             assert not ending.done(), ending.exception()
         ending.cancel()
-    assert [(server.result(f"r{number}") or {})["output"] for number in range(2)] == [[401] * 13] * 2
+    assert [(server.result(f"r{number}") or {})["output"] for number in range(2)] == [[401] * 14] * 2
     assert other == 1 and server.result("other") is None
 
 

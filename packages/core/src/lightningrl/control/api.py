@@ -271,6 +271,13 @@ class Interrupt(_Body):
     reason: Annotated[str, Meta(max_length=1000)]
 
 
+class InterruptWorkers(Interrupt):
+    """Queue again what workers run (worker key or run key): those whose id begins with `prefix`, which are gone. Their attempts end
+    uncharged."""
+
+    prefix: Annotated[str, Meta(max_length=200)] = ""
+
+
 class Scores(_Body):
     """Keep rewards and advantages of finished attempts."""
 
@@ -376,6 +383,7 @@ LEASE = Endpoint[LeaseRequest, Lease | None]("POST", f"{PREFIX}/leases", LeaseRe
 BEAT = Endpoint[WorkerBeat, Orders]("POST", f"{PREFIX}/workers/{{wid}}/beat", WorkerBeat, Orders, "worker")
 WORKERS = Endpoint[WorkerFilter, Workers]("GET", f"{PREFIX}/workers", WorkerFilter, Workers, "supervisor")
 STOP_WORKERS = Endpoint[WorkerPrefix, Count]("POST", f"{PREFIX}/workers/stop", WorkerPrefix, Count, "supervisor")
+INTERRUPT_WORKERS = Endpoint[InterruptWorkers, Count]("POST", f"{PREFIX}/workers/interrupt", InterruptWorkers, Count, "supervisor")
 RESULT = Endpoint[Result, ResultKept]("POST", f"{_ATTEMPT}/result", Result, ResultKept, "ended_attempt")
 REWARDS = Endpoint[Rewards, None]("POST", f"{_ATTEMPT}/rewards", Rewards, None, "attempt")
 TRACES = Endpoint[bytes, bytes]("POST", f"{_ATTEMPT}/v1/traces", bytes, bytes, "attempt", about=_SPANS)

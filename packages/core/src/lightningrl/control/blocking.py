@@ -159,6 +159,8 @@ class ControlClient:
             self._connection.connect()
         elif self._connection.sock.gettimeout() != timeout_s:
             self._connection.sock.settimeout(timeout_s)
+        if self._interrupted.is_set():  # also while it connected: there was no socket to shut
+            raise ConnectionAbortedError("the request was interrupted")
         self._connection.request("POST", self._root + path, body, headers)
         response = self._connection.getresponse()
         return response.status, response.read()

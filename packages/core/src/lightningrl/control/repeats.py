@@ -21,8 +21,9 @@ class Repeats:
     """The pauses between the tries of one request."""
 
     def __init__(self, patience_s: float) -> None:
-        """`patience_s`: of all tries together."""
-        self._until = time.monotonic() + patience_s
+        """`patience_s`: of all tries after the first, which may have been a long poll."""
+        self._patience_s = patience_s
+        self._until: float | None = None
         self._not_now_until: float | None = None
         self._pause = 0.0
 
@@ -30,13 +31,15 @@ class Repeats:
         """Seconds to wait before the next try, none before the second: a kept-alive connection may just have been closed. None = give up.
         `says_not_now`: the server did answer, with one of `TRY_AGAIN`."""
         now = time.monotonic()
+        if self._until is None:
+            self._until = now + self._patience_s
         if not says_not_now:
             self._not_now_until = None
         elif self._not_now_until is None:
             self._not_now_until = now + NOT_NOW_S
         until = self._until if self._not_now_until is None else min(self._until, self._not_now_until)
         pause, self._pause = self._pause, min(2.0, self._pause * 2 or 0.05)
-        return pause if now + pause <= until else None
+        return pause if now + pause < until else None
 
 
 def read_sentence(answer: bytes) -> str | None:

@@ -30,7 +30,7 @@ from lightningrl.runtime.environment import worker_environment
 from lightningrl.runtime.launcher import WorkerPlan
 from lightningrl.runtime.report import clean_text
 from lightningrl.runtime.settings import WorkerSettings
-from lightningrl.runtime.supervisor import STOP_PATIENCE_S, end_attempts
+from lightningrl.runtime.supervisor import STOP_PATIENCE_S, give_back
 from lightningrl.runtime.worker import Worker, Workplace
 from lightningrl.store.protocol import Lease
 from lightningrl.types import Outcome
@@ -74,9 +74,9 @@ class ThreadLauncher:
             worker.stop()
         for worker in self._workers:
             await asyncio.to_thread(worker.ended.wait, max(0.0, until - time.monotonic()))
-        if not all(worker.ended.is_set() for worker in self._workers):  # a lease may just have come, of which nothing runs yet
+        if self._workers:
             async with ServerClient(self._settings.server_url, self._settings.worker_key, patience_s=STOP_PATIENCE_S) as client:
-                await end_attempts(client, f"{self._settings.worker_id}-", "the worker pool was stopped", Outcome.CANCELLED)
+                await give_back(client, f"{self._settings.worker_id}-")
             for attempt, reporter in [known for worker in self._workers for known in tuple(worker.attempts.items())]:
                 attempt.rollout.is_over = True
                 attempt.revoke()

@@ -32,7 +32,7 @@ from lightningrl.runtime.report import clean_text
 from lightningrl.store.protocol import RunningAttempt
 from lightningrl.types import Outcome
 
-__all__ = ["LocalLauncher", "Supervisor", "end_attempts", "tell_failure"]
+__all__ = ["LocalLauncher", "Supervisor", "end_attempts", "give_back", "tell_failure"]
 
 LOOK_S: Final = 1.0
 """Between two looks at what the workers run; as much later may an attempt be killed that overran."""
@@ -101,7 +101,7 @@ class Supervisor:
         self._running = asyncio.create_task(self._run(), name=f"supervisor {self._name}")
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more work, give running attempts `grace_s` to finish, then kill. Attempts that are killed are reported as cancelled."""
+        """Take no more work, give running attempts `grace_s` to finish, then kill. What is killed is given back: others run it."""
         self._stopping.set()
         settings = self._settings
         until = time.monotonic() + grace_s
@@ -110,11 +110,9 @@ class Supervisor:
                 while self._living and (left := until - time.monotonic()) > 0:
                     await client.ask(api.STOP_WORKERS, api.WorkerPrefix(prefix=f"{self._name}-"))
                     await asyncio.wait(self._slots, timeout=min(left, LOOK_S))
-            late = tuple(self._living.values())
-            for life in late:
+            for life in tuple(self._living.values()):
                 await life.process.kill()
-            if late:
-                await end_attempts(client, f"{self._name}-", "the worker pool was stopped", Outcome.CANCELLED)
+            await give_back(client, f"{self._name}-")
         tasks = [*self._slots, *filter(None, [self._running])]
         for task in tasks:
             task.cancel()
@@ -260,7 +258,15 @@ async def tell_failure(client: ServerClient, name: str, error: Exception) -> Non
         logger.error("%s; nor can the server be told: %s", error, problem)
 
 
-async def end_attempts(client: ServerClient, prefix: str, error: str, outcome: Outcome = Outcome.INFRASTRUCTURE_ERROR) -> None:
+async def give_back(client: ServerClient, prefix: str) -> None:
+    """Have others run what workers of this prefix did not finish: they were stopped. Also what they were leased and never received."""
+    try:
+        await client.ask(api.INTERRUPT_WORKERS, api.InterruptWorkers(prefix=prefix, reason="the worker pool was stopped"))
+    except ServerError as problem:
+        logger.warning("what workers ran could not be given back: %s", problem)
+
+
+async def end_attempts(client: ServerClient, prefix: str, error: str) -> None:
     """End what workers of this prefix run: they are gone."""
     try:
         found = await client.ask(api.WORKERS, api.WorkerFilter(prefix=prefix))
@@ -268,7 +274,7 @@ async def end_attempts(client: ServerClient, prefix: str, error: str, outcome: O
         logger.warning("what workers ran could not be ended: %s", problem)
         return
     for attempt in found.running:
-        await _end(client, attempt, outcome, error)
+        await _end(client, attempt, Outcome.INFRASTRUCTURE_ERROR, error)
 
 
 async def _end(client: ServerClient, attempt: RunningAttempt, outcome: Outcome, error: str, duration_s: float = 0.0) -> None:

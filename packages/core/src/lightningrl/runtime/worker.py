@@ -170,6 +170,9 @@ class Worker:
                     return
                 finally:
                     self._waiting.discard(client)
+                if lease is not None and self._stopping.is_set():  # its line was cut, perhaps, when it had just been leased this
+                    client.close()
+                    client = self._client()
             if lease is not None:
                 lease = self._run_lease(lease, client, then)
         client.close()

@@ -3,7 +3,7 @@
 run key      the trainer's: everything
 view key     of who looks on: pages and metrics
 worker key   a supervisor's: lease, and whatever an attempt's key may do, for every worker and attempt; say why workers cannot go on, list
-             and stop them; no trajectories, scores, lists of rollouts or engine link
+             and stop them, and give back what they ran; no trajectories, scores, lists of rollouts or engine link
 process key  a worker process's: beat and lease as that worker; its attempts it reports with their own keys
 attempt key  an agent's: its own running attempt
 """

@@ -1,4 +1,4 @@
-"""The workers' side of the control API beside their attempts: how they are, who there is, stop."""
+"""The workers' side of the control API beside their attempts: how they are, who there is, stop, give back what they ran."""
 
 from __future__ import annotations
 
@@ -40,4 +40,12 @@ def worker_routes(queue: Queue, access: Access, workers: Workers, *, longest_wai
     async def stop(_: Request, body: api.WorkerPrefix) -> api.Count:
         return api.Count(count=workers.stop(body.prefix))
 
-    return [route(api.BEAT, access, beat), route(api.WORKERS, access, listed), route(api.STOP_WORKERS, access, stop)]
+    async def interrupt(_: Request, body: api.InterruptWorkers) -> api.Count:
+        return api.Count(count=await queue.interrupt(body.reason, body.prefix))
+
+    return [
+        route(api.BEAT, access, beat),
+        route(api.WORKERS, access, listed),
+        route(api.STOP_WORKERS, access, stop),
+        route(api.INTERRUPT_WORKERS, access, interrupt),
+    ]

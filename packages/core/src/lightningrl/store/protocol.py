@@ -315,9 +315,9 @@ class Queue(Protocol):
         wait: all of it in one commit. A repeated result adds nothing and leases nothing."""
         ...
 
-    async def interrupt(self, reason: str) -> int:
-        """End every running attempt as `infrastructure_error` and queue its rollout again without charging the attempt (their
-        workers are gone, as after a restart of the whole run), the first ten times of a rollout. Returns how many."""
+    async def interrupt(self, reason: str, workers: str = "") -> int:
+        """End every running attempt of workers whose id begins with `workers` as `infrastructure_error` and queue its rollout again without
+        charging the attempt (they are gone, as after a restart of the whole run), the first ten times of a rollout. Returns how many."""
         ...
 
     async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:

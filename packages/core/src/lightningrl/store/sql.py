@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -271,9 +270,10 @@ class SqlStore:
             try:
                 now = await self._now()
                 if self._next_expiry is not None and self._next_expiry <= now:
-                    self._next_expiry = await self._write(lambda tx: writes.expire(tx, now))  # noqa: B023  awaited
-                    if self._database.is_shared:  # leases of other servers are not told
-                        self._next_expiry = min(self._next_expiry or math.inf, now + _LOOK_AT_OTHERS_S)
+                    self._next_expiry = now + _LOOK_AT_OTHERS_S if self._database.is_shared else None  # others' leases are not told
+                    soonest = await self._write(lambda tx: writes.expire(tx, now))  # noqa: B023  awaited
+                    # One that was given in the same commit, after `expire`, has been noted meanwhile.
+                    self._next_expiry = min((instant for instant in (soonest, self._next_expiry) if instant is not None), default=None)
             except StoreError:
                 now = self._clock.now()
                 self._next_expiry = now + 1.0  # no room, perhaps: the next lease tries again too

@@ -24,7 +24,7 @@ from lightningrl.store.prepared import PreparedStatement
 from lightningrl.store.protocol import AttemptInfo
 from lightningrl.store.reads import Reader, chunks
 from lightningrl.store.recent import Recent
-from lightningrl.store.schema import attempts, calls, rollouts, toolsets, words
+from lightningrl.store.schema import attempts, calls, rollouts, tool_calls, toolsets, words
 from lightningrl.types import Outcome, RolloutState
 
 __all__ = ["ATTEMPT_COLUMNS", "LiveAttempt", "Transaction", "over"]
@@ -42,6 +42,10 @@ class LiveAttempt:
     """Call key → index."""
     ends: list[int] = field(default_factory=list[int])
     """By index, how many tokens prompt and completion are."""
+    tool_calls: int = 0
+    """How many are kept."""
+    tool_spans: set[str] = field(default_factory=set[str])
+    """Theirs, where they have one."""
     participants: Participants = field(default_factory=Participants)
 
 
@@ -208,14 +212,19 @@ class Transaction:
             known.ids[call.id] = known.keys[call.call_key] = call.idx
             shared = 0 if call.parent is None else known.ends[call.parent]
             known.ends.append(shared + count_tokens(call.suffix) + count_tokens(call.completion))
+        spans = [] if is_fresh else [tool_call.span for tool_call in self.rows(_TOOL_SPANS, of_pk=row.pk)]
+        known.tool_calls = len(spans)
+        known.tool_spans.update(span for span in spans if span is not None)
         self._live[rollout_id, attempt] = known
         self._current.add(known.pk)
         return known
 
     def _is_current(self, known: LiveAttempt) -> bool:
-        """Whether no other server has ended the attempt, or kept calls of it."""
-        if known.pk not in self._current and [len(known.ids)] == [row.calls for row in self.rows(_STANDING, of_pk=known.pk)]:
-            self._current.add(known.pk)
+        """Whether no other server has ended the attempt, or kept calls or tool calls of it."""
+        if known.pk not in self._current:
+            standing = [(row.calls, row.tool_calls) for row in self.rows(_STANDING, of_pk=known.pk)]
+            if standing == [(len(known.ids), known.tool_calls)]:
+                self._current.add(known.pk)
         return known.pk in self._current
 
     def end(
@@ -264,11 +273,13 @@ _KEPT = PreparedStatement(
     .order_by(calls.c.idx)
 )
 _STANDING = PreparedStatement(
-    select(select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("calls")).where(
-        attempts.c.pk == bindparam("of_pk"), attempts.c.outcome.is_(None)
-    )
+    select(
+        select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("calls"),
+        select(func.count()).where(tool_calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("tool_calls"),
+    ).where(attempts.c.pk == bindparam("of_pk"), attempts.c.outcome.is_(None))
 )
-"""How many calls a running attempt has."""
+"""How many calls and tool calls a running attempt has."""
+_TOOL_SPANS = PreparedStatement(select(tool_calls.c.span).where(tool_calls.c.attempt_pk == bindparam("of_pk")))
 _WORD = select(words.c.pk).where(words.c.text == bindparam("text"))
 _TOOLSET = select(toolsets.c.pk).where(toolsets.c.digest == bindparam("digest"))
 ATTEMPT_COLUMNS = (

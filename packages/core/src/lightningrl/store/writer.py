@@ -143,6 +143,7 @@ class Writer:
 
         def work() -> list[_JobResult]:
             nonlocal has_begun
+            has_begun = False
             with transaction.begin():
                 has_begun = True
                 return [_JobResult(job, job.op(transaction)) for job in group]

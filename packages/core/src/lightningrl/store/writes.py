@@ -66,6 +66,8 @@ OUTPUT_LIMIT = 16 * 2**20
 
 MOST_FORGIVEN = 10
 """Tries of one rollout that are not charged: what ends its worker each time would else be tried for ever."""
+MOST_TOLD = 50_000
+"""Tool calls of an attempt, and as many spans: they are kept in memory while it runs."""
 ERROR_LIMIT = 100_000
 """Characters of what an agent raised; the rest is cut off."""
 
@@ -139,7 +141,8 @@ def lease(tx: Transaction, worker_id: str, digest: bytes, lease_s: float, now: f
     `heartbeat` and `expire`."""
     _end_expired(tx, now)
     if exclusive:
-        interrupt(tx, f"worker {worker_id!r} asked for other work, so it does not run this attempt", worker_id)
+        held = tx.rows(_RUNNING_AT, of_worker=worker_id)
+        _interrupt(tx, held, f"worker {worker_id!r} asked for other work, so it does not run this attempt")
     found = tx.rows(_OLDEST)
     if not found:
         return None
@@ -195,16 +198,21 @@ def _end_expired(tx: Transaction, now: float) -> None:
         tx.end(row, Outcome.INFRASTRUCTURE_ERROR, again=again, error=error)
 
 
-def interrupt(tx: Transaction, reason: str, worker_id: str | None = None) -> int:
-    """All running attempts, or those of one worker. Not charged, the first `MOST_FORGIVEN` times of a rollout."""
+def interrupt(tx: Transaction, reason: str, workers: str = "") -> int:
+    """The running attempts of workers whose id begins with `workers`."""
+    rows = [row for row in tx.rows(_RUNNING) if row.worker_id.startswith(workers)]
+    _interrupt(tx, rows, reason)
+    return len(rows)
+
+
+def _interrupt(tx: Transaction, rows: Sequence[Any], reason: str) -> None:
+    """Not charged, the first `MOST_FORGIVEN` times of a rollout."""
     # max_attempts = 2. Attempt 1 is interrupted: forgiven = 1, so 1 + 2 attempts may be made. Attempt 2 fails: 2 < 2 + 1, attempt 3
     # is queued. It fails: 3 < 2 + 1 does not hold, the rollout is over after two failures of its own.
-    rows = tx.rows(_RUNNING) if worker_id is None else tx.rows(_RUNNING_AT, of_worker=worker_id)
     for row in rows:
         forgive = row.forgiven < MOST_FORGIVEN
         again = forgive or row.number < row.max_attempts + row.forgiven
         tx.end(row, Outcome.INFRASTRUCTURE_ERROR, again=again, forgive=forgive, error=reason)
-    return len(rows)
 
 
 def finish(tx: Transaction, rollout_id: str, attempt: int, end: AttemptEnd) -> tuple[RolloutState, bool]:
@@ -348,13 +356,13 @@ def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[st
 
 def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
     live = tx.live(rollout_id, attempt, "a tool call")
-    known = {row.span for row in tx.rows(_TOOL_SPANS, of_pk=live.pk)}
     rows = []
     for record in tool_calls:
         span = None if record.span_id is None else clean_text(record.span_id)
-        if span is not None and span in known:
-            continue
-        known.add(span)
+        if span is not None:
+            if span in live.tool_spans:
+                continue
+            live.tool_spans.add(span)
         row = {name: getattr(record.tool_call, name) for name in ToolCall.__slots__} | {
             "attempt_pk": live.pk,
             "name": tx.word(record.tool_call.name),
@@ -365,6 +373,8 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls
         }
         live.participants.add_tool(row["name"], record.tool_call.status)
         rows.append(row)
+    live.tool_calls += len(rows)
+    _check_told(live.tool_calls, "tool calls", rollout_id)
     tx.run_many(_ADD_TOOL_CALLS, rows)
     return len(rows)
 
@@ -394,7 +404,13 @@ def append_spans(tx: Transaction, rollout_id: str, attempt: int, spans: Sequence
     ]
     for record in spans:
         live.participants.tree[record.span_id] = SpanNode(record.parent_span_id, tx.word_or_none(record.agent))
+    _check_told(len(live.participants.tree), "spans", rollout_id)
     tx.replace(schema.spans, rows)
+
+
+def _check_told(count: int, what: str, rollout_id: str) -> None:
+    if count > MOST_TOLD:
+        raise StoreError(f"rollout {rollout_id!r} would have {count} {what}, more than {MOST_TOLD}; report fewer")
 
 
 def add_rewards(
@@ -595,7 +611,6 @@ _CREATE = PreparedStatement(
     ),
 )
 _CALL_IDS = select(calls.c.attempt_pk, calls.c.id, calls.c.idx).where(calls.c.attempt_pk.in_(bindparam("pks", expanding=True)))
-_TOOL_SPANS = PreparedStatement(select(tool_calls.c.span).where(tool_calls.c.attempt_pk == bindparam("of_pk")))
 _ADD_TOOL_CALLS = PreparedStatement(insert(tool_calls), columns=[column.name for column in tool_calls.c if column.name != "pk"])
 _ADD_OTHER_CALLS = PreparedStatement(insert(other_calls), columns=[column.name for column in other_calls.c if column.name != "pk"])
 _TRAIN = PreparedStatement(insert(trained), columns=("rollout_pk", "step"))

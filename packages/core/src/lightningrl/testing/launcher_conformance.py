@@ -19,6 +19,7 @@ from lightningrl.runtime.launcher import WorkerLauncher, WorkerPoolError
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.testing._pytest import pytest
 from lightningrl.testing.scripted_server import ScriptedServer
+from lightningrl.types import RolloutState
 
 __all__ = ["AGENT_CODE", "LauncherConformance"]
 
@@ -121,11 +122,12 @@ class LauncherConformance:
         with pytest.raises(ProcessLookupError):
             os.kill((server.result("r0") or {})["output"], 0)
 
-    async def test_what_outlasts_the_grace_is_cancelled(self, server: ScriptedServer, folder: Path) -> None:
+    async def test_what_outlasts_the_grace_is_given_back(self, server: ScriptedServer, folder: Path) -> None:
         server.add_rollout("r0", {"do": "hang"})
         pool = self.pool(server, folder)
         await pool.start()
         while not server.open:  # noqa: ASYNC110  another thread's state
             await asyncio.sleep(0.01)
         await pool.stop(grace_s=0.1)
-        assert (server.result("r0") or {})["outcome"] == "cancelled"
+        assert (server.result("r0") or {})["error"] == "the worker pool was stopped"
+        assert server.state("r0") is RolloutState.QUEUED

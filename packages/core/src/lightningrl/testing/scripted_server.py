@@ -35,7 +35,7 @@ from lightningrl.store.protocol import AttemptRecord
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.types import RolloutSpec, SamplingSettings, Task
+from lightningrl.types import RolloutSpec, RolloutState, SamplingSettings, Task
 
 __all__ = ["RecordedCall", "RecordedSpan", "ScriptedServer"]
 
@@ -156,6 +156,9 @@ class ScriptedServer:
         if last is None or last.outcome is None:
             return None
         return {"outcome": last.outcome.value, "output": last.output, "error": last.error, "duration_s": last.duration_s}
+
+    def state(self, rollout_id: str) -> RolloutState:
+        return self._ask(self._gateway.store.rollout(rollout_id)).state
 
     def cancel(self, rollout_id: str) -> None:
         self._ask(self._gateway.store.cancel([rollout_id]))

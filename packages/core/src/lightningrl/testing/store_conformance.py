@@ -203,6 +203,13 @@ class StoreConformance:
         await leased(store)
         assert await store.finish_attempt("a", 4, Outcome.SUCCEEDED) is RolloutState.SUCCEEDED
 
+    async def test_those_of_workers_are_interrupted_by_the_beginning_of_their_id(self, store: Store) -> None:
+        await store.create_rollouts([make_spec(name) for name in "abc"])
+        for worker in ("p-0", "q-0", "P-1"):
+            await store.lease(worker, 60.0)
+        assert await store.interrupt("the worker pool was stopped", "p-") == 1
+        assert [(await store.rollout(name)).state for name in "abc"] == [RolloutState.QUEUED, RolloutState.RUNNING, RolloutState.RUNNING]
+
     async def test_a_worker_that_asks_again_never_received_its_lease(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a"), make_spec("b")])
         assert await store.lease("w/0", 60.0, exclusive=True) is not None  # the answer is lost: the server was killed

@@ -147,6 +147,9 @@ async def branch_rollout(
 async def _read(folder: Path, rollout_id: str) -> tuple[RolloutSpec, Trajectory, Sequence[CallRecord], tuple[str, ...]]:
     async with open_run(folder) as run:
         spec = (await run.look.rollout(rollout_id)).spec
+        if spec.branch is not None:
+            source = spec.branch.rollout_id
+            raise ConfigError(f"rollout {rollout_id!r} is a branch of {source!r}, and a branch is not branched again; branch {source!r}")
         (recorded,) = await run.look.trajectories([rollout_id])
         trace = await run.trace(rollout_id)
         said = tuple(

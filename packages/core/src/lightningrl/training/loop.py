@@ -174,6 +174,7 @@ class Trainer:
         with self.spans.span("collect") as span:
             taken = await self._take_step(collector)
             if self._is_old_failure(taken.groups):
+                self._done.difference_update(group.position for group in taken.groups)
                 await self._run_again(collector, taken.groups)
                 taken = await self._take_step(collector)
             trajectories = taken.trajectories
