@@ -28,7 +28,7 @@ from lightningrl.credit.unread import unread_rewards
 from lightningrl.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
 from lightningrl.doctor.bill import Bill, make_bill
 from lightningrl.doctor.examination import observe, reward
-from lightningrl.doctor.forecast import HALF_WAY_NATS, forecast, prompt_tokens, way_gone
+from lightningrl.doctor.forecast import BEYOND, HALF_WAY_NATS, forecast, prompt_tokens, way_gone
 from lightningrl.doctor.lesson import teach
 from lightningrl.doctor.machine import Machine, MemoryGrowth
 from lightningrl.doctor.observation import Cost, Costs, GpuMemory, Lesson
@@ -425,21 +425,22 @@ def test_the_bill_says_from_where_to_where_learning_may_lead(seen: Observation) 
     tokens = [sum(len(call.prompt_ids) for call in one.transitions) for one in (whole, first)]
     mean = sum(tokens) / 2
     for rewards, best in (((1.0, 0.0), tokens[0]), ((0.0, 1.0), tokens[1]), ((0.5, 0.5), mean)):
+        led = mean + BEYOND * (best - mean)
         pair = tuple(replace(one, reward=reward) for one, reward in zip((whole, first), rewards, strict=True))
         tried = replace(healthy, groups=(replace(healthy.groups[0], trajectories=pair),), lessons={})
         line, moved = (
             next(line for line in make_bill(replace(tried, lessons=lessons)).lines if line.what == "prompt tokens")
             for lessons in ({}, {"policy": Lesson(rows=1, gain=1e9)})
         )
-        assert (line.low, line.high) == pytest.approx((min(best, mean) / mean * line.amount, max(best, mean) / mean * line.amount))
-        assert f"have {100 * best / mean:.0f} % of that; 0 % of the way in 10 steps" in line.how, "nobody says how far a step goes"
-        assert moved.amount == pytest.approx(best / mean * line.amount)
+        assert (line.low, line.high) == pytest.approx((min(led, mean) / mean * line.amount, max(led, mean) / mean * line.amount))
+        assert f"leads to {100 * led / mean:.0f} % of that; 0 % of the way in 10 steps" in line.how, "nobody says how far a step goes"
+        assert moved.amount == pytest.approx(led / mean * line.amount)
         assert (moved.low, moved.high) == pytest.approx((line.low, line.high))
     nothing = make_bill(replace(healthy, groups=(), signals=()))
     assert all(line.low is None or line.low == pytest.approx(line.amount) for line in nothing.lines)
 
 
-def test_a_step_that_moves_rollouts_far_takes_a_run_to_the_best_of_each_group_and_none_leaves_it_where_it_is() -> None:
+def test_a_step_that_moves_rollouts_far_takes_a_run_where_learning_leads_and_none_leaves_it_where_it_is() -> None:
     assert way_gone(0.0, 50) == way_gone(1.0, 0) == way_gone(-1.0, 50) == 0.0
     assert way_gone(HALF_WAY_NATS, 1) == pytest.approx(1 - 0.5 / math.log(2))  # the mean of 1 - 2^-t from 0 to 1
     assert way_gone(HALF_WAY_NATS / 6, 6) == pytest.approx(way_gone(HALF_WAY_NATS, 1))

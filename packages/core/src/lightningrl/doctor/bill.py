@@ -121,7 +121,7 @@ class _Outlook:
     """How the rollouts will change while the policy learns."""
 
     gone: float
-    """Share of the way to the best of each group, on average over the run."""
+    """Share of the way to where learning leads, on average over the run."""
     prompts: Spread
     completions: Spread
     tokens: Spread
@@ -148,7 +148,7 @@ class _Outlook:
         return replace(line, low=spread.low * present, high=spread.high * present)
 
     def explain(self, spread: Spread, steps: int) -> str:
-        return f"the best of each group have {100 * spread.learned:.0f} % of that; {100 * self.gone:.0f} % of the way in {steps} steps"
+        return f"learning leads to {100 * spread.learned:.0f} % of that; {100 * self.gone:.0f} % of the way in {steps} steps"
 
 
 def _moved(seen: Observation) -> float:
