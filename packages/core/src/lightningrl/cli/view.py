@@ -63,7 +63,9 @@ async def _view(folder: Path, port: int, *, is_run: bool, browser: bool) -> None
 async def _viewer(folder: Path, key: str, *, is_run: bool) -> AsyncIterator[ASGIApp]:
     if is_run:
         async with open_run(folder) as run:
-            yield create_viewer(OneRun(ViewedRun(name=folder.absolute().name, folder=folder, run=run)), key=key)  # noqa: ASYNC240
+            viewed = ViewedRun(name=folder.absolute().name, folder=folder, run=run)  # noqa: ASYNC240
+            with contextlib.closing(viewed.credit):
+                yield create_viewer(OneRun(viewed), key=key)
         return
     several = RunsFolder(folder)
     try:
