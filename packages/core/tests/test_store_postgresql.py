@@ -130,12 +130,13 @@ async def test_leases_of_a_server_that_is_gone_end_at_another(postgresql: Postgr
 async def test_a_database_that_is_killed_is_waited_for_and_no_lease_ends_meanwhile(postgresql: PostgreSQL) -> None:
     async with two_stores(postgresql) as (one, other), asyncio.timeout(PATIENCE_S):
         await one.create_rollouts([make_spec("a"), make_spec("b")])
-        lease = await leased(one, lease_s=1.0)
+        lease_s = 6.0  # enough for what is asked after the outage, which is longer than it, also on a busy machine
+        lease = await leased(one, lease_s=lease_s)
         await one.append_call(make_call(lease, "c0", [1], [2]))
         await asyncio.to_thread(postgresql.kill)
         asking = asyncio.create_task(other.calls("a", 1))
         keeping = asyncio.create_task(one.append_call(make_call(lease, "c1", [1], [2])))
-        await asyncio.sleep(1.1)
+        await asyncio.sleep(lease_s + 0.1)
         await asyncio.to_thread(postgresql.start)
         assert [call.transition.id for call in await asking][:1] == ["c0"]
         assert await keeping is None
