@@ -10,12 +10,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "viewing"
-PICTURES = (
+PICTURES: tuple[tuple[str, str, Literal["light", "dark"], int], ...] = (
     ("run", "/", "light", 1280),
     ("rollouts", "/rollouts?mode=train&reward=0.0&peek=ROLLOUT", "light", 1280),
     ("rollouts-dark", "/rollouts?role=rewrite", "dark", 1280),
@@ -37,7 +38,7 @@ def main() -> None:
         with sync_playwright() as playwright:
             chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             for name, path, colours, width in PICTURES:
-                page = chromium.new_page(viewport={"width": width, "height": 780}, color_scheme=colours)  # type: ignore[arg-type]
+                page = chromium.new_page(viewport={"width": width, "height": 780}, color_scheme=colours)
                 page.goto(link)
                 url = link.partition("/?key=")[0]
                 if "ROLLOUT" in path or "GROUP" in path:

@@ -47,7 +47,7 @@ def main(folder: Path) -> None:
     run = RunFolder.create(folder / "run", recipe, str(folder / "first"), {}, models=parts.models, overwrite=False)
     try:
         with progress:
-            state = asyncio.run(train_run(recipe, parts, plugins, run, progress, lambda url, key: None))
+            state = asyncio.run(train_run(recipe, parts, plugins, run, progress, lambda address: None))
     finally:
         run.close()
     picture = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
