@@ -2,14 +2,16 @@
 
     python benchmarks/start.py                      this tree
     python benchmarks/start.py --against f58d0e3    this tree and an earlier commit, in turns: their ratio
+    python benchmarks/start.py --against f58d0e3 --only run --steps 10     a whole run of so many steps, and the median step of it
 
-CPU seconds are those of every process that the command started. `export` is measured until it ends.
+CPU seconds are those of every process that the command started. `export` and `run` are measured until they end.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import statistics
@@ -98,6 +100,19 @@ def export(tree: Path, run: Path) -> Cost:
         return finished([str(tree / ".venv/bin/lightningrl"), "export", f"{scratch}/weights", "--run", str(run)])
 
 
+def run(tree: Path, steps: int, seconds: list[float]) -> Cost:
+    """Of a whole `lightningrl train examples/text_to_sql` of so many steps, validated before and after; its median step is added to
+    `seconds`."""
+    with tempfile.TemporaryDirectory(prefix="lightningrl-start-") as scratch:
+        settings = ["--steps", str(steps), "--set", f"validation.every={steps}"]
+        cost = finished(
+            [str(tree / ".venv/bin/lightningrl"), "train", str(tree / "examples/text_to_sql"), "--run", f"{scratch}/run", *settings]
+        )
+        lines = [json.loads(line) for line in Path(scratch, "run/metrics.jsonl").read_text().splitlines()]
+        seconds.append(statistics.median(line["seconds"] for line in lines if "seconds" in line))
+    return cost
+
+
 @contextlib.contextmanager
 def short_run(tree: Path) -> Iterator[Path]:
     """A run of one step."""
@@ -121,12 +136,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", help="a commit, or a checkout with its .venv")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=("train", "export"))
+    parser.add_argument("--only", choices=("train", "export", "run"))
+    parser.add_argument("--steps", type=int, default=10, help="of `run`")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         trees = [ROOT, *([stack.enter_context(checked_out(options.against))] if options.against else [])]
         measures: dict[str, Callable[[Path], Cost]] = {"train": lambda tree: start(tree, tree / "examples/text_to_sql")}
-        if options.only != "train":
+        of_steps: dict[Path, list[float]] = {tree: [] for tree in trees}
+        if options.only == "run":
+            measures["run"] = lambda tree: run(tree, options.steps, of_steps[tree])
+        elif options.only != "train":
             runs = {tree: stack.enter_context(short_run(tree)) for tree in trees}
             measures["export"] = lambda tree: export(tree, runs[tree])
         for what in [options.only] if options.only else measures:
@@ -135,6 +154,9 @@ def main() -> None:
                 for tree in trees if number % 2 else reversed(trees):
                     costs[tree].append(measures[what](tree))
             report(what, costs)
+        if options.only == "run":
+            now, *then = (statistics.median(found) for found in of_steps.values())
+            print(f"{'its median step':<22} wall {now:6.2f} s" + (f"  {then[0]:6.2f} s there, {now / then[0]:.2f} of it" if then else ""))
 
 
 if __name__ == "__main__":
