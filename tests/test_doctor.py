@@ -446,6 +446,7 @@ def test_a_step_that_moves_rollouts_far_takes_a_run_where_learning_leads_and_non
     assert way_gone(HALF_WAY_NATS / 6, 6) == pytest.approx(way_gone(HALF_WAY_NATS, 1))
     assert way_gone(1e-7, 1) < 1e-6
     assert way_gone(1e9, 1) == pytest.approx(1.0)
+    assert way_gone(math.inf, 1) < 1.0 and way_gone(math.nan, 1) == 0.0, "what is billed is never divided by nothing"
 
 
 def test_a_range_of_the_bill_holds_the_mean_of_other_samples_in_95_of_100(seen: Observation) -> None:

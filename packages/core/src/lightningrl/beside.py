@@ -1,4 +1,4 @@
-"""Asynchronous work for callers that wait, wherever they are: a notebook's thread has an event loop already.
+"""Asynchronous work for callers that wait, wherever they are: a notebook's thread has an event loop already; and whether it is cancelled.
 
 run_beside(work()) ─► a thread ─► asyncio.run        Ctrl-C ─► the work is cancelled, ends in order ─► KeyboardInterrupt
 """

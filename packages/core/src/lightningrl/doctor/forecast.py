@@ -20,10 +20,12 @@ from lightningrl.types import Trajectory, TrajectoryGroup
 __all__ = ["AS_IT_IS", "Spread", "completion_tokens", "forecast", "forecast_trained", "prompt_tokens", "way_gone"]
 
 BEYOND: Final = 1.5
-"""How much farther learning leads than to the best of today's groups: a better policy has better ones. It and the next were measured on
-text_to_sql and math_tools, and held against rag and two_policies (docs/doctor.md)."""
+"""How much farther learning leads than to the best of today's groups: a better policy has better ones. Chosen with runs of text_to_sql,
+math_tools, rag and two_policies in view; from_scratch and node_agent had no say (docs/doctor.md)."""
 HALF_WAY_NATS: Final = 5.0
-"""That a rollout's log-probability has been moved by when half of the way is gone."""
+"""That a rollout's log-probability has been moved by when half of the way is gone. Chosen with text_to_sql and math_tools."""
+LONGEST: Final = 1e12
+"""In halves: however far a step moves, a run does not go all of the way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +85,7 @@ def forecast_trained(groups: Sequence[TrajectoryGroup], signals: Sequence[bool],
 def way_gone(moved: float, steps: int) -> float:
     """The share of the way to `learned` that a run's rollouts have gone on average, where a step moves a rollout's log-probability by
     `moved` nats in the direction asked for; 0 where nothing moves."""
-    halves = max(0.0, moved) * steps / HALF_WAY_NATS
+    halves = min(max(0.0, moved) * steps / HALF_WAY_NATS, LONGEST)
     return 1.0 - (1.0 - 2.0**-halves) / (math.log(2.0) * halves) if halves > 1e-6 else 0.0
 
 
