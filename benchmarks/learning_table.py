@@ -89,11 +89,12 @@ CREDIT = {
     "maxrl": ("credit.use=maxrl",),
     "turns": ("credit.use=turns", "intermediate_rewards.tools.use=tool_status"),
     "states": ("credit.use=states", "credit.options.key=observation", "credit.options.shrinkage=2.0", "credit.options.gate=4.0"),
-    "likelihood": ("credit.use=likelihood",),
+    "likelihood": ("credit.use=likelihood", "credit.options.answer=<answer> {answer} </answer>"),
     "turn_gae": ("credit.use=turn_gae", "credit.whiten=true", "learner.critic.model=trunk"),
     "by_role": ("credit.compare=role",),
 }
-"""Settings by assigner, as docs/credit recommends them; nothing is tuned. `by_role` is the recipe's own, compared within each role."""
+"""Settings by assigner, as docs/credit recommends them; nothing is tuned. `likelihood` asks for answers as rag's agent says them;
+`by_role` is the recipe's own, compared within each role."""
 
 
 def credit_table(example: str, title: str, *assigners: str) -> Table:

@@ -72,8 +72,22 @@ def test_a_gain_is_the_difference_to_the_prompt_before_from_the_empty_history_on
     assigner = InformationGain()
     heard = hear(assigner, two(), by_prompt)
     assert evidence(heard, "gain") == [[0.2, 0.3, 0.0], [0.0, 0.1, 0.0]]
-    assert assigner.finish_step([heard], [assigner.assign(heard)]) == {"gain": pytest.approx(0.1)}
+    assert evidence(heard, "answer") == [[0.1, 0.3, 0.6], [0.1, 0.1, 0.2]]
+    assert assigner.finish_step([heard], [assigner.assign(heard)]) == {"gain": pytest.approx(0.1), "answer": pytest.approx(0.6)}
     assert assigner.finish_step([], []) == {}
+
+
+def test_an_answer_that_the_policy_never_says_in_this_form_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Gains of 1e-6 are noise, which the baseline makes as large as the outcome."""
+    assigner = InformationGain()
+    unsaid = hear(assigner, two(), lambda tokens, context: [math.log(1e-6 * PROBABILITIES[context[0]][len(context) % 3])] * len(tokens))
+    for _ in range(2):
+        assert assigner.finish_step([unsaid], [assigner.assign(unsaid)])["answer"] < 1e-6
+    (warning,) = caplog.messages
+    assert "as credit.options.answer = '{answer}' writes it, was nowhere likelier than" in warning
+    likely = hear(assigner, two(), by_prompt)
+    InformationGain().finish_step([likely], [assigner.assign(likely)])
+    assert caplog.messages == [warning]
 
 
 def test_where_each_prompt_is_built_anew_the_roles_next_call_follows_if_one_says_so() -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
@@ -44,8 +45,12 @@ Compared = Literal["turn", "all"]
 Follows = Literal["history", "role"]
 _Bools = NDArray[np.bool_]
 _Indices = NDArray[np.intp]
+logger = logging.getLogger(__name__)
+
 _LONGEST_OUTPUT = 2000
 """Characters of a rollout's output that are told in hindsight."""
+_NEVER = 1e-3
+"""A probability per token that no answer has which the policy ever says."""
 
 
 class _Likelihood:
@@ -130,16 +135,18 @@ class InformationGain(_Likelihood):
         self.answer = answer
         self.follows: Follows = follows
         self.turn_weight = turn_weight
+        self._has_warned = False
         is_of_task = isinstance(answer, str)
         self.requires = frozenset({"logprobs", *(["answers"] if is_of_task else []), *(["group"] if baseline != "none" else [])})
 
     async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
-        """`gain` of each call, 0.0 for the last of a history."""
+        """`gain` of each call, 0.0 for the last of a history; `answer`: how likely the right answer was in its place, 0.0 where nobody
+        asked."""
         calls = trajectory.transitions
         following = _following_calls(calls, self.follows)
         needed = sorted({t for t, later in enumerate(following) if later} | {later for some in following for later in some})
         if not needed:  # nothing is asked of a rollout of one call
-            return Evidence(calls={"gain": np.zeros(len(calls), np.float32)})
+            return Evidence(calls={name: np.zeros(len(calls), np.float32) for name in ("gain", "answer")})
         answers = [await _encode(text, calls, ask) for text in self._texts(trajectory.task)]
 
         async def probability_before(call: Transition) -> float:
@@ -148,7 +155,8 @@ class InformationGain(_Likelihood):
         found = await asyncio.gather(*(probability_before(calls[t]) for t in needed))
         probability = dict(zip(needed, found, strict=True))
         gains = [float(np.mean([probability[k] for k in later]) - probability[t]) if later else 0.0 for t, later in enumerate(following)]
-        return Evidence(calls={"gain": np.array(gains, np.float32)})
+        before = [probability.get(t, 0.0) for t in range(len(calls))]
+        return Evidence(calls={"gain": np.array(gains, np.float32), "answer": np.array(before, np.float32)})
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
         rewarded = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
@@ -165,7 +173,24 @@ class InformationGain(_Likelihood):
         return to_tokens(group, np.concatenate([np.zeros(0), *scores]))
 
     def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages], /) -> dict[str, float]:
-        return mean_evidence(groups, "gain")
+        likeliest = self._likeliest(groups)
+        if likeliest is not None and likeliest < _NEVER and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "credit 'likelihood': the right answer, as credit.options.answer = %r writes it, was nowhere likelier than %.1g per token, "
+                "so that the gains are noise: the policy does not say answers in this form, or not yet; write it as the agent's last "
+                "call does, for example '<answer>{answer}</answer>'",
+                self.answer,
+                likeliest,
+            )
+        told = {} if likeliest is None else {"answer": likeliest}
+        return {**mean_evidence(groups, "gain"), **told}
+
+    def _likeliest(self, groups: Sequence[TrajectoryGroup]) -> float | None:
+        """The greatest probability of a gold answer in a step; None where nobody was asked."""
+        found = [one.evidence.calls.get("answer") for group in groups for one in group.trajectories if one.evidence is not None]
+        largest = max((float(values.max(initial=0.0)) for values in found if values is not None), default=0.0)
+        return largest or None
 
     def _texts(self, task: Task) -> list[str]:
         if callable(self.answer):
