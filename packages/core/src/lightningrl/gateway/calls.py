@@ -440,6 +440,7 @@ def _read_again(renderer: PolicyRenderer, request: CallRequest, stored: Sequence
             kept.prompt_ids[-PROMPT_TAIL:].tolist(),
             index=index,
             allow_tools=bool(request.tools) and request.allow_tools,
+            schemas=request.schemas,
             parallel_tools=request.parallel_tools,
             stop=kept.sampling.stop,
             tool_call_ids=kept.tool_call_ids,

@@ -129,6 +129,7 @@ class ChoiceSampler:
             self._prompt_ids,
             index=index,
             allow_tools=bool(self._request.tools) and self._request.allow_tools,
+            schemas=self._request.schemas,
             parallel_tools=self._request.parallel_tools,
             stop=sampling.stop,
         )

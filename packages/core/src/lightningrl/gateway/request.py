@@ -49,6 +49,11 @@ class CallRequest:
     """How many of the first messages (instructions) hold for this call alone, where a later one may go on from here by its id.
     None = it is sent its whole history again, so nothing is kept for it."""
 
+    @property
+    def schemas(self) -> dict[str, Any]:
+        """JSON schemas of the arguments, by the name of the tool."""
+        return {tool["function"]["name"]: tool["function"].get("parameters") for tool in self.tools or ()}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallContext:

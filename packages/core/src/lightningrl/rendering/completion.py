@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from lightningrl.clean import is_deeper
+from lightningrl.rendering.arguments import with_texts
 from lightningrl.rendering.renderer import PROMPT_TAIL, PolicyRenderer
 from lightningrl.types import FinishReason
 
@@ -30,6 +31,10 @@ __all__ = [
 
 MAX_DEPTH = 64
 """Lists and objects within each other in a tool call's arguments; beyond it, what a policy says is no tool call."""
+
+
+_MARKS = ("<think>", "<tool_call>", "<｜DSML｜tool_calls>")
+"""What opens something that is no content, and may come in several tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,8 @@ class _ParsedText:
 
 class CompletionText:
     """Turns one choice's tokens into text. `allow_tools=False` leaves tool markup in the content. Where the prompt ends in the beginning
-    of a tool call that was forced on the policy, the text begins with it; tokens and logprobs are those that were sampled."""
+    of a tool call that was forced on the policy, the text begins with it; tokens and logprobs are those that were sampled. `schemas` of
+    the offered tools' arguments, by name, say which of these are text."""
 
     def __init__(
         self,
@@ -117,6 +123,7 @@ class CompletionText:
         *,
         index: int = 0,
         allow_tools: bool,
+        schemas: Mapping[str, Any] | None = None,
         parallel_tools: bool = True,
         stop: Sequence[str] = (),
         tool_call_ids: Sequence[str] = (),
@@ -125,10 +132,11 @@ class CompletionText:
         self._prompt_ids, self._opening = renderer.split_opening(prompt_ids[-PROMPT_TAIL:])
         self._index = index
         self._allow_tools = allow_tools
+        self._schemas = schemas or {}
         self._parallel_tools = parallel_tools
         self._stop = tuple(stop)
         self._call_ids = list(tool_call_ids)
-        self._held_marks = (*self._stop, "<think>", "<tool_call>")
+        self._held_marks = (*self._stop, *_MARKS)
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._is_plain = renderer.is_tagged and not self._opening
@@ -200,6 +208,7 @@ class CompletionText:
             [*self._prompt_ids, *self._opening],
             index=self._index,
             allow_tools=self._allow_tools,
+            schemas=self._schemas,
             parallel_tools=self._parallel_tools,
             stop=self._stop,
             tool_call_ids=self._call_ids,
@@ -231,7 +240,9 @@ class CompletionText:
         leftovers: list[str] = []
         for call in response.tool_calls:
             usable = self._allow_tools and isinstance(call.name, str) and call.status.value != "unclosed_block" and _is_utf8(call.name)
-            arguments = write_arguments(call.arguments) if usable and isinstance(call.arguments, dict) else None  # None = no JSON
+            arguments: str | None = None  # it is no JSON
+            if usable and isinstance(call.arguments, dict):
+                arguments = write_arguments(with_texts(call.arguments, str(call.raw), self._schemas.get(call.name)))
             if arguments is not None and (self._parallel_tools or not parsed.calls):
                 parsed.calls.append((call.name, arguments))
             elif arguments is None:
@@ -265,7 +276,8 @@ class CompletionText:
     def _delta(self, parsed: _ParsedText, *, final: bool) -> TextDelta | None:
         content, reasoning = parsed.content, parsed.reasoning
         if not final:
-            content, reasoning = self._settled(content), reasoning.rstrip("\ufffd").rstrip()
+            content = "" if self._renderer.may_be_call(content) else self._settled(content)
+            reasoning = reasoning.rstrip("\ufffd").rstrip()
         calls = self._requests(parsed.calls)
         new_content = content[len(self._sent_content) :]
         new_reasoning = reasoning[self._sent_reasoning :]

@@ -194,11 +194,18 @@ class PolicyRenderer:
             if self.has_atomic_thinking or not text.lstrip().startswith("<think>"):
                 return ParsedCompletion(text if self.is_default else text.strip(), "", ())
         # The tail of the prompt says whether it left a reasoning block open; scanning all of it costs, and says no more.
+        # A renderer reads its own stop tokens: one of gpt-oss's closes a tool call.
         try:
-            parsed = self._renderer.parse_response(ids, prompt_ids=tail)
+            parsed = self._renderer.parse_response(ids if self.is_default else list(completion_ids), prompt_ids=tail)
         except RecursionError:  # arguments nested beyond any parser are no tool call: what the model said stays text
             return ParsedCompletion(self.decode(ids), "", ())
-        return ParsedCompletion(parsed.content or "", parsed.reasoning_content or "", tuple(parsed.tool_calls))
+        content = parsed.content or ""
+        return ParsedCompletion(content if self.is_default else content.strip(), parsed.reasoning_content or "", tuple(parsed.tool_calls))
+
+    def may_be_call(self, content: str) -> bool:
+        """Whether text may still prove to be a tool call: some markups put no token in front of one."""
+        kind = self._renderer.config.name
+        return kind == "inkling" or (kind == "llama-3" and content.startswith("{"))
 
     def is_thinking(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> bool:
         """Whether a reasoning block was opened and not closed yet; what looks like a tool call in it may still prove to be a draft."""

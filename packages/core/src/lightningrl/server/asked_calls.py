@@ -7,6 +7,7 @@ kept completions ─► AskedCall… ────────┴► join_to_answ
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,7 +58,8 @@ def read_kept_answers(log: CallLog, renderers: Mapping[str, PolicyRenderer]) -> 
 def _parse(renderer: PolicyRenderer, transition: Transition) -> list[AnsweredCall]:
     ids = transition.tool_call_ids
     prompt = transition.prompt_ids[-PROMPT_TAIL:].tolist()
-    text = CompletionText(renderer, prompt, allow_tools=True, stop=transition.sampling.stop, tool_call_ids=ids)
+    schemas = json.loads(transition.offered or "{}")
+    text = CompletionText(renderer, prompt, allow_tools=True, schemas=schemas, stop=transition.sampling.stop, tool_call_ids=ids)
     text.push(transition.completion_ids.tolist(), transition.logprobs.tolist(), stream=False)
     choice, _ = text.finish(transition.finish_reason)
     return [
