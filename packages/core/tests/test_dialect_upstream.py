@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
+from sizes import PATIENCE_S
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -175,6 +176,62 @@ async def test_an_upstream_that_is_not_there_is_told_in_the_dialects_format(tmp_
         assert caught.value.status_code == 502
         (call,) = await recorded(attempt)
         assert (call.status, call.code) == (None, "ConnectError")
+        await gateway.gateway.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_that_breaks_off_is_no_whole_one(tmp_path: Path, stream: bool) -> None:
+    chunk = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "judge"}
+    chunk["choices"] = [{"index": 0, "delta": {"content": "half"}, "finish_reason": None}]
+
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        event = b"data: " + json.dumps(chunk).encode() + b"\n\n"
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"%x\r\n%s\r\n" % (len(event), event))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(break_off, "127.0.0.1", 0)
+    async with server:
+        upstream = Upstream(base_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+        async with live_gateway(tmp_path, settings=GatewaySettings(upstream_models={"judge": upstream})) as gateway:
+            attempt = await gateway.attempt()
+            async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key, max_retries=0) as client:
+                with pytest.raises(openai.APIConnectionError):  # as from the provider itself
+                    if not stream:
+                        await client.chat.completions.create(model="judge", messages=[USER])
+                    async for _ in await client.chat.completions.create(model="judge", messages=[USER], stream=True):
+                        pass
+            (call,) = await recorded(attempt)
+            assert (call.status, call.code) == (200, "RemoteProtocolError")
+            await gateway.gateway.close()
+
+
+async def test_as_many_calls_are_forwarded_at_once_as_agents_make(tmp_path: Path) -> None:
+    count, arrived, everybody = 120, 0, asyncio.Event()
+
+    async def answer(request: Request) -> Response:
+        nonlocal arrived
+        arrived += 1
+        if arrived == count:
+            everybody.set()
+        await everybody.wait()
+        return JSONResponse({})
+
+    async with (
+        serving(Starlette(routes=[Route("/{rest:path}", answer, methods=["POST"])])) as url,
+        live_gateway(tmp_path, settings=GatewaySettings(upstream=Upstream(base_url=url))) as gateway,
+        httpx.AsyncClient(timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)) as client,
+    ):
+        attempt = await gateway.attempt()
+        headers = {"authorization": f"Bearer {attempt.key}"}
+        async with asyncio.timeout(PATIENCE_S):
+            calls = (
+                client.post(f"{attempt.base_url}/embeddings", json={"model": "e", "input": "a"}, headers=headers) for _ in range(count)
+            )
+            answers = await asyncio.gather(*calls)
+        assert {one.status_code for one in answers} == {200}
         await gateway.gateway.close()
 
 

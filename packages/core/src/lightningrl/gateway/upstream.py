@@ -72,7 +72,8 @@ class Forwarder:
         upstream = self._listed(call.model) or self._default
         assert upstream is not None
         if self._client is None:
-            self._client = httpx.AsyncClient(timeout=httpx.Timeout(_TIMEOUT_S, connect=15.0))
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)  # how many call at once is the agents' affair
+            self._client = httpx.AsyncClient(timeout=httpx.Timeout(_TIMEOUT_S, connect=15.0), limits=limits)
         has_begun = False
         try:
             request = self._client.build_request(
@@ -101,12 +102,12 @@ class Forwarder:
                     code="upstream_failed",
                 ) from error
             logger.warning("rollout %s: the upstream at %r broke off: %s", call.info.rollout_id, upstream.base_url, error)
+            return  # without its end, on which the connection is closed: a client must not take half an answer for a whole one
         except asyncio.CancelledError:
             record.error = "client_gone"
             raise
         finally:
             await asyncio.shield(self._record(call.info, record))
-        # An answer that broke off ends here too; SDKs see that it is no whole one.
         await call.send({"type": "http.response.body", "body": b""})
 
     async def close(self) -> None:
@@ -131,7 +132,8 @@ class _Exchange:
         self._call = call
         self._started_at = time.time()
         self._clock = time.perf_counter()
-        self._said = _parse(call.body)
+        is_kept = len(call.body) <= _KEPT_BYTES
+        self._said = _parse(call.body) if is_kept else {"model": call.model, "bytes": len(call.body)}
         self._kept: list[bytes] = []
         self._size = 0
         self.status: int | None = None
@@ -151,7 +153,7 @@ class _Exchange:
             agent=self._call.context.agent,
             status=self.status,
             code=None if is_ok else self.error or f"http_{self.status}",
-            request=self._said if len(self._call.body) <= _KEPT_BYTES else {"model": self._call.model, "bytes": len(self._call.body)},
+            request=self._said,
             answer=self._answer(),
             started_at=self._started_at,
             duration_s=time.perf_counter() - self._clock,
