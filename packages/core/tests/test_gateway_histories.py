@@ -55,6 +55,20 @@ def sample(renderer: PolicyRenderer, prompt: tuple[int, ...], ids: list[int], to
     return text.finish(FinishReason.STOP)[0]
 
 
+def asking(arguments: str) -> bytes:
+    """Digest of a history that ends in a tool call with these arguments."""
+    call = {"id": "c", "type": "function", "function": {"name": "pay", "arguments": arguments}}
+    body = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]}
+    return chain_digests(parse_chat_request(json.dumps(body).encode(), max_choices=1).call.messages)[-1]
+
+
+def test_a_number_is_the_same_however_a_client_spells_it() -> None:
+    said = '{"amount": 20.0, "limit": 1e3, "of": [{"rate": -0.0}, 0.5, 1e22], "is": true}'
+    assert asking(said) == asking('{"amount":20,"limit":1000,"of":[{"rate":0},0.5,1e+22],"is":true}'), "as JavaScript writes it"
+    for other in (said.replace("20.0", "20.5"), said.replace("20.0", '"20"'), said.replace("true", "1"), said.replace("1e3", "1001")):
+        assert asking(other) != asking(said)
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     renderer=st.sampled_from([GENERIC, QWEN]),

@@ -167,5 +167,14 @@ def _call_meaning(call: Mapping[str, Any]) -> tuple[Any, ...]:
     function = call["function"]
     arguments = function["arguments"]
     if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, sort_keys=True)
+        arguments = json.dumps(_same_numbers(arguments), sort_keys=True)
     return (call.get("id"), function["name"], arguments)
+
+
+def _same_numbers(value: Any) -> Any:
+    """With one spelling of each number: a policy's `20.0` is `20` once a client in JavaScript sends it back."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, dict):
+        return {key: _same_numbers(entry) for key, entry in value.items()}
+    return [_same_numbers(entry) for entry in value] if isinstance(value, list) else value
