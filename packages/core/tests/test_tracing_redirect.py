@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +19,7 @@ from lightningrl.attribution.call_ids import CallLedger
 from lightningrl.attribution.origin import CallOrigin
 from lightningrl.attribution.redirect import Redirection
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope
+from lightningrl.gateway.exchange import said_role
 from lightningrl.testing.scripted_server import ScriptedServer
 
 OPENAI = "https://api.openai.com/v1/chat/completions"
@@ -198,6 +200,38 @@ def test_a_ledger_reuses_the_id_of_a_lost_answer_when_the_sdk_says_it_resends() 
     assert ledger.claim(b"body", is_retry=True) == first
     assert ledger.claim(b"other", is_retry=True) != first
     assert ledger.claim(b"body") != first
+
+
+@pytest.mark.parametrize("form", [list, iter, dict])
+async def test_aiohttp_takes_headers_in_all_its_forms(scene: Scene, form: Any) -> None:
+    headers = [("x-one", "1")]
+    with scene.scope.entered(scene.rollout("r1")):
+        async with aiohttp.ClientSession() as session:
+            async with session.post(OPENAI, json=BODY, headers=form(headers)) as answer:
+                assert answer.status == 200
+            async with session.get(f"{scene.server.url}/elsewhere", headers=form(headers)) as answer:
+                assert answer.status == 404
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2], ids=["httpx", "httpx2"])
+async def test_a_clients_proxy_does_not_stand_before_the_gateway(scene: Scene, library: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        proxy = f"http://127.0.0.1:{listener.getsockname()[1]}"  # nobody listens there
+    with scene.scope.entered(scene.rollout("r1")), ScriptedServer(lambda body: {"content": "no"}) as other:
+        with library.Client(proxy=proxy, timeout=None) as client:
+            assert client.post(OPENAI, json=BODY, headers=KEY).status_code == 200
+            with pytest.raises(library.ConnectError):
+                client.get(other.url)
+        async with library.AsyncClient(proxy=proxy, timeout=None) as client:
+            assert (await client.post(OPENAI, json=BODY, headers=KEY)).status_code == 200
+            with pytest.raises(library.ConnectError):
+                await client.get(other.url)
+
+
+@pytest.mark.parametrize("agent", ["writer", "team/Ärztin", "50%25 sure", "100%", " padded ", "two\nlines"])
+def test_a_role_arrives_as_it_was_named(agent: str) -> None:
+    headers = {name.encode(): value.strip().encode() for name, value in CallOrigin(agent=agent).headers().items()}
+    assert said_role(headers) == agent
 
 
 def test_import_time_async_clients_survive_one_event_loop_per_rollout(scene: Scene) -> None:

@@ -152,8 +152,9 @@ class Redirection:
         _installed.append(self)
         self._patch(ThreadPoolExecutor, "submit", self._submit)
         for module in ("httpx", "httpx2"):
-            self._when_imported(module, "Client", "send", self._send_httpx)
-            self._when_imported(module, "AsyncClient", "send", self._send_httpx_async)
+            for client, send in (("Client", self._send_httpx), ("AsyncClient", self._send_httpx_async)):
+                self._when_imported(module, client, "send", send)
+                self._when_imported(module, client, "_transport_for_url", self._choose_transport)
         self._when_imported("requests", "Session", "send", self._send_requests)
         self._when_imported("aiohttp", "ClientSession", "_request", self._send_aiohttp)
 
@@ -217,7 +218,7 @@ class Redirection:
 
     def _tail(self, host: str, port: int, path: str) -> str | None:
         """The path below an attempt (`/v1/chat/completions`), if the URL is a model call of ours."""
-        if self._own.host == host and (self._own.port or port) == port:
+        if self._is_own(host, port):
             below = OUR_ATTEMPT.sub("", path.removeprefix(self._path))
             if below.startswith("/v1/"):
                 return below
@@ -231,6 +232,9 @@ class Redirection:
             return None
         endpoint = find_endpoint(self.dialects, path)
         return None if endpoint is None else endpoint[1]
+
+    def _is_own(self, host: str, port: int) -> bool:
+        return self._own.host == host and (self._own.port or port) == port
 
     def _closes(self) -> bool:
         return asyncio.get_running_loop() is not self.home_loop
@@ -264,6 +268,12 @@ class Redirection:
             call.rewrite(request.headers, self._key_headers, closes=closes)
         return call
 
+    def _choose_transport(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A client's proxy was chosen for the host that the agent named: our server is asked without it."""
+        chosen, url = wrapped(*args, **kwargs), args[0] if args else kwargs["url"]
+        is_httpx = type(chosen).__name__ in ("HTTPTransport", "AsyncHTTPTransport")
+        return instance._transport if is_httpx and self._is_own(url.host, url.port or (443 if url.scheme == "https" else 80)) else chosen
+
     # --- requests ---
 
     def _send_requests(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -283,13 +293,16 @@ class Redirection:
     # --- aiohttp ---
 
     async def _send_aiohttp(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(args) < 2 or CALL_ID in {name.lower() for name in kwargs.get("headers") or ()}:
+        given = kwargs.get("headers") or ()
+        if not isinstance(given, Mapping):
+            kwargs["headers"] = given = list(given)  # of pairs
+        if len(args) < 2 or CALL_ID in {name.lower() for name in dict(given)}:
             return await wrapped(*args, **kwargs)  # the transport of an httpx client that has been redirected above
         method, url, *rest = args
         call = self.redirect(str(instance._build_url(url)), aiohttp_body(kwargs))
         if call is None:
             return await wrapped(*args, **kwargs)
-        headers: dict[str, str] = dict(kwargs.get("headers") or ())
+        headers: dict[str, str] = dict(given)
         for name in [name for name in headers if name.lower() in {"authorization", "host", "connection", *OUR_HEADERS, *self._key_headers}]:
             del headers[name]
         call.rewrite(headers, self._key_headers, closes=self._closes())
@@ -310,7 +323,7 @@ class Redirection:
 
     def _when_imported(self, module: str, owner: str, method: str, wrapper: Callable[..., Any]) -> None:
         def patch(imported: Any) -> None:
-            if self._active:
+            if self._active and hasattr(getattr(imported, owner), method):
                 self._patch(getattr(imported, owner), method, wrapper)
 
         wrapt.register_post_import_hook(patch, module)
