@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openai import AsyncOpenAI
 from renderers import gpt_oss
 from renderers.base import MODEL_RENDERER_MAP
+from sizes import PATIENCE_S
 from tokenizers import AddedToken
 
 from lightningrl.errors import ConfigError
@@ -101,6 +103,47 @@ def test_text_that_might_have_been_a_call_is_shown_in_the_end(name: str) -> None
     )
     choice, content, _ = read(renderer, renderer.tokenizer.encode("hi"), [*said, renderer.stop_token_ids[0]], stream=True)
     assert content == choice.content and content.endswith("no call")
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", "previous"])
+async def test_a_bridged_result_has_the_name_of_its_tool(tmp_path: Path, path: str) -> None:
+    asked = "(messages | selectattr('tool_calls') | list | last).tool_calls[0].function.name"  # as templates of gpt-oss look it up
+    tokenizer = tiny_tokenizer(
+        chat_template=CHATML_TEMPLATE.replace("message.content + '\\n</tool_resp", f"{asked} + ': ' + message.content + '\\n</tool_resp")
+    )
+    engine = ScriptedEngine(tokenizer)
+    engine.enqueue('<tool_call>\n{"name": "lookup", "arguments": {}}\n</tool_call>', "done")
+    async with live_gateway(tmp_path, engine=engine) as gateway:
+        attempt = await gateway.attempt()
+        offered = [{"type": "function", **TOOLS[0]["function"]}]
+        headers = {"authorization": f"Bearer {attempt.key}"}
+        async with httpx.AsyncClient(base_url=attempt.base_url, headers=headers, timeout=PATIENCE_S) as client:
+
+            async def ask(**body: Any) -> Any:
+                answer = await client.post(path.replace("previous", "responses"), json={"model": "m", "max_tokens": 200, **body})
+                assert answer.status_code == 200, answer.text
+                return answer.json()
+
+            if path == "chat/completions":
+                said = (await ask(messages=[USER], tools=TOOLS))["choices"][0]["message"]
+                result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "7"}
+                await ask(messages=[USER, said, result], tools=TOOLS)
+            elif path == "messages":
+                tools = [{"name": "lookup", "input_schema": SCHEMAS["lookup"]}]
+                said = (await ask(messages=[USER], tools=tools))["content"]
+                result = {"type": "tool_result", "tool_use_id": said[0]["id"], "content": "7"}
+                turns = [{"role": "assistant", "content": said}, {"role": "user", "content": [result]}]
+                await ask(messages=[USER, *turns], tools=tools)
+            else:
+                first = await ask(input=[USER], tools=offered)
+                result = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "7"}
+                if path == "previous":
+                    await ask(input=[result], tools=offered, previous_response_id=first["id"])
+                else:
+                    await ask(input=[USER, *first["output"], result], tools=offered)
+        one, two = await attempt.transitions()
+        assert two.parent_id == one.id
+        assert "<tool_response>\nlookup: 7\n</tool_response>" in tokenizer.decode(two.prompt_ids.tolist())
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -72,11 +72,11 @@ class PromptBuilder:
     ) -> Prompt:
         tools = digest_tools(request.tools, policy)
         if request.previous is None:
-            prompt = await self._prompt_of(history, request.messages, tools, request, renderer, context_length)
+            prompt = await self._prompt_of(history, with_tool_names(request.messages), tools, request, renderer, context_length)
             return prompt if request.head is None else replace(prompt, head=digest_head(request.messages[: request.head]))
         count = request.head or 0
-        head, new = digest_head(request.messages[:count]), request.messages[count:]
         earlier = conversations.find(request.previous)
+        head, new = digest_head(request.messages[:count]), with_tool_names(request.messages[count:], earlier.added or ())
         if earlier.head == head and earlier.call.tools == tools:
             digest = earlier.digest
             for message in new:
@@ -86,7 +86,7 @@ class PromptBuilder:
                 ids, start = bridged
                 return Prompt(ids=ids, suffix_start=start, parent_id=earlier.call.id, is_break=False, digest=digest, tools=tools, head=head)
         # Other instructions, tools or policy: the tokens begin otherwise, so the conversation is rendered again.
-        messages = (*request.messages[:count], *conversations.messages(earlier), *new)
+        messages = with_tool_names((*request.messages[:count], *conversations.messages(earlier), *new))
         prompt = await self._prompt_of(history, messages, tools, request, renderer, context_length)
         return replace(prompt, head=head, is_break=prompt.is_break or prompt.parent_id is None)
 
@@ -132,6 +132,19 @@ class PromptBuilder:
             return None if suffix is None else ((*past, *said, *suffix), len(past) + len(said))
 
         return await self._threads.run(_size(new) + len(call.prompt_ids) // _TEXT_TO_DIGEST, bridge)
+
+
+def with_tool_names(messages: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]] = ()) -> tuple[Mapping[str, Any], ...]:
+    """Each tool result with the name of its tool, which templates write: a turn that is bridged holds the result, but not the call.
+    `before`: messages that may hold the call as well."""
+    calls = [call for message in (*before, *messages) for call in message.get("tool_calls") or ()]
+    names = {call["id"]: call["function"]["name"] for call in calls if call.get("id") is not None}
+    return tuple(
+        {"name": names[message["tool_call_id"]], **message}
+        if message["role"] == "tool" and message.get("tool_call_id") in names
+        else message
+        for message in messages
+    )
 
 
 def _forced(ids: tuple[int, ...], forced: ForcedCall, policy: str, renderer: PolicyRenderer) -> tuple[int, ...]:
