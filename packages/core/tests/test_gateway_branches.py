@@ -285,6 +285,18 @@ async def test_a_branch_that_diverges_says_why(gateway: LiveGateway, then: dict[
     assert branch.outcome is Outcome.DIVERGED and why in str(branch.error)
 
 
+async def test_sdks_do_not_repeat_a_call_that_diverged(gateway: LiveGateway) -> None:
+    async def ask(attempt: LiveAttempt) -> str:
+        async with openai.AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
+            with pytest.raises(openai.ConflictError):
+                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "something else"}])
+        return str(len(await attempt.store.other_calls(attempt.rollout_id, attempt.attempt)))
+
+    _, recorded = await run(gateway, chat, "a")
+    refused, _ = await run(gateway, ask, branch=after(recorded, 1))
+    assert refused == "1"
+
+
 async def test_an_agent_that_swallows_the_refusal_has_diverged_all_the_same(gateway: LiveGateway) -> None:
     numbers = iter(range(100))
 

@@ -20,6 +20,8 @@ from lightningrl.store.protocol import AttemptInfo
 __all__ = ["ClientGone", "ReceivedCall", "authorise", "call_context", "read_body", "send_json", "while_connected"]
 
 _JSON = (b"content-type", b"application/json")
+_RETRY = {503: b"true", 409: b"false"}
+"""For SDKs, which try again by status: a call that has diverged, or whose id is taken, is refused each time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -103,8 +105,8 @@ def call_context(headers: Mapping[bytes, bytes], body: bytes) -> CallContext:
 
 async def send_json(send: Send, status: int, body: bytes) -> None:
     headers = [_JSON, (b"content-length", b"%d" % len(body))]
-    if status == 503:
-        headers.append((b"x-should-retry", b"true"))
+    if status in _RETRY:
+        headers.append((b"x-should-retry", _RETRY[status]))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
