@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
-from renderers import gpt_oss
-from renderers.base import MODEL_RENDERER_MAP
 from sizes import PATIENCE_S
 from tokenizers import AddedToken
 
@@ -40,7 +39,8 @@ TOOLS: Any = [
 ]
 ARGUMENTS = {"order": "12345", "note": "true", "size": "2", "count": 3, "price": 4, "tags": ["7"], "code": "    return {}\n"}
 ASKS = [{"id": "functions.lookup:0", "type": "function", "function": {"name": "lookup", "arguments": ARGUMENTS}}]
-NAMES = sorted({*MODEL_RENDERER_MAP.values()} - {"default", "gpt-oss"})
+FAMILIES: Any = import_module("renderers.base").MODEL_RENDERER_MAP
+NAMES = sorted({*FAMILIES.values()} - {"default", "gpt-oss"})
 
 
 def renderer_of(name: str) -> PolicyRenderer:
@@ -84,7 +84,9 @@ def test_a_call_reaches_the_agent_as_the_model_family_writes_it(name: str, strea
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_the_stop_token_that_closes_a_call_of_gpt_oss_is_part_of_it(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    monkeypatch.setattr(gpt_oss, "load_harmony_encoding", lambda _: None)  # a vocabulary from the network, which reading does without
+    monkeypatch.setattr(
+        "renderers.gpt_oss.load_harmony_encoding", lambda _: None
+    )  # a vocabulary from the network, which reading does without
     renderer = renderer_of("gpt-oss")
     prompt = renderer.tokenizer.encode("<|start|>assistant<|channel|>analysis<|message|>")
     call = "hm<|end|><|start|>assistant<|channel|>commentary to=functions.lookup <|constrain|>json<|message|>" + '{"count": 3}'
@@ -157,15 +159,14 @@ async def test_text_without_quotes_is_text_where_the_tool_says_so(tmp_path: Path
     async with live_gateway(tmp_path, engine=engine, renderer=renderer) as gateway:
         attempt = await gateway.attempt(sampling=SamplingSettings(max_tokens=2048))
         async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
+            calls: list[Any]
             if stream:
-                chunks = [
-                    chunk async for chunk in await client.chat.completions.create(model="m", messages=[USER], tools=TOOLS, stream=True)
-                ]
-                (call,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+                chunks = await client.chat.completions.create(model="m", messages=[USER], tools=TOOLS, stream=True)
+                calls = [call async for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
             else:
                 answer = await client.chat.completions.create(model="m", messages=[USER], tools=TOOLS)
-                (call,) = answer.choices[0].message.tool_calls or ()
-        function: Any = getattr(call, "function", None)
+                calls = [*(answer.choices[0].message.tool_calls or ())]
+        function = calls[0].function
         assert json.loads(function.arguments) == {**ARGUMENTS, "more": 9}
         (kept,) = await read_kept_answers(gateway.store, {"policy": renderer})(attempt.rollout_id, attempt.attempt)
         assert kept.arguments == function.arguments, "tools that spans tell of are joined to it"
