@@ -183,14 +183,13 @@ class InformationGain(_Likelihood):
                 self.answer,
                 likeliest,
             )
-        told = {} if likeliest is None else {"answer": likeliest}
-        return {**mean_evidence(groups, "gain"), **told}
+        metrics = mean_evidence(groups, "gain")
+        return metrics if likeliest is None else {**metrics, "answer": likeliest}
 
     def _likeliest(self, groups: Sequence[TrajectoryGroup]) -> float | None:
         """The greatest probability of a gold answer in a step; None where nobody was asked."""
-        found = [one.evidence.calls.get("answer") for group in groups for one in group.trajectories if one.evidence is not None]
-        largest = max((float(values.max(initial=0.0)) for values in found if values is not None), default=0.0)
-        return largest or None
+        asked = [trajectory.evidence.calls for group in groups for trajectory in group.trajectories if trajectory.evidence is not None]
+        return max((float(calls["answer"].max(initial=0.0)) for calls in asked if "answer" in calls), default=0.0) or None
 
     def _texts(self, task: Task) -> list[str]:
         if callable(self.answer):
