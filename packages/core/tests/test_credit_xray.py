@@ -423,7 +423,10 @@ async def test_names_that_an_agent_made_up_are_shown_and_not_obeyed(tmp_path: Pa
     ("has_evidence", "why"),
     [
         (False, "needs 'judge'; add a [judge] table with base_url and model"),
-        (True, "ZeroDivisionError: division by zero"),
+        (
+            True,
+            "credit assigner 'Broken' raised ZeroDivisionError for group 'g': division by zero (test_credit_xray.py, line LINE); mend it",
+        ),
     ],
 )
 def test_arithmetic_that_broke_is_told_as_it_is_and_not_as_evidence_that_lacks(has_evidence: bool, why: str) -> None:
@@ -443,4 +446,4 @@ def test_arithmetic_that_broke_is_told_as_it_is_and_not_as_evidence_that_lacks(h
     )
     method = TriedMethod(name="broken", summary="", scorer=scorer, requires=Broken.requires)
     assert method.credit([replace(group, trajectories=tuple(heard)) if has_evidence else group]) is None
-    assert method.why == why
+    assert method.why == why.replace("LINE", str(Broken.assign.__code__.co_firstlineno + 1))

@@ -76,6 +76,8 @@ def test_module_and_package_beside_the_recipe(tmp_path: Path) -> None:
         ("folder/missing:score", r"no file '.*missing\.py'"),
         ("lrl_nowhere:score", r"no file '.*lrl_nowhere\.py' and no module 'lrl_nowhere'"),
         ("lrl_mine.py:scor", "'lrl_mine.py' has no 'scor'; it has: score"),
+        ("lrl_mine.py:<lambda>", r"a lambda, or a function within another one, .* give it anew \(in Python by `settings`\)"),
+        ("lrl_mine.py:score.<locals>.inner", "a lambda, or a function within another one"),
         ("lrl_mine.py:VALUE", "is a int, not callable"),
         ("lrl_raises.py:score", r"importing '.*lrl_raises\.py' raised ZeroDivisionError: division by zero; fix it"),
         ("lrl_exits.py:score", "raised SystemExit: 2"),

@@ -16,7 +16,8 @@ from rich.console import Console
 from lightningrl.config import Recipe
 from lightningrl.credit.identical import IdenticalAssignment
 from lightningrl.credit.samples import teaching_rows
-from lightningrl.errors import LightningError
+from lightningrl.credit.unread import unread_rewards
+from lightningrl.errors import LightningError, PluginError
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.protocols import LearnReport
 from lightningrl.store.protocol import Score
@@ -128,6 +129,7 @@ def make_trainer(tmp_path: Path, store: Store, learned: Learned) -> Iterator[Cal
         validated: bool = False,
         credit: str = "grpo",
         intermediate: Sequence[str] = (),
+        options: Mapping[str, float] | None = None,
         **loop: int,
     ) -> Trainer:
         recipe = Recipe.model_validate(
@@ -139,7 +141,7 @@ def make_trainer(tmp_path: Path, store: Store, learned: Learned) -> Iterator[Cal
                 "roles": {"write": {"model": "writer"}},
                 "rewards": {"right": {"use": "loop_tasks.py:right", "agents": paid}},
                 "intermediate_rewards": {name: {"use": name} for name in intermediate},
-                "credit": {"use": credit},
+                "credit": {"use": credit, "options": options or {}},
                 "samples": {"aggregation": "token_mean"},
                 "loop": {"steps": 1, "tasks_per_step": 9, "group_size": 2, **loop},
                 "folder": tmp_path,
@@ -280,6 +282,75 @@ async def test_rewards_of_calls_that_credit_does_not_read_are_named(
     await make_trainer(credit=credit, intermediate=["tool_status"]).run()
     said = "step 1: intermediate_rewards.tool_status: credit.use = 'grpo' reads no rewards of calls (these do: 'turns', 'turn_gae')"
     assert (said in caplog.text) is not is_read
+
+
+@pytest.mark.parametrize("options", [{}, {"gamma": 0.0}])
+def test_rewards_of_calls_are_read_where_the_first_call_is_of_a_role_that_is_not_trained(
+    make_trainer: Callable[..., Trainer], options: Mapping[str, float]
+) -> None:
+    trainer = make_trainer(trained=["player"], credit="turns", options=options, intermediate=["tool_status"])
+    rollouts = [
+        make_trajectory(
+            name, [make_transition(f"{name}/0", agent="planner"), make_transition(f"{name}/1", agent="player")], reward=reward, group_id="g"
+        )
+        for name, reward in (("a", 1.0), ("b", 0.0))
+    ]
+    assert unread_rewards(trainer.recipe, trainer.scorer, trainer.scorer.credit(rollouts)) is None
+
+
+CREDIT = """
+import numpy as np
+
+class Mine:
+    requires = frozenset()
+
+    def assign(self, group):
+        return tuple(tuple(self.of(call) for call in one.transitions) for one in group.trajectories)
+
+    def of(self, call):
+        return {returns}
+
+    def finish_step(self, groups, advantages):
+        return {monitors}
+"""
+
+
+@pytest.mark.parametrize(
+    ("returns", "monitors", "said"),
+    [
+        ("sum(call.rewards['a'])", "{}", "credit assigner 'Mine' raised KeyError for group 'g000000': 'a' (mine.py, line 11); mend it"),
+        ("0.5", "{}", "2 completion tokens but advantages that are a float; a credit assigner returns an array with one number per token"),
+        (
+            "np.mean(np.zeros(2), axis=3)",
+            "{}",
+            "credit assigner 'Mine' raised AxisError for group 'g000000': axis 3 is out of bounds for array of dimension 1 (mine.py",
+        ),
+        ("np.zeros(9)", "{}", "2 completion tokens but advantages of shape (9,); a credit assigner returns an array"),
+        (
+            "np.ones(2)",
+            "{'a': 1 / 0}",
+            "credit assigner 'Mine' raised ZeroDivisionError in finish_step(): division by zero (mine.py",
+        ),
+    ],
+)
+async def test_credit_of_ones_own_that_breaks_ends_the_run_with_a_sentence(
+    make_trainer: Callable[..., Trainer], tmp_path: Path, returns: str, monitors: str, said: str
+) -> None:
+    (tmp_path / "mine.py").write_text(CREDIT.replace("{returns}", returns).replace("{monitors}", monitors), encoding="utf-8")
+    with pytest.raises(PluginError, match="step 1: ") as refused:
+        await make_trainer(credit="mine.py:Mine").run()
+    assert said in str(refused.value)
+    assert str(refused.value).endswith(f"; then go on with `lightningrl train --resume --run {tmp_path / 'run'}`")
+
+
+def test_calls_that_are_not_trained_have_no_advantage_whatever_credit_of_ones_own_says(
+    make_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(CREDIT.format(returns="np.ones(1)", monitors="dict()"), encoding="utf-8")
+    scorer = make_trainer(trained=["player"], credit="mine.py:Mine").scorer
+    calls = [make_transition("r/0", agent="planner", completion=[1]), make_transition("r/1", agent="player", completion=[1])]
+    (score,) = scorer.build(scorer.credit([make_trajectory("r", calls, reward=1.0)])).scores
+    assert score.advantages == {"r/0": None, "r/1": [1.0]}
 
 
 async def test_a_group_teaches_nothing_where_no_call_of_it_is_trained(

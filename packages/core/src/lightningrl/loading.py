@@ -49,6 +49,11 @@ def load_callable(reference: str, base_dir: Path | str = ".") -> Callable[..., A
     module = _load_module(source, Path(base_dir), reference)
     found: Any = module
     for name in attribute.split("."):
+        if name in ("<lambda>", "<locals>"):
+            raise ConfigError(
+                f"{reference!r}: a lambda, or a function within another one, is not found again by its name; give it anew "
+                "(in Python by `settings`), or define it at the top of its file"
+            )
         if not hasattr(found, name):
             offered = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
             raise ConfigError(f"{reference!r}: {source!r} has no {name!r}; it has: {', '.join(offered[:12]) or 'no callables'}")

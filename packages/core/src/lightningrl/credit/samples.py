@@ -19,7 +19,7 @@ import numpy as np
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.types import Advantages, Array, RolloutMode, Sample, Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["Aggregation", "Rows", "build_samples", "count_distinct", "sort_by_tokens", "teaching_rows"]
+__all__ = ["Aggregation", "Rows", "build_samples", "check_advantages", "count_distinct", "sort_by_tokens", "teaching_rows"]
 
 Rows = Literal["call", "merged"]
 Aggregation = Literal["rollout_mean", "token_mean", "constant"]
@@ -63,11 +63,7 @@ def build_samples(
         raise PluginError(f"{len(groups)} groups but advantages for {len(advantages)}; assign credit to each group once")
     rollouts: list[tuple[Trajectory, list[_TrainedCall | None], int]] = []
     for group, group_advantages, group_targets in zip(groups, advantages, value_targets or [None] * len(groups), strict=True):
-        if len(group.members) != len(group_advantages):
-            raise PluginError(
-                f"group {group.id!r}: {len(group.members)} trajectories but credit for {len(group_advantages)}; "
-                "a credit assigner returns one entry each"
-            )
+        check_advantages(group, group_advantages)
         for number, (trajectory, credit) in enumerate(zip(group.members, group_advantages, strict=True)):
             trained = _trained_calls(
                 trajectory, credit, None if group_targets is None or number >= len(group_targets) else group_targets[number]
@@ -87,6 +83,34 @@ def build_samples(
         chains = _merge(trajectory, trained) if rows == "merged" else [[call] for call in trained if call is not None]
         samples.extend(_row(trajectory, chain, weight) for chain in chains)
     return samples
+
+
+def check_advantages(group: TrajectoryGroup, advantages: Advantages) -> None:
+    """Raise PluginError where what an assigner returned does not fit the group's calls and their tokens."""
+    if len(group.members) != len(advantages):
+        raise PluginError(
+            f"group {group.id!r}: {len(group.members)} trajectories but credit for {len(advantages)}; "
+            "a credit assigner returns one entry each"
+        )
+    for trajectory, by_call in zip(group.members, advantages, strict=True):
+        if len(by_call) != len(trajectory.transitions):
+            raise PluginError(
+                f"rollout {trajectory.rollout_id!r}: {len(trajectory.transitions)} calls but credit for {len(by_call)}; "
+                "a credit assigner returns one entry each, None for calls that it does not score"
+            )
+        for transition, credit in zip(trajectory.transitions, by_call, strict=True):
+            if credit is None or not transition.trainable:
+                continue
+            if not isinstance(credit, np.ndarray) or credit.shape != (len(transition.completion_ids),):
+                found = f"of shape {credit.shape}" if isinstance(credit, np.ndarray) else f"that are a {type(credit).__name__}"
+                raise PluginError(
+                    f"transition {transition.id!r}: {len(transition.completion_ids)} completion tokens but advantages {found}; "
+                    "a credit assigner returns an array with one number per token"
+                )
+            if not np.isfinite(credit).all():
+                raise PluginError(
+                    f"transition {transition.id!r}: advantages are not finite; check the credit assigner for a division by zero"
+                )
 
 
 def teaching_rows(samples: Iterable[Sample]) -> list[Sample]:
@@ -131,26 +155,15 @@ def _trained_calls(
     trajectory: Trajectory, by_call: Sequence[Array | None], targets: Sequence[Array | None] | None
 ) -> list[_TrainedCall | None]:
     """For each call its credit, None where it is not trained."""
-    rollout = trajectory.rollout_id
-    if len(by_call) != len(trajectory.transitions):
-        raise PluginError(
-            f"rollout {rollout!r}: {len(trajectory.transitions)} calls but credit for {len(by_call)}; "
-            "a credit assigner returns one entry each, None for calls that it does not score"
-        )
     trained: list[_TrainedCall | None] = []
     for number, (transition, credit) in enumerate(zip(trajectory.transitions, by_call, strict=True)):
         if credit is None or not transition.trainable:
             trained.append(None)
             continue
         if trajectory.mode is RolloutMode.VALIDATION:
-            raise PluginError(f"rollout {rollout!r} is for {trajectory.mode.value}, not for training; leave it out of the groups")
-        if np.shape(credit) != (len(transition.completion_ids),):
             raise PluginError(
-                f"transition {transition.id!r}: {len(transition.completion_ids)} completion tokens but advantages of shape "
-                f"{np.shape(credit)}; a credit assigner returns one number per token"
+                f"rollout {trajectory.rollout_id!r} is for {trajectory.mode.value}, not for training; leave it out of the groups"
             )
-        if not np.isfinite(credit).all():
-            raise PluginError(f"transition {transition.id!r}: advantages are not finite; check the credit assigner for a division by zero")
         target = None if targets is None else targets[number]
         if target is not None and (np.shape(target) != np.shape(credit) or np.isinf(target).any()):
             raise PluginError(f"transition {transition.id!r}: value targets are one finite number per completion token, or NaN for none")

@@ -6,10 +6,14 @@ Evaluator ─► trajectories with rewards and evidence ─► groups ─► cre
 from __future__ import annotations
 
 import json
+import sys
+import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +23,8 @@ from lightningrl.credit import Compare, assign_credit, has_signal, whiten
 from lightningrl.credit.comparison import check_comparison
 from lightningrl.credit.farming import FarmingWatch
 from lightningrl.credit.metrics import describe_branches, describe_rollouts, describe_rows
-from lightningrl.credit.samples import build_samples
-from lightningrl.errors import PluginError
+from lightningrl.credit.samples import build_samples, check_advantages
+from lightningrl.errors import LightningError, PluginError
 from lightningrl.protocols import (
     Brancher,
     CreditAssigner,
@@ -163,24 +167,32 @@ class Scorer:
 
     def branch_points(self, rewarded: Sequence[Trajectory]) -> Mapping[BranchPoint, int]:
         """Where credit wants a group's rollouts to branch, and how often."""
-        return self._credit.branch_points(rewarded) if isinstance(self._credit, Brancher) else {}
+        if not isinstance(self._credit, Brancher):
+            return {}
+        with _named(self._credit, "in branch_points()"):
+            return self._credit.branch_points(rewarded)
 
     def credit(self, trajectories: Sequence[Trajectory], branches: Sequence[Trajectory] = ()) -> list[CreditedGroup]:
         """Group and assign credit, once for each group. Run it in a thread."""
         return [self.credit_group(group) for group in self.group(trajectories, branches)]
 
     def credit_group(self, group: TrajectoryGroup) -> CreditedGroup:
-        """Of `group`."""
+        """Of `group`. Calls that are not trained have None, whatever the assigner says of them. Raises PluginError for one that raises,
+        or whose advantages do not fit."""
         paid = self._rewards if self._rewards.roles else None
-        advantages = assign_credit(self._credit, group, compare=self._compare, paid=paid, weights=self._weights)
-        targets = self._credit.value_targets(group) if isinstance(self._credit, CriticTeacher) else None
+        with _named(self._credit, f"for group {group.id!r}"):
+            advantages = assign_credit(self._credit, group, compare=self._compare, paid=paid, weights=self._weights)
+            targets = self._credit.value_targets(group) if isinstance(self._credit, CriticTeacher) else None
+        check_advantages(group, advantages)
+        advantages = _of_trained(group, advantages)
         return CreditedGroup(group=group, advantages=advantages, has_signal=has_signal(group, advantages), value_targets=targets)
 
     def finish(self, credited: Sequence[CreditedGroup]) -> tuple[tuple[Advantages, ...], Mapping[str, float]]:
         """What a step is trained on, and credit's own metrics: groups without signal are silent, all is whitened where the recipe says so.
         Once for each step."""
         groups, advantages = tuple(one.group for one in credited), tuple(one.advantages for one in credited)
-        monitored = self._credit.finish_step(groups, advantages) if isinstance(self._credit, CreditMonitor) else {}
+        with _named(self._credit, "in finish_step()"):
+            monitored = self._credit.finish_step(groups, advantages) if isinstance(self._credit, CreditMonitor) else {}
         silent = _unscored if self._dynamic_sampling else _without_rounding
         advantages = tuple(one.advantages if one.has_signal else silent(one.advantages) for one in credited)
         return whiten(groups, advantages) if self._whitened else advantages, monitored
@@ -270,6 +282,30 @@ def only_trained(trajectory: Trajectory, trained: Mapping[str, TrainedCalls]) ->
         return call if is_role or not call.trainable else replace(call, trainable=False)
 
     return replace(trajectory, transitions=tuple(map(select, trajectory.transitions)))
+
+
+@contextmanager
+def _named(assigner: CreditAssigner, when: str) -> Iterator[None]:
+    """What an assigner raises becomes a PluginError: which one, when, and the line of its file."""
+    try:
+        yield
+    except LightningError:
+        raise
+    except Exception as error:  # the boundary to a user's own code
+        frames = traceback.extract_tb(error.__traceback__)
+        own = getattr(sys.modules.get(type(assigner).__module__), "__file__", None)
+        frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+        raise PluginError(
+            f"credit assigner {type(assigner).__name__!r} raised {type(error).__name__} {when}: {error} "
+            f"({Path(frame.filename).name}, line {frame.lineno}); mend it"
+        ) from error
+
+
+def _of_trained(group: TrajectoryGroup, advantages: Advantages) -> Advantages:
+    return tuple(
+        tuple(credit if call.trainable else None for call, credit in zip(one.transitions, calls, strict=True))
+        for one, calls in zip(group.members, advantages, strict=True)
+    )
 
 
 def _without_rounding(advantages: Advantages) -> Advantages:

@@ -15,13 +15,13 @@ __all__ = ["unread_rewards"]
 
 
 def unread_rewards(recipe: Recipe, scorer: Scorer, credited: Sequence[CreditedGroup]) -> str | None:
-    """A sentence on intermediate rewards that change no advantage, also where half of a group's rollouts earn more by their first call;
-    None where they do, where there are none, and where no group can tell. Credit is assigned anew: not for a method that remembers."""
+    """A sentence on intermediate rewards that change no advantage, also where half of a group's rollouts earn more by their calls; None
+    where they do, where there are none, and where no group can tell. Credit is assigned anew: not for a method that remembers."""
     names = [name for name, reward in recipe.intermediate_rewards.items() if reward.weight != 0.0]
     groups = [
         one.group
         for one in credited
-        if sum(rollout.reward is not None and bool(rollout.transitions) for rollout in one.group.trajectories) > 1
+        if sum(rollout.reward is not None and any(call.trainable for call in rollout.transitions) for rollout in one.group.trajectories) > 1
     ]
     if not names or not groups:
         return None
@@ -36,8 +36,9 @@ def unread_rewards(recipe: Recipe, scorer: Scorer, credited: Sequence[CreditedGr
 
 
 def _paid(calls: Sequence[Transition], names: Sequence[str]) -> tuple[Transition, ...]:
-    """The calls with 1 more for the first."""
+    """The calls with more for each, 1, 1/2, 1/3 …: some are of roles that are not trained, and a call may be credited with what comes
+    after it alone, so that a reward of one call might reach no trained call."""
     return tuple(
-        replace(call, rewards={**call.rewards, **{name: (call.rewards.get(name) or 0.0) + 1.0 for name in names}}) if not number else call
-        for number, call in enumerate(calls)
+        replace(call, rewards={**call.rewards, **{name: (call.rewards.get(name) or 0.0) + 1.0 / number for name in names}})
+        for number, call in enumerate(calls, start=1)
     )

@@ -232,6 +232,7 @@ class RolloutFilter:
     outcome: Outcome | None = None
     mode: RolloutMode | None = None
     step: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    """Counted from 0: `trained_step` - 1, or, of a rollout that no step trained, `spec.step`."""
     group_id: str | None = None
     task_id: str | None = None
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100

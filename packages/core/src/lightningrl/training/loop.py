@@ -27,7 +27,7 @@ from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.metrics import describe_rollouts, judge_failures
 from lightningrl.credit.scoring import CreditedGroup, ScoredStep, Scorer, score_of
 from lightningrl.credit.unread import unread_rewards
-from lightningrl.errors import LightningError, RewardError, RunFolderError
+from lightningrl.errors import LightningError, PluginError, RewardError, RunFolderError
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import StepReport
 from lightningrl.telemetry.steps import NO_SPANS, StepSpans, note
@@ -166,7 +166,10 @@ class Trainer:
 
     async def _step(self, collector: Collector) -> None:
         with self.spans.span("step", step=self.state.step + 1) as span:
-            note(span, await self._learn_step(collector))
+            try:
+                note(span, await self._learn_step(collector))
+            except PluginError as error:  # of the credit assigner, as a rule
+                raise PluginError(f"step {self.state.step + 1}: {error}; {self._resume_remedy()}") from error
 
     async def _learn_step(self, collector: Collector) -> Mapping[str, float]:
         """What a span says of it."""

@@ -64,7 +64,8 @@ class TriedMethod:
         except Exception as error:  # noqa: BLE001  the boundary to a plugin
             is_unheard = all(one.evidence is None for group in groups for one in group.trajectories)
             asked = next(iter(sorted(self.requires & EVIDENCE)), None) if is_unheard else None
-            self.why = f"{type(error).__name__}: {error}" if asked is None else f"needs {asked!r}; {NEEDS[asked].remedy}"
+            told = str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"
+            self.why = told if asked is None else f"needs {asked!r}; {NEEDS[asked].remedy}"
             return None
 
 
