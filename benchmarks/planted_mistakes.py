@@ -305,7 +305,7 @@ MISTAKES = (
     Mistake(
         name="reward raises",
         edits=(("reward.py", "return float(", "return task.gold or float("),),
-        says=r"right: AttributeError: 'Task' object has no attribute 'gold'; mend it",
+        says=r"right: AttributeError: 'Task' object has no attribute 'gold' \(reward\.py, line \d+\); mend it",
         is_seen_in_a_step=True,
         goes_on=True,
         remedy=(("reward.py", "task.gold or ", ""),),

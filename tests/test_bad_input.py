@@ -185,7 +185,7 @@ def test_a_reward_that_raises_stops_the_run_and_a_mended_one_goes_on_where_it_st
     source = DATA.replace("def one(task, output, trajectory): return 1.0", "def one(task, output, trajectory): raise KeyError('gold')")
     (here.folder / "data.py").write_text(source)
     said = here.train()
-    assert "score: KeyError: 'gold'; mend it" in said
+    assert "score: KeyError: 'gold' (data.py, line" in said
     assert "g000000-00" in said
     assert set(rollouts(here.folder).values()) == {"succeeded"}
     (here.folder / "data.py").write_text(DATA)

@@ -238,7 +238,7 @@ async def test_what_the_judge_does_not_answer_is_tried_again_then_its_rollout_is
 async def test_a_task_that_an_assigner_gave_up_is_a_failure_like_others(folder: Path, server: JudgeServer) -> None:
     store = await make_store(folder, 1)
     (one,) = await make_parts(folder, server, use="GivenUp").evaluator.reward(await store.trajectories(names(1)), store.set_scores)
-    assert one.unrewarded == "credit: CancelledError: another task was given up"
+    assert one.unrewarded == "credit: CancelledError: another task was given up (judged_credit.py, line 58)"
     await store.close()
 
 

@@ -425,7 +425,7 @@ async def test_names_that_an_agent_made_up_are_shown_and_not_obeyed(tmp_path: Pa
         (False, "needs 'judge'; add a [judge] table with base_url and model"),
         (
             True,
-            "credit assigner 'Broken' raised ZeroDivisionError for group 'g': division by zero (test_credit_xray.py, line LINE); mend it",
+            "credit assigner 'Broken' failed for group 'g': ZeroDivisionError: division by zero (test_credit_xray.py, line LINE); mend it",
         ),
     ],
 )

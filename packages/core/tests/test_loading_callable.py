@@ -79,7 +79,10 @@ def test_module_and_package_beside_the_recipe(tmp_path: Path) -> None:
         ("lrl_mine.py:<lambda>", r"a lambda, or a function within another one, .* give it anew \(in Python by `settings`\)"),
         ("lrl_mine.py:score.<locals>.inner", "a lambda, or a function within another one"),
         ("lrl_mine.py:VALUE", "is a int, not callable"),
-        ("lrl_raises.py:score", r"importing '.*lrl_raises\.py' raised ZeroDivisionError: division by zero; fix it"),
+        (
+            "lrl_raises.py:score",
+            r"importing '.*lrl_raises\.py' raised ZeroDivisionError: division by zero \(lrl_raises\.py, line \d+\); fix it",
+        ),
         ("lrl_exits.py:score", "raised SystemExit: 2"),
         ("lrl_syntax.py:score", "raised SyntaxError"),
         ("lrl_needs.py:score", "raised ModuleNotFoundError: No module named 'lrl_absent'"),

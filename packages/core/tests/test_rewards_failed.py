@@ -73,12 +73,15 @@ class Unsteady:
         return 1.0
 
 
+NO_ROUTE = f"ConnectionError: no route (test_rewards_failed.py, line {Unsteady.__call__.__code__.co_firstlineno + 3})"
+
+
 async def test_a_reward_is_tried_again_so_many_times() -> None:
     steady = Unsteady(failures=2)
     assert (await RewardSet([NamedReward(name="judge", function=steady, retries=2)]).score(EPISODE)).total == 1.0
     gone = Unsteady(failures=9)
     result = await RewardSet([NamedReward(name="judge", function=gone, retries=2)]).score(EPISODE)
-    assert (result.total, result.failure, gone.tries["r7"]) == (None, "judge: ConnectionError: no route", 3)
+    assert (result.total, result.failure, gone.tries["r7"]) == (None, f"judge: {NO_ROUTE}", 3)
 
 
 async def test_what_is_no_number_is_not_tried_again() -> None:
@@ -115,7 +118,7 @@ async def test_the_first_that_failed_in_order_is_named_and_what_the_others_made_
         NamedReward(name="critic", function=Unsteady(9)),
     ]
     result = await RewardSet(rewards).score(EPISODE, keep=keep)
-    assert result.failure == "judge: ConnectionError: no route"
+    assert result.failure == f"judge: {NO_ROUTE}"
     assert kept == result.values == {"right": 0.5}
 
 
@@ -123,7 +126,7 @@ async def test_one_without_weight_that_fails_loses_nothing_and_is_told(caplog: p
     rewards = [NamedReward(name="right", function=lambda *_: 0.5), NamedReward(name="shown", function=Unsteady(9), weight=0.0)]
     result = await RewardSet(rewards).score(EPISODE)
     assert (result.total, result.failure, result.values) == (0.5, None, {"right": 0.5})
-    assert "rollout 'r7': reward shown: ConnectionError: no route; it has no weight" in caplog.text
+    assert f"rollout 'r7': reward shown: {NO_ROUTE}; it has no weight" in caplog.text
 
 
 async def test_at_most_so_many_async_rewards_are_asked_at_a_time_and_waiting_is_no_timeout() -> None:
@@ -195,12 +198,12 @@ async def test_a_rollout_whose_reward_failed_is_left_out_named_and_counted_and_a
     judged().broken.add("r3")
     rewarded = await evaluator.reward(await store.trajectories(names(10)), store.set_scores)
     assert rewarded[3].reward is None
-    assert rewarded[3].unrewarded == "judge: ConnectionError: no route to the judge"
+    assert rewarded[3].unrewarded == "judge: ConnectionError: no route to the judge (judged.py, line 19)"
     assert [one.reward for one in rewarded if one.rollout_id != "r3"] == [number + 0.5 for number in range(10) if number != 3]
     metrics = describe_rollouts(rewarded)
     assert (metrics["rewards_failed"], metrics["rollouts_unrewarded"], metrics["rollouts"]) == (1, 1, 10)
     assert explain_failed_rewards(rewarded[3:4]) == (
-        "a reward or evidence failed on 1 rollouts; first, on 'r3': judge: ConnectionError: no route to the judge"
+        "a reward or evidence failed on 1 rollouts; first, on 'r3': judge: ConnectionError: no route to the judge (judged.py, line 19)"
     )
     await store.set_scores([score_of(one) for one in rewarded])
     kept = await store.trajectories(names(10))
@@ -245,7 +248,7 @@ async def test_above_the_limit_it_stops_with_a_sentence_and_keeps_what_was_made(
     assert said.startswith(
         "a reward or evidence failed on 3 of 8 rollouts, more than outcomes.max_failed_rewards = 0.25 of them; last, on 'r2'"
     )
-    assert "judge: ConnectionError: no route to the judge; mend it, or raise the limit" in said
+    assert "judge: ConnectionError: no route to the judge (judged.py, line 19); mend it, or raise the limit" in said
     assert all("exact" in one.rewards for one in await store.trajectories(names(8)))
     judged().asked.clear()
     judged().broken.clear()

@@ -128,13 +128,15 @@ async def test_no_finite_number_is_a_failure(value: Any) -> None:
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_reward_that_raises_is_named(error: BaseException, is_async: bool) -> None:
     def fails(task: Task, output: Any, trajectory: Trajectory) -> float:
-        raise error
+        raise type(error)(*error.args)
 
     async def fails_later(task: Task, output: Any, trajectory: Trajectory) -> float:
         await asyncio.sleep(0)
-        raise error
+        raise type(error)(*error.args)
 
-    assert await failure_of(one(fails_later if is_async else fails)) == f"exact: {type(error).__name__}: {error}"
+    function = fails_later if is_async else fails
+    last = function.__code__.co_firstlineno + (2 if is_async else 1)
+    assert await failure_of(one(function)) == f"exact: {type(error).__name__}: {error} (test_rewards_reward_set.py, line {last})"
 
 
 async def test_reward_that_runs_out_of_an_iterator_is_named() -> None:

@@ -318,18 +318,18 @@ class Mine:
 @pytest.mark.parametrize(
     ("returns", "monitors", "said"),
     [
-        ("sum(call.rewards['a'])", "{}", "credit assigner 'Mine' raised KeyError for group 'g000000': 'a' (mine.py, line 11); mend it"),
+        ("sum(call.rewards['a'])", "{}", "credit assigner 'Mine' failed for group 'g000000': KeyError: 'a' (mine.py, line 11); mend it"),
         ("0.5", "{}", "2 completion tokens but advantages that are a float; a credit assigner returns an array with one number per token"),
         (
             "np.mean(np.zeros(2), axis=3)",
             "{}",
-            "credit assigner 'Mine' raised AxisError for group 'g000000': axis 3 is out of bounds for array of dimension 1 (mine.py",
+            "credit assigner 'Mine' failed for group 'g000000': AxisError: axis 3 is out of bounds for array of dimension 1 (mine.py",
         ),
         ("np.zeros(9)", "{}", "2 completion tokens but advantages of shape (9,); a credit assigner returns an array"),
         (
             "np.ones(2)",
             "{'a': 1 / 0}",
-            "credit assigner 'Mine' raised ZeroDivisionError in finish_step(): division by zero (mine.py",
+            "credit assigner 'Mine' failed in finish_step(): ZeroDivisionError: division by zero (mine.py",
         ),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_loss_that_breaks_in_a_step_leaves_weights_and_gradients_as_they_were(
     body = "if batch.advantages.min() < -9:\n        raise ValueError('too low')\n    return LOSSES['ppo_clip'](batch)"
     broken, sound = make_backend(loss=write_loss(body), max_tokens_per_microbatch=1), make_backend(max_tokens_per_microbatch=1)
     good, bad = make_sample([1, 2, 3], [4, 5, 6], 0.5), make_sample([1, 2, 3], [7], -10.0)
-    with pytest.raises(ConfigError, match=r"own_loss_.* raised ValueError: too low; fix it"):
+    with pytest.raises(ConfigError, match=r"own_loss_.* raised ValueError: too low \(own_loss_\d+\.py, line 6\); fix it"):
         broken.learn([good, bad])
     assert broken.engine.info.version == 0
     broken.learn([good])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 __all__ = [
     "BackendError",
@@ -18,8 +21,11 @@ __all__ = [
     "ServerError",
     "Stopped",
     "StoreError",
+    "describe_raised",
     "gather",
 ]
+
+_LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 class LightningError(Exception):
@@ -79,6 +85,17 @@ class JudgeError(LightningError):
 
 class BackendError(LightningError):
     """A trainer backend cannot do what the recipe asks."""
+
+
+def describe_raised(error: BaseException) -> str:
+    """An error of a user's own code, `KeyError: 'gold' (reward.py, line 12)`: the innermost line that is neither ours nor a library's. The
+    place is left out where there is none, and of errors that we raise on purpose."""
+    place = ""
+    for frame, line in () if isinstance(error, LightningError) else traceback.walk_tb(error.__traceback__):
+        file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
+        if not file.startswith((*_LIBRARIES, "<")) and not module.startswith("lightningrl"):
+            place = f" ({Path(file).name}, line {line})"
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def gather(*calls: Callable[[], Any], known: Sequence[str] = ()) -> list[Any]:

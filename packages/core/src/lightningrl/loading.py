@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, describe_raised
 
 __all__ = ["absolute_reference", "digest_of", "is_reference", "load_callable", "run_recipe_file"]
 
@@ -150,4 +150,4 @@ def _module_name(path: Path) -> str:
 
 
 def _import_failed(reference: str, source: str, error: BaseException) -> ConfigError:
-    return ConfigError(f"{reference!r}: importing {source!r} raised {type(error).__name__}: {error}; fix it, then run again")
+    return ConfigError(f"{reference!r}: importing {source!r} raised {describe_raised(error)}; fix it, then run again")

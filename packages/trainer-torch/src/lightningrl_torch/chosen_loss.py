@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightningrl.config import check_options
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, describe_raised
 from lightningrl.loading import load_callable
 from lightningrl_torch.losses import LOSSES, TokenBatch, TokenLosses
 
@@ -54,7 +54,7 @@ class ChosenLoss:
         try:
             found = self._function(batch, **self._options)
         except Exception as error:  # the boundary to a user's own code
-            raise ConfigError(f"loss {self.name!r} raised {type(error).__name__}: {error}; fix it, then run again") from error
+            raise ConfigError(f"loss {self.name!r} raised {describe_raised(error)}; fix it, then run again") from error
         self._check(found, len(batch.logprobs))
         return found
 

@@ -16,7 +16,7 @@ from lightningrl.config import OutcomesConfig
 from lightningrl.credit.evidence import check_evidence
 from lightningrl.credit.judge import Judge
 from lightningrl.credit.services import PolicyQueries, RolloutServices
-from lightningrl.errors import LightningError, PluginError, RewardError
+from lightningrl.errors import LightningError, PluginError, RewardError, describe_raised
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, GroupWitness, Services, Witness
 from lightningrl.rewards import RewardSet, TurnReward
@@ -150,7 +150,7 @@ class Evaluator:
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # the boundary to an assigner that waits for others
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
-            found, failure = [None] * len(asked), describe_failure("credit", f"{type(error).__name__}: {error}")
+            found, failure = [None] * len(asked), describe_failure("credit", describe_raised(error))
         heard: dict[str, Trajectory] = {}
         for one, evidence in zip(asked, found, strict=True):
             heard[one.rollout_id] = replace(
@@ -211,7 +211,7 @@ class Evaluator:
             except LightningError:
                 raise
             except Exception as error:  # noqa: BLE001  the boundary to a function of the user's
-                why = str(error) if isinstance(error, BadValue) else f"{type(error).__name__}: {error}"
+                why = str(error) if isinstance(error, BadValue) else describe_raised(error)
                 values, failure = {}, describe_failure(name, why)
                 break
         calls = [

@@ -102,9 +102,9 @@ def check_advantages(group: TrajectoryGroup, advantages: Advantages) -> None:
             if credit is None or not transition.trainable:
                 continue
             if not isinstance(credit, np.ndarray) or credit.shape != (len(transition.completion_ids),):
-                found = f"of shape {credit.shape}" if isinstance(credit, np.ndarray) else f"that are a {type(credit).__name__}"
+                kind = f"of shape {credit.shape}" if isinstance(credit, np.ndarray) else f"that are a {type(credit).__name__}"
                 raise PluginError(
-                    f"transition {transition.id!r}: {len(transition.completion_ids)} completion tokens but advantages {found}; "
+                    f"transition {transition.id!r}: {len(transition.completion_ids)} completion tokens but advantages {kind}; "
                     "a credit assigner returns an array with one number per token"
                 )
             if not np.isfinite(credit).all():

@@ -6,14 +6,11 @@ Evaluator ─► trajectories with rewards and evidence ─► groups ─► cre
 from __future__ import annotations
 
 import json
-import sys
-import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +21,7 @@ from lightningrl.credit.comparison import check_comparison
 from lightningrl.credit.farming import FarmingWatch
 from lightningrl.credit.metrics import describe_branches, describe_rollouts, describe_rows
 from lightningrl.credit.samples import build_samples, check_advantages
-from lightningrl.errors import LightningError, PluginError
+from lightningrl.errors import LightningError, PluginError, describe_raised
 from lightningrl.protocols import (
     Brancher,
     CreditAssigner,
@@ -286,19 +283,13 @@ def only_trained(trajectory: Trajectory, trained: Mapping[str, TrainedCalls]) ->
 
 @contextmanager
 def _named(assigner: CreditAssigner, when: str) -> Iterator[None]:
-    """What an assigner raises becomes a PluginError: which one, when, and the line of its file."""
+    """An assigner's error becomes a PluginError: which one, when, and the line of its file."""
     try:
         yield
     except LightningError:
         raise
     except Exception as error:  # the boundary to a user's own code
-        frames = traceback.extract_tb(error.__traceback__)
-        own = getattr(sys.modules.get(type(assigner).__module__), "__file__", None)
-        frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
-        raise PluginError(
-            f"credit assigner {type(assigner).__name__!r} raised {type(error).__name__} {when}: {error} "
-            f"({Path(frame.filename).name}, line {frame.lineno}); mend it"
-        ) from error
+        raise PluginError(f"credit assigner {type(assigner).__name__!r} failed {when}: {describe_raised(error)}; mend it") from error
 
 
 def _of_trained(group: TrajectoryGroup, advantages: Advantages) -> Advantages:

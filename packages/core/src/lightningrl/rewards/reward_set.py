@@ -15,7 +15,7 @@ from typing import Any
 
 from lightningrl.beside import is_being_cancelled
 from lightningrl.clean import clean_text
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, describe_raised
 from lightningrl.rewards.threads import DaemonThreads
 from lightningrl.rewards.value import BadValue, Range, check_range, read_value
 from lightningrl.rewards.weights import RewardWeights, WeightedReward
@@ -129,7 +129,7 @@ class RewardSet:
                 raise
             if isinstance(error, TimeoutError) and limit.expired():
                 raise _failed(reward, f"no answer within {reward.timeout_s:g} s; raise rewards.{reward.name}.timeout_s") from None
-            raise _failed(reward, f"{type(error).__name__}: {error}") from error
+            raise _failed(reward, describe_raised(error)) from error
         try:
             return read_value(value, what=f"reward {reward.name!r}", trajectory=trajectory, range=reward.range)
         except BadValue as error:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightningrl.config import Recipe, check_options
-from lightningrl.errors import ConfigError, gather
+from lightningrl.errors import ConfigError, describe_raised, gather
 from lightningrl.types import BranchPoint, RolloutMode, RolloutSpec, SamplingSettings, Task, Trajectory
 
 __all__ = ["TaskSets", "explain_few_tasks", "plan_branches", "plan_evaluation", "plan_group", "plan_validation", "read_tasks"]
@@ -112,7 +112,7 @@ def read_tasks(which: str, reference: Any, options: Mapping[str, Any], resolve: 
         loaded = source(**options)
         items = list(loaded) if isinstance(loaded, Iterable) else None
     except Exception as error:
-        raise ConfigError(f"tasks.{which} {reference!r} raised {type(error).__name__}: {error}") from error
+        raise ConfigError(f"tasks.{which} {reference!r} raised {describe_raised(error)}") from error
     if items is None:
         raise ConfigError(
             f"tasks.{which} {reference!r} returned {type(loaded).__name__}; return an iterable of Task or of dicts with its fields"

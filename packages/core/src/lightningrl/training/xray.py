@@ -21,7 +21,7 @@ from lightningrl.credit.evaluator import classify_tools
 from lightningrl.credit.needs import NEEDS, Need, find_unrecorded, installed_needs
 from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.xray import CreditTable, MissingMethod, XRay, join_tables, make_table, read_table
-from lightningrl.errors import ConfigError, LightningError, PluginError
+from lightningrl.errors import ConfigError, LightningError, PluginError, describe_raised
 from lightningrl.look.reader import StoredRun, open_run
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, load_plugins
@@ -64,8 +64,10 @@ class TriedMethod:
         except Exception as error:  # noqa: BLE001  the boundary to a plugin
             is_unheard = all(one.evidence is None for group in groups for one in group.trajectories)
             asked = next(iter(sorted(self.requires & EVIDENCE)), None) if is_unheard else None
-            told = str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"
-            self.why = told if asked is None else f"needs {asked!r}; {NEEDS[asked].remedy}"
+            if asked is not None:
+                self.why = f"needs {asked!r}; {NEEDS[asked].remedy}"
+            else:
+                self.why = str(error) if isinstance(error, LightningError) else describe_raised(error)
             return None
 
 
