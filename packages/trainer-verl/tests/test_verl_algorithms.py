@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from lightningrl.protocols import Backend, LearnReport
 from lightningrl.testing.backend_conformance import generate, make_row
 from lightningrl_verl.plugin import create_backend
+from lightningrl_verl.runner import MEETING_PORTS
 
 PROMPT = (65, 66, 67, 68)
 MERGED = {"actor_rollout_ref.model.lora.merge": True}
@@ -41,12 +43,19 @@ async def even_share(backend: Backend) -> float:
     return sum(one.token_ids[0] % 2 == 0 for one in made) / len(made)
 
 
+def listening() -> set[int]:
+    """TCP ports of this machine on which somebody waits for connections."""
+    return {place.laddr.port for place in psutil.net_connections("tcp") if place.status == psutil.CONN_LISTEN}
+
+
 def run(policy: str, steps: int = 4, **settings: Any) -> tuple[float, float, list[LearnReport]]:
     backend = create_backend(policy=policy, name="policy", dtype="float32", learning_rate=1e-2, **settings)
     try:
 
         async def scene() -> tuple[float, float, list[LearnReport]]:
+            elsewhere = listening()
             before = await even_share(backend)
+            assert any(port in MEETING_PORTS for port in listening() - elsewhere), "no outgoing connection takes the ranks' port meanwhile"
             reports = await train(backend, steps)
             return before, await even_share(backend), reports
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import random
 import tempfile
 import threading
 import time
@@ -19,13 +20,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import ray
 import transfer_queue as tq
 from torch.utils.data import Dataset
-from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.single_controller.ray import RayWorkerGroup
+from verl.trainer.ppo.v1 import get_trainer_cls, trainer_base
 from verl.utils.import_utils import load_class_from_fqn
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -40,6 +42,8 @@ __all__ = ["BatchManager", "EndlessPrompts", "Learned", "Runner"]
 logger = logging.getLogger(__name__)
 
 _STOP_S = 30.0
+MEETING_PORTS: Final = range(20_000, 30_000)
+"""Between those of Ray's workers and those that Linux gives to outgoing connections."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +183,7 @@ class Runner:
         config = self._config
         OmegaConf.resolve(config)
         config.transfer_queue.enable = True
+        trainer_base.RayWorkerGroup = meeting_elsewhere
         try:
             tq.init(config.transfer_queue)
             self._trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
@@ -208,3 +213,10 @@ class Runner:
         if last["step"] != step:
             return {}
         return {name: float(value) for name, value in last["data"].items() if isinstance(value, int | float)}
+
+
+def meeting_elsewhere(**settings: Any) -> RayWorkerGroup:
+    """A worker group whose ranks meet at a port that no client takes meanwhile: by itself verl chooses one of those that Linux gives to
+    outgoing connections, up to a minute before it listens there."""
+    first = random.choice(MEETING_PORTS)  # noqa: S311  two groups are not to choose alike
+    return RayWorkerGroup(master_port_range=[first, MEETING_PORTS.stop + 1000], **settings)

@@ -19,6 +19,7 @@ SEAMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("verl.trainer.ppo.core_algos", "register_policy_loss", ("name",)),
     ("verl.trainer.ppo.core_algos", "agg_loss", ("loss_mat", "loss_mask", "loss_agg_mode", "dp_size", "batch_num_tokens")),
     ("verl.trainer.ppo.v1", "get_trainer_cls", ("name",)),
+    ("verl.trainer.ppo.v1.trainer_base", "RayWorkerGroup._get_master_addr_port", ("self", "master_port_range")),
     ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer.fit", ("self", "agent_loop_manager")),
     ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer.get_llm_client", ("self",)),
     ("verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer.sample", ("self", "global_steps", "partition_id", "batch_size")),
