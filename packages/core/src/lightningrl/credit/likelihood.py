@@ -111,7 +111,8 @@ class _Likelihood:
 
 
 class InformationGain(_Likelihood):
-    """IGPO: a call's reward is how much likelier it made the gold answer; the last call of a history has the outcome."""
+    """IGPO: a call's reward is how much likelier it made the gold answer; the last call of a history has the outcome. It helped on neither
+    of our tasks (docs/credit/likelihood.md)."""
 
     def __init__(
         self,
