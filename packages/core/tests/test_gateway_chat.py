@@ -288,3 +288,4 @@ async def test_models_lists_the_policies(gateway: LiveGateway) -> None:
     attempt = await gateway.attempt()
     async with client_of(attempt) as client:
         assert [model.id async for model in client.models.list()] == ["policy"]
+        assert (await client.models.retrieve("org/gpt-4o")).id == "org/gpt-4o", "a policy answers it, whatever the agent calls it"

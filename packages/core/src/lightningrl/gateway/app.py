@@ -1,7 +1,7 @@
 """The gateway's routes: model calls of rollouts, each under its attempt's own path and key.
 
 /rollouts/{rollout}/attempts/{n}{base}/{endpoint}   POST   of each dialect (`lightningrl.dialects`): a policy, or the upstream
-/rollouts/{rollout}/attempts/{n}/v1/models          GET    the policies by name
+/rollouts/{rollout}/attempts/{n}/v1/models[/{name}] GET    the policies by name
 /v1/…                                               403: a call that belongs to no rollout fails closed;
                                                     or the calls of `settings.plain_rollout`
 """
@@ -39,6 +39,8 @@ from lightningrl.store.protocol import CallLog
 
 __all__ = ["Gateway", "create_gateway"]
 
+MODELS = ("/v1/models", "/v1/models/{model:path}")
+
 
 class Gateway:
     """Routes to mount, and what the server asks of the gateway beside them."""
@@ -59,7 +61,7 @@ class Gateway:
         unattributed = RefusedEndpoint(services, refuse_unattributed)
         self.routes: list[BaseRoute] = [
             *(Route(f"{attempt}{path}", serve, methods=["POST"]) for path, serve in calls.items()),
-            Route(f"{attempt}/v1/models", models, methods=["GET"]),
+            *(Route(f"{attempt}{path}", models, methods=["GET"]) for path in MODELS),
             Route(f"{attempt}/v1/{{rest:path}}", unknown),
             Route(f"{attempt}/{{rest:path}}", unknown),
         ]
@@ -67,7 +69,7 @@ class Gateway:
         if plain is not None:
             self.routes += [
                 *(Route(path, OfRollout(serve, plain), methods=["POST"]) for path, serve in calls.items()),
-                Route("/v1/models", OfRollout(models, plain), methods=["GET"]),
+                *(Route(path, OfRollout(models, plain), methods=["GET"]) for path in MODELS),
                 Route("/v1/{rest:path}", OfRollout(unknown, plain)),
             ]
         self.routes += [Route(path, unattributed) for path in ("/v1/{rest:path}", "/chat/completions", *calls)]

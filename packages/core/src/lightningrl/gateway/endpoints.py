@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lightningrl.dialects import Dialect, find_endpoint, key_headers
 from lightningrl.gateway.calls import PolicyCalls
-from lightningrl.gateway.dialects.chat_answer import write_models
+from lightningrl.gateway.dialects.chat_answer import write_model, write_models
 from lightningrl.gateway.dialects.format import CountingFormat, DialectFormat, DialectRequest, EventStream
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.exchange import ClientGone, ReceivedCall, authorise, call_context, read_body, send_json, while_connected
@@ -225,7 +225,7 @@ class ForwardEndpoint(_Endpoint[R]):
 
 
 class Models:
-    """The policies by name, as OpenAI's API lists models."""
+    """The policies by name, as OpenAI's API lists models; and one model that would be answered, whatever the agent calls it."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -233,10 +233,22 @@ class Models:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._services.authorise(scope)
+            answer = self._write(scope)
         except Refusal as refusal:
             await self._services.refuse(scope, send, refusal)
             return
-        await send_json(send, 200, write_models(self._services.policy_calls.policies))
+        await send_json(send, 200, answer)
+
+    def _write(self, scope: Scope) -> bytes:
+        name = scope["path_params"].get("model")
+        calls = self._services.policy_calls
+        if name is None:
+            return write_models(calls.policies)
+        if calls.may_serve(name, call_context(dict(scope["headers"]), b"")) or self._services.forwarder.has_upstream(name):
+            return write_model(name)
+        raise Refusal(
+            f"no policy {name!r} in this run; it serves {', '.join(calls.policies)}", status=404, code="model_not_found", param="model"
+        )
 
 
 class RefusedEndpoint:

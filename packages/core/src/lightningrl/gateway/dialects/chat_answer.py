@@ -15,7 +15,7 @@ from lightningrl.rendering.completion import Choice, TextDelta, ToolRequest
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.types import FinishReason
 
-__all__ = ["DONE", "ChatFormat", "ChatStream", "token_logprobs", "write_error", "write_models"]
+__all__ = ["DONE", "ChatFormat", "ChatStream", "token_logprobs", "write_error", "write_model", "write_models"]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -32,9 +32,16 @@ def write_error(refusal: Refusal) -> bytes:
 
 def write_models(policies: tuple[str, ...]) -> bytes:
     """The `/models` list."""
-    return _encode(
-        {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "lightningrl"} for name in policies]}
-    )
+    return _encode({"object": "list", "data": [_model(name) for name in policies]})
+
+
+def write_model(name: str) -> bytes:
+    """One of `/models`."""
+    return _encode(_model(name))
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "lightningrl"}
 
 
 class ChatFormat:
