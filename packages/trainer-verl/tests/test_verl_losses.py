@@ -72,6 +72,15 @@ def test_each_is_the_tables_call_by_call(loss: str, seed: int) -> None:
     assert metrics["lightningrl/kl_rollout"] >= 0.0
 
 
+def test_a_step_after_which_a_sampled_token_is_impossible_has_a_finite_kl() -> None:
+    """An infinite one is no JSON: the step that went too far was the one without a figure."""
+    given_ = scene(0)
+    with torch.no_grad():
+        given_["log_prob"][0, 0] = -torch.inf
+    _, metrics = policy_loss(LOSSES["ppo_clip"])(**given_, config=CONFIG)
+    assert 1.0 < metrics["lightningrl/kl_rollout"] < 103.0
+
+
 @given(seed=st.integers(0, 10_000), weight=st.floats(0.01, 100.0))
 @pytest.mark.parametrize("loss", LOSSES)
 def test_losses_are_proportional_to_the_weight_of_their_rows(loss: str, seed: int, weight: float) -> None:

@@ -29,6 +29,8 @@ from lightningrl_verl.vocabulary import leave_out_padding
 __all__ = ["ESTIMATOR", "call_numbers", "policy_loss", "precomputed"]
 
 ESTIMATOR = "lightningrl"
+LEAST_LOG_RATIO = -103.0
+"""Of a token whose probability has become 0: the logarithm of float32's least number. A step that went so far is to be seen, not left out."""
 
 
 @register_adv_est(ESTIMATOR)  # type: ignore[untyped-decorator]
@@ -96,7 +98,8 @@ def _describe(old: Tensor, new: Tensor, found: TokenLosses) -> dict[str, float]:
 
     verl averages all of it over microbatches: `probability_gap_max` is the largest gap only where a step is one microbatch.
     """
-    by_token = {"kl_rollout": approximate_kl(new - old), "ratio": (new - old).exp(), **found.metrics}
+    log_ratio = (new - old).clamp(min=LEAST_LOG_RATIO)
+    by_token = {"kl_rollout": approximate_kl(log_ratio), "ratio": (new - old).exp(), **found.metrics}
     told = {name: float(values.float().mean()) if len(new) else 0.0 for name, values in by_token.items()}
     told["probability_gap_max"] = float((new.exp() - old.exp()).abs().max()) if len(new) else 0.0
     return {f"{METRIC}{name}": value for name, value in told.items()}
