@@ -21,6 +21,7 @@ from lightningrl.types import Task, Trajectory
 __all__ = ["F1", "Exact", "Numeric", "Pattern", "normalize", "read_number"]
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,_]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
+_CURRENCY = re.compile(r"^([-+]?)[$€£]+\s*")
 _DIVISION = re.compile(rf"({_NUMBER.pattern})\s*/\s*({_NUMBER.pattern})")
 
 
@@ -118,8 +119,9 @@ def normalize(text: str) -> list[str]:
 
 
 def read_number(text: str) -> float | None:
-    """The number that a text is: `-1,234.5`, `$72`, `12 %`, `2/3`, `1e-3`; None where it is anything else."""
-    bare = text.strip().removesuffix(".").removesuffix("%").strip().lstrip("$€£").strip()
+    """The number that a text is: `-1,234.5`, `-$72`, `12 %`, `2/3`, `1e-3`; None where it is anything else."""
+    bare = text.replace("\N{MINUS SIGN}", "-").strip().removesuffix(".").removesuffix("%").strip()
+    bare = _CURRENCY.sub(r"\1", bare)
     parts = _DIVISION.fullmatch(bare)
     if parts is not None:
         above, below = _float(parts[1]), _float(parts[2])
