@@ -179,7 +179,7 @@ def test_a_comparison_with_an_earlier_evaluation_stops_once_it_is_decided(projec
 
 def test_what_can_be_refused_is_refused_before_anything_has_run(project: Path, tmp_path: Path) -> None:
     run = lightningrl.Run(project / "runs" / "a")
-    with pytest.raises(lightningrl.LightningError, match="no task has 'colour' in its metadata or its input.* there are: "):
+    with pytest.raises(lightningrl.LightningError, match=r"no task has 'colour' in its metadata or its input.* there are: "):
         run.evaluate(slices=["colour"], out=tmp_path / "a.json")
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"id": "another", "input": "1 / 3 / 2011", "answer": "1 March 2011"}), encoding="utf-8")

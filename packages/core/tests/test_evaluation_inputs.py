@@ -28,7 +28,7 @@ def test_a_line_of_tasks_ends_at_its_newline_and_at_no_other_character(tmp_path:
     inputs = ["from a page:\u2028next line", "and\u0085another", "plain"]
     lines = [json.dumps({"id": str(number), "input": text}, ensure_ascii=False) for number, text in enumerate(inputs)]
     (tmp_path / "tasks.jsonl").write_bytes("\r\n".join([*lines, ""]).encode())
-    tasks = Examination(tasks=str(tmp_path / "tasks.jsonl")).choose(RECIPE, cast(Any, None))
+    tasks = Examination(tasks=str(tmp_path / "tasks.jsonl")).choose(RECIPE, cast("Any", None))
     assert sorted(task.input for task in tasks) == sorted(inputs)
 
 
