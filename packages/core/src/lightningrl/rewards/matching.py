@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import string
+import unicodedata
 from collections import Counter
 from typing import Any
 
@@ -112,10 +113,15 @@ class Pattern:
 
 
 def normalize(text: str) -> list[str]:
-    """Words in lower case, without punctuation and articles (SQuAD); a text that has nothing else keeps them: "A", "+"."""
-    lower = text.lower()
-    bare = "".join(character for character in lower if character not in string.punctuation)
+    """Words in lower case, without punctuation and articles (SQuAD); a text that has nothing else keeps them: "A", "+". Punctuation is of
+    any script, and an "é" of one code point or of two is the same."""
+    lower = unicodedata.normalize("NFC", text).lower()
+    bare = "".join(character for character in lower if not _is_punctuation(character))
     return re.sub(r"\b(a|an|the)\b", " ", bare).split() or bare.split() or [lower.strip()]
+
+
+def _is_punctuation(character: str) -> bool:
+    return character in string.punctuation or unicodedata.category(character).startswith("P")
 
 
 def read_number(text: str) -> float | None:
