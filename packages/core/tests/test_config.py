@@ -7,6 +7,7 @@ import pytest
 
 from lightningrl.config import Recipe, RewardConfig, TasksConfig, check_options, load_recipe, parse_setting
 from lightningrl.errors import ConfigError
+from lightningrl.look.recipe import list_recipe_keys
 
 MINIMAL = """
 agent = "agent.py:answer"
@@ -56,7 +57,10 @@ def test_a_setting_written_as_python_writes_true_and_false_is_one(recipe_file: P
 
 
 def test_a_part_of_a_key_that_holds_a_dot_stands_in_quotes(recipe_file: Path) -> None:
-    recipe = load_recipe(recipe_file, {'policies."qwen2.5".model': "small", 'upstream.models."gpt-4.1*".model': "large"})
+    told = {'policies."qwen2.5".model': "small", 'upstream.models."gpt-4.1*".model': "large"}
+    recipe = load_recipe(recipe_file, told)
+    origins = {key.key: key.origin for key in list_recipe_keys(recipe, settings=told)}
+    assert origins["policies.qwen2.5.model"] == origins["upstream.models.gpt-4.1*.model"] == "--set"
     assert recipe.policies["qwen2.5"].model == "small"
     assert recipe.upstream is not None and recipe.upstream.models["gpt-4.1*"].model == "large"
     with pytest.raises(ConfigError, match="is no dotted key"):

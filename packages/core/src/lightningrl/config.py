@@ -48,6 +48,7 @@ __all__ = [
     "ValidationConfig",
     "ValidationSamplingConfig",
     "check_options",
+    "key_parts",
     "load_recipe",
     "parse_setting",
     "read_recipe",
@@ -576,7 +577,7 @@ def _read(path: Path) -> tuple[Recipe, list[str]]:
 def _set(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
     data = _values(recipe)
     for key, value in settings.items():
-        _assign(data, _parts(key), value, key)
+        _assign(data, key_parts(key), value, key)
     return _validate(data, "--set")
 
 
@@ -637,7 +638,7 @@ def _assign(data: dict[str, Any], path: list[str], value: Any, key: str) -> None
     data[path[-1]] = value
 
 
-def _parts(key: str) -> list[str]:
+def key_parts(key: str) -> list[str]:
     """Of a dotted key; a part that holds a dot stands in quotes, as in TOML: `policies."qwen2.5".model`."""
     if '"' not in key and "'" not in key:
         return key.split(".")
