@@ -100,7 +100,7 @@ async def examine(
     opened: list[_Candidate] = []
 
     def evaluations() -> list[Evaluation]:
-        return [*(one.evaluation for one in opened), *([] if known is None else [known])]
+        return [*(candidate.evaluation for candidate in opened), *([] if known is None else [known])]
 
     async with AsyncExitStack() as both:
         for number, candidate in enumerate(candidates):
@@ -120,10 +120,10 @@ async def examine(
     return found, compare(found[0], found[1], slices) if len(found) > 1 else None
 
 
-def _is_decided(found: Sequence[Evaluation]) -> bool:
-    if len(found) < 2 or not found[0].task_means.keys() & found[1].task_means.keys():
+def _is_decided(evaluations: Sequence[Evaluation]) -> bool:
+    if len(evaluations) < 2 or not evaluations[0].task_means.keys() & evaluations[1].task_means.keys():
         return False
-    return compare(found[0], found[1]).verdict is not Verdict.NOT_ENOUGH
+    return compare(evaluations[0], evaluations[1]).verdict is not Verdict.NOT_ENOUGH
 
 
 @dataclass(kw_only=True, slots=True)

@@ -194,9 +194,9 @@ def _usage(call: OtherCall) -> tuple[int | None, int | None]:
     if call.status is not None and call.status >= 400:
         return 0, 0
     usage = call.answer.get("usage") if isinstance(call.answer, Mapping) else None
-    told = usage if isinstance(usage, Mapping) else {}
+    counts = usage if isinstance(usage, Mapping) else {}
     prompt, completion = (
-        next((told[name] for name in names if isinstance(told.get(name), int)), None) for names in (PROMPT_NAMES, COMPLETION_NAMES)
+        next((counts[name] for name in names if isinstance(counts.get(name), int)), None) for names in (PROMPT_NAMES, COMPLETION_NAMES)
     )
     return prompt, 0 if completion is None and call.path == "embeddings" else completion
 
