@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -116,3 +117,14 @@ def write_spider(root: Path) -> Path:
         question = {"db_id": name, "question": f"How many {name} are there?", "query": f"SELECT count(*) FROM {name}"}
         (root / file).write_text(json.dumps([question]))
     return root
+
+
+@pytest.mark.slow
+def test_the_commands_that_a_run_ends_with_can_be_typed(first_agent: Path, tmp_path: Path, warm: WarmCommand) -> None:
+    settings = ["--set", "validation.every=0", "--set", "name=a name of several words that is wider than the terminal"]
+    ran = warm.run("lightningrl", "train", str(first_agent), "--steps", "0", *settings, cwd=tmp_path, environment={"COLUMNS": "40"})
+    assert ran.returncode == 0, ran.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    typed = [shlex.split(line.partition("lightningrl ")[2]) for line in ran.stdout.splitlines() if "lightningrl " in line]
+    assert [words[0] for words in typed] == ["view", "rollouts", "export"]
+    assert {words[-1] for words in typed} == {f"runs/{run.name}"}

@@ -159,6 +159,36 @@ def test_a_providers_model_is_better_after_a_look_at_some_tasks(
     assert ours.cost is None and ours.step == 0
 
 
+def test_a_comparison_with_an_earlier_evaluation_stops_once_it_is_decided(project: Path, provider: str, tmp_path: Path) -> None:
+    run = lightningrl.Run(project / "runs" / "a")
+    earlier = run.evaluate(step=0, out=tmp_path / "earlier.json", settings={"validation.tasks": 100})
+    report = lightningrl.evaluate(
+        f"clever@{provider}",
+        recipe=project,
+        against=str(earlier.path),
+        against_price=(1.0, 2.0),
+        stop_every=10,
+        out=tmp_path / "both.json",
+        settings={"runtime.workers": 1},
+    )
+    theirs, stored = report.evaluations
+    assert report.comparison is not None and report.comparison.verdict is Verdict.BETTER
+    assert len(theirs.tasks) < theirs.asked == len(stored.tasks) == 100
+    assert stored.cost is not None and stored.cost > 0
+
+
+def test_what_can_be_refused_is_refused_before_anything_has_run(project: Path, tmp_path: Path) -> None:
+    run = lightningrl.Run(project / "runs" / "a")
+    with pytest.raises(lightningrl.LightningError, match=r"no task has 'colour' in its metadata or its input.* there are: "):
+        run.evaluate(slices=["colour"], out=tmp_path / "a.json")
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"id": "another", "input": "1 / 3 / 2011", "answer": "1 March 2011"}), encoding="utf-8")
+    earlier = run.evaluate(tasks=str(other), out=tmp_path / "earlier.json")
+    with pytest.raises(lightningrl.LightningError, match="has no result of these tasks; evaluate both on the same"):
+        run.evaluate(against=str(earlier.path), out=tmp_path / "b.json")
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists(), "no rollout was run"
+
+
 def test_what_is_wrong_is_said_in_one_sentence(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     for policy, options, sentence in BAD:

@@ -7,6 +7,7 @@ import pytest
 
 from lightningrl.config import Recipe, RewardConfig, TasksConfig, check_options, load_recipe, parse_setting
 from lightningrl.errors import ConfigError
+from lightningrl.look.recipe import list_recipe_keys
 
 MINIMAL = """
 agent = "agent.py:answer"
@@ -37,6 +38,33 @@ def test_settings_override_keys_and_keep_the_rest(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file, dict([parse_setting("loop.steps=3"), parse_setting("policy.model=Qwen/Qwen2.5-0.5B")]))
     assert (recipe.loop.steps, recipe.policy.model, recipe.agent) == (3, "Qwen/Qwen2.5-0.5B", "agent.py:answer")
     assert recipe.folder == recipe_file.parent
+
+
+def test_a_recipe_that_settings_are_made_from_stays_as_it_was(recipe_file: Path) -> None:
+    told = {"learner.critic.coefficient": 0.5, "backends.torch.lora": 8, "rewards.exact.options.schema.type": "object"}
+    recipe = load_recipe(recipe_file, told)
+    changed = recipe.with_settings(dict.fromkeys(told, "other"))
+    assert changed.rewards["exact"].options["schema"] == {"type": "other"}
+    assert (recipe.learner, recipe.backends) == ({"critic": {"coefficient": 0.5}}, {"torch": {"lora": 8}})
+    assert recipe.rewards["exact"].options["schema"] == {"type": "object"}
+
+
+def test_a_setting_written_as_python_writes_true_and_false_is_one(recipe_file: Path) -> None:
+    recipe = load_recipe(recipe_file, dict([parse_setting("rewards.exact.options.normalized=False"), parse_setting("learner.lora=True")]))
+    assert recipe.rewards["exact"].options == {"normalized": False}, "a text 'False' would count as true"
+    assert recipe.learner == {"lora": True}
+    assert parse_setting("policy.model='False'") == ("policy.model", "False")
+
+
+def test_a_part_of_a_key_that_holds_a_dot_stands_in_quotes(recipe_file: Path) -> None:
+    told = {'policies."qwen2.5".model': "small", 'upstream.models."gpt-4.1*".model': "large"}
+    recipe = load_recipe(recipe_file, told)
+    origins = {key.key: key.origin for key in list_recipe_keys(recipe, settings=told)}
+    assert origins["policies.qwen2.5.model"] == origins["upstream.models.gpt-4.1*.model"] == "--set"
+    assert recipe.policies["qwen2.5"].model == "small"
+    assert recipe.upstream is not None and recipe.upstream.models["gpt-4.1*"].model == "large"
+    with pytest.raises(ConfigError, match="is no dotted key"):
+        load_recipe(recipe_file, {'policies."qwen2.5.model': "small"})
 
 
 def test_a_recipe_of_a_run_that_began_with_per_agent_is_read_as_it_was_meant(recipe_file: Path) -> None:

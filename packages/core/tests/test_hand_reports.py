@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from sizes import PATIENCE_S
 
@@ -212,6 +213,13 @@ def test_outside_of_a_rollout_an_agent_works_as_ever_and_the_log_knows(monkeypat
         report_reward("good", 1.0)
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
     assert caplog.records[0].getMessage() == "rewards: not in a rollout, so nobody gets {'rewards': {'good': 1.0}}"
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.int64(1), np.float64(0.25), 1, True])
+def test_a_number_of_numpy_is_a_number(value: Any, caplog: Any) -> None:
+    with caplog.at_level(logging.INFO):
+        report_reward("good", value)
+    assert str({"good": float(value)}) in caplog.text, "as JSON can say it"
 
 
 def test_what_a_tool_raises_goes_on_its_way() -> None:

@@ -92,6 +92,15 @@ def test_exact_is_regardless_of_case_punctuation_and_articles_unless_asked() -> 
     assert say(Exact(normalized=False), " eiffel tower\n", "eiffel tower") == 1.0
 
 
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [("“It’s Paris”", "it's Paris"), ("北京。", "北京"), ("1914–1918", "1914-1918"), ("Cafe\u0301", "Café")],
+)
+def test_punctuation_is_of_any_script_and_letters_are_the_same_however_they_are_encoded(said: str, answer: str) -> None:
+    assert say(Exact(), said, answer) == say(F1(), said, answer) == 1.0
+    assert say(Exact(), said, "x²") == say(Exact(), "x2", "x²") == 0.0
+
+
 def test_the_best_of_several_right_answers_counts() -> None:
     assert say(Exact(), "nyc", ["New York", "NYC"]) == 1.0
     assert say(Numeric(), "2", [1, 2]) == 1.0
@@ -110,6 +119,10 @@ def test_f1_is_that_of_squad() -> None:
         ("72", 72.0),
         ("-1,234.50", -1234.5),
         (" $72. ", 72.0),
+        ("-$1,234.50", -1234.5),
+        ("$-5", -5.0),
+        ("\u22125", -5.0),
+        ("- 5", None),
         ("12 %", 12.0),
         ("2/3", 2 / 3),
         ("1e-3", 0.001),
@@ -148,6 +161,11 @@ def test_a_pattern_matches_the_whole_text_or_anywhere() -> None:
     assert say(Pattern(pattern=tags), "<answer>4</answer>\n") == 1.0
     assert say(Pattern(pattern=tags), "so <answer>4</answer>") == 0.0
     assert say(Pattern(pattern=tags, whole=False), "so <answer>4</answer>") == 1.0
+
+
+def test_what_only_python_reads_is_no_json() -> None:
+    reward = JsonSchema(schema={"type": "object"})
+    assert [say(reward, text) for text in ('{"x": 1e5}', '{"x": NaN}', '{"x": -Infinity}')] == [1.0, 0.0, 0.0]
 
 
 def test_json_fits_its_schema_as_text_or_as_it_is() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import numbers
 import os
 import re
 import time
@@ -44,7 +45,7 @@ def report_reward(name: str, value: float | None, *, call: str | None = None) ->
     """
     if not name or not isinstance(name, str):
         raise ValueError(f"reward name {name!r} is no name; give a text such as 'format'")
-    if value is not None and (not isinstance(value, int | float) or not math.isfinite(value)):
+    if value is not None and (not isinstance(value, numbers.Real) or not math.isfinite(value)):
         raise ValueError(f"reward {name!r} is {value!r}, no finite number; report a number or None")
     body: dict[str, Any] = {"rewards": {name: None if value is None else float(value)}}
     _report(Report("rewards", body if call is None else {**body, "call": call}))

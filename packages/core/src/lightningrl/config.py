@@ -48,6 +48,7 @@ __all__ = [
     "ValidationConfig",
     "ValidationSamplingConfig",
     "check_options",
+    "key_parts",
     "load_recipe",
     "parse_setting",
     "read_recipe",
@@ -576,19 +577,19 @@ def _read(path: Path) -> tuple[Recipe, list[str]]:
 def _set(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
     data = _values(recipe)
     for key, value in settings.items():
-        _assign(data, key.split("."), value, key)
+        _assign(data, key_parts(key), value, key)
     return _validate(data, "--set")
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """`"loop.steps=5"` → `("loop.steps", 5)`; the value is read as TOML, else as a plain string."""
+    """`"loop.steps=5"` → `("loop.steps", 5)`; the value is read as TOML, or as Python writes true and false, else as a plain string."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise ConfigError(f"setting {text!r} is not KEY=VALUE; write for example --set loop.steps=20")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        return key.strip(), value
+        return key.strip(), {"True": True, "False": False}.get(value.strip(), value)
 
 
 def check_options(factory: Callable[..., Any], options: Mapping[str, Any], *, what: str, reserved: Sequence[str] = ()) -> None:
@@ -629,10 +630,28 @@ def _values(model: pydantic.BaseModel) -> dict[str, Any]:
 
 def _assign(data: dict[str, Any], path: list[str], value: Any, key: str) -> None:
     for part in path[:-1]:
-        data = data.setdefault(part, {})
-        if not isinstance(data, dict):
+        below = data.get(part, {})
+        if not isinstance(below, dict):
             raise ConfigError(f"setting {key!r}: {part!r} is a value, not a table; see `lightningrl train --help`")
+        data[part] = dict(below)  # a table of options is the recipe's own, which stays as it is
+        data = data[part]
     data[path[-1]] = value
+
+
+def key_parts(key: str) -> list[str]:
+    """Of a dotted key; a part that holds a dot stands in quotes, as in TOML: `policies."qwen2.5".model`."""
+    if '"' not in key and "'" not in key:
+        return key.split(".")
+    try:
+        table = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"setting {key!r} is no dotted key ({error}); quote the part that holds a dot") from None
+    parts: list[str] = []
+    while isinstance(table, dict):
+        (part,) = table
+        parts.append(part)
+        table = table[part]
+    return parts
 
 
 def _validate(data: Mapping[str, Any], source: str) -> tuple[Recipe, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ def branch_command(
     console.print(table, highlight=False)
     for why in dict.fromkeys(why for state in branched.states for why in state.divergences):
         console.print(f"diverged: {printable(why)}", highlight=False, soft_wrap=True)
-    console.print(f"look at them: lightningrl rollouts list --run {branched.folder}", highlight=False, soft_wrap=True)
+    console.print(f"look at them: lightningrl rollouts list --run {shlex.quote(str(branched.folder))}", highlight=False, soft_wrap=True)
 
 
 def _rows(branched: BranchedRollout) -> Iterator[dict[str, Any]]:

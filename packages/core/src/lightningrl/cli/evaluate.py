@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +51,7 @@ def _print(console: Console, report: EvaluationReport) -> None:
         _print_comparison(console, report.comparison, report.evaluations[0].asked)
     console.print(f"kept in {report.path}", highlight=False, soft_wrap=True)
     for evaluation in report.evaluations:
-        console.print(f"rollouts: lightningrl rollouts list --run {evaluation.rollouts}", highlight=False, soft_wrap=True)
+        console.print(f"rollouts: lightningrl rollouts list --run {shlex.quote(str(evaluation.rollouts))}", highlight=False, soft_wrap=True)
 
 
 def _rows(first: Evaluation) -> list[tuple[str, Callable[[Evaluation], str]]]:

@@ -60,9 +60,12 @@ def list_command(
         for record in records:
             sys.stdout.write(json.dumps(_json(record), ensure_ascii=False) + "\n")
         return
-    whole = (Column(name, no_wrap=True) for name in ("rollout", "task", "mode", "outcome"))
-    numbers = (Column(name, justify="right") for name in ("reward", "calls", "attempts", "trained"))
-    table = Table(*whole, *numbers, title=f"Rollouts of {folder}", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    task_id = Column("task", overflow="fold")  # however long, the other columns stay whole
+    rollout_id, *whole = (Column(name, no_wrap=True) for name in ("rollout", "mode", "outcome"))
+    numbers = (Column(name, justify="right", no_wrap=True) for name in ("reward", "calls", "attempts", "trained"))
+    table = Table(
+        rollout_id, task_id, *whole, *numbers, title=f"Rollouts of {folder}", title_justify="left", box=None, padding=(0, 1, 0, 0)
+    )
     for record in records:
         table.add_row(*_row(record))
     Console().print(table if records else f"no rollouts in {folder} match; leave out a filter", highlight=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def train_command(source: Path | None, *, resume: bool, overwrite: bool, run: Pa
         try:
             asyncio.run(_train(console, opened))
         except asyncio.CancelledError:
-            shown = _relative(opened.folder.path)
+            shown = shlex.quote(str(_relative(opened.folder.path)))
             raise Stopped(f"stopped; nothing is lost: go on with `lightningrl train --resume --run {shown}`") from None
 
 
@@ -47,17 +48,18 @@ async def _train(console: Console, opened: OpenRun) -> None:
     cancel_on_signals(lambda: console.print("stopping: what runs is ended, which takes some seconds", highlight=False))
     state = await opened.train(console, announce)
     shown = _relative(opened.folder.path)
+    typed = shlex.quote(str(shown))
     console.print(f"\n[bold]done:[/] {state.step} steps in {state.seconds / 60:.1f} minutes", highlight=False)
-    console.print(f"  curve    {shown / 'curve.png'}", highlight=False)
-    console.print(f"  look     lightningrl view {shown}", highlight=False)
-    console.print(f"  rollouts lightningrl rollouts list --run {shown}", highlight=False)
+    console.print(f"  curve    {shown / 'curve.png'}", highlight=False, soft_wrap=True)
+    console.print(f"  look     lightningrl view {typed}", highlight=False, soft_wrap=True)
+    console.print(f"  rollouts lightningrl rollouts list --run {typed}", highlight=False, soft_wrap=True)
     best = best_checkpoint(opened.folder.path)
     if best is not None:
         console.print(f"  best     after step {best.state.step}: validation {best.state.score:.3f}", highlight=False)
     for name, policy in recipe.all_policies.items():
         if policy.trainable:
             which = f" --policy {name}" if recipe.policies else ""
-            console.print(f"  weights  lightningrl export FOLDER --run {shown}{which}", highlight=False)
+            console.print(f"  weights  lightningrl export FOLDER --run {typed}{which}", highlight=False, soft_wrap=True)
 
 
 def _describe(console: Console, opened: OpenRun) -> None:

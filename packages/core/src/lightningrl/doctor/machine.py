@@ -85,7 +85,7 @@ def _processes() -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for path in PROC.glob("[0-9]*/stat"):
         try:
-            found[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
+            found[int(path.parent.name)] = path.read_text(errors="replace").rpartition(")")[2].split()
         except OSError:  # it ended meanwhile; its parent has its time
             continue
     return found
@@ -101,7 +101,7 @@ def _family(pid: int, processes: Mapping[int, Sequence[str]]) -> list[int]:
 
 def _status(pid: int, name: str) -> int | None:
     try:
-        lines = (PROC / str(pid) / "status").read_text().splitlines()
+        lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

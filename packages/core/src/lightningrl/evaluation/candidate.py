@@ -73,7 +73,7 @@ def _wanted(recipe: Recipe | None, text: str) -> Recipe:
 
 def _of_run(run: Path, recipe: Recipe | None) -> Recipe:
     origin = RunOrigin.read(run)
-    models = {f"policies.{name}.model": model for name, model in origin.models.items() if name != origin.recipe.policy.name}
+    models = {f'policies."{name}".model': model for name, model in origin.models.items() if name != origin.recipe.policy.name}
     if origin.recipe.policy.name in origin.models:
         models["policy.model"] = origin.models[origin.recipe.policy.name]
     own = origin.recipe.with_settings(models)

@@ -6,6 +6,7 @@ steps ─► find_trained (trained_tokens.py) ───────────�
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,9 @@ async def certify(folder: Path) -> Certificate:
     async with open_run(folder) as run:
         places, tokens = await find_places(run)
         if not tokens:
-            raise RunFolderError(f"run {str(folder)!r} has recorded no sampled token; look why: lightningrl rollouts list --run {folder}")
+            raise RunFolderError(
+                f"run {str(folder)!r} has recorded no sampled token; look why: lightningrl rollouts list --run {shlex.quote(str(folder))}"
+            )
         steps, trained = await run.look.steps(), await find_trained(run, origin.recipe)
         gaps = await recompute(run, folder, origin, places)
     checks = [*judge_gaps(gaps, origin.recipe), *judge_steps(steps, origin.recipe, places), *trained.checks(steps)]

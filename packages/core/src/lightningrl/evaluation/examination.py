@@ -92,15 +92,20 @@ async def examine(
     *,
     slices: Sequence[str] = (),
     prices: Sequence[tuple[float, float] | None] = (),
+    known: Evaluation | None = None,
     show: Show = show_nobody,
 ) -> tuple[list[Evaluation], Comparison | None]:
-    """One or two policies on the same tasks; rollouts and logs go below `folder`. Raises LightningError."""
+    """One or two policies on the same tasks, the first compared with the second or with what is `known`; rollouts and logs go below
+    `folder`. Raises LightningError, for what can be refused before anything runs."""
     opened: list[_Candidate] = []
-    comparison = None
+
+    def evaluations() -> list[Evaluation]:
+        return [*(candidate.evaluation for candidate in opened), *([] if known is None else [known])]
+
     async with AsyncExitStack() as both:
         for number, candidate in enumerate(candidates):
             stack = AsyncExitStack()
-            one = await stack.enter_async_context(_open(candidate, how, folder / str(number + 1), show))
+            one = await stack.enter_async_context(_open(candidate, how, folder / str(number + 1), slices, known, show))
             both.push_async_exit(stack)
             opened.append(one)
             if how.batch is None:
@@ -109,12 +114,16 @@ async def examine(
         while how.batch is not None and len(opened[0].done) < len(opened[0].tasks):
             for one in opened:
                 await one.run(how.batch, show)
-            if len(opened) > 1 and compare(opened[0].evaluation, opened[1].evaluation).verdict is not Verdict.NOT_ENOUGH:
+            if _is_decided(evaluations()):
                 break
-    found = [replace(one.evaluation, price=price) for one, price in zip(opened, [*prices, None, None], strict=False)]
-    if len(found) > 1:
-        comparison = compare(found[0], found[1], slices)
-    return found, comparison
+    found = [replace(one, price=price or one.price) for one, price in zip(evaluations(), [*prices, None, None], strict=False)]
+    return found, compare(found[0], found[1], slices) if len(found) > 1 else None
+
+
+def _is_decided(evaluations: Sequence[Evaluation]) -> bool:
+    if len(evaluations) < 2 or not evaluations[0].task_means.keys() & evaluations[1].task_means.keys():
+        return False
+    return compare(evaluations[0], evaluations[1]).verdict is not Verdict.NOT_ENOUGH
 
 
 @dataclass(kw_only=True, slots=True)
@@ -181,12 +190,15 @@ class _Candidate:
 
 
 @asynccontextmanager
-async def _open(candidate: Candidate, how: Examination, folder: Path, show: Show) -> AsyncIterator[_Candidate]:
+async def _open(
+    candidate: Candidate, how: Examination, folder: Path, slices: Sequence[str], known: Evaluation | None, show: Show
+) -> AsyncIterator[_Candidate]:
     recipe, plugins = candidate.recipe, load_plugins()
     how.sampling(recipe)
     show("checking the recipe", 0, 0)
     parts = build_checked(recipe, plugins)
     tasks = how.choose(recipe, parts)
+    _check_tasks(tasks, slices, known)
     settings = server_settings(recipe, parts, _make_folder(folder, parts), host=recipe.runtime.server_host)
     if candidate.upstream is not None:
         parts = replace(parts, backends={})
@@ -205,6 +217,17 @@ async def _open(candidate: Candidate, how: Examination, folder: Path, show: Show
         yield _Candidate(candidate=candidate, how=how, parts=parts, served=served, tasks=tasks, folder=folder, done=[])
 
 
+def _check_tasks(tasks: Sequence[Task], slices: Sequence[str], known: Evaluation | None) -> None:
+    """Raise ConfigError for a slice that no task is in, and for an earlier evaluation of other tasks."""
+    there = {key for task in tasks for key in _slices(task)}
+    for key in slices:
+        if key not in there:
+            names = ", ".join(sorted(there)) or "none"
+            raise ConfigError(f"no task has {key!r} in its metadata or its input, so there is no such slice; there are: {names}")
+    if known is not None and not {task.id for task in tasks} & known.task_means.keys():
+        raise ConfigError(f"the earlier evaluation, of {known.policy!r}, has no result of these tasks; evaluate both on the same")
+
+
 def _make_folder(folder: Path, parts: Parts) -> str:
     """For rollouts and logs; returns its store's URL."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -219,7 +242,7 @@ def _read(source: str, recipe: Recipe) -> tuple[Task, ...]:
 
     def load() -> Any:
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines() if line.strip()]
+        return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.split("\n") if line.strip()]
 
     return read_tasks("eval", source, {}, lambda _: load)
 

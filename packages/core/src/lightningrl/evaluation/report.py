@@ -14,7 +14,7 @@ from lightningrl.beside import Show, show_nobody
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.evaluation.candidate import Candidate, find_candidate, run_of
-from lightningrl.evaluation.comparison import Comparison, compare
+from lightningrl.evaluation.comparison import Comparison
 from lightningrl.evaluation.examination import Examination, examine
 from lightningrl.evaluation.result import Evaluation, read_evaluation
 
@@ -63,17 +63,13 @@ async def evaluate_policies(
     shared = load_recipe(recipe) if isinstance(recipe, Path) else recipe
     first = _with(find_candidate(policy, shared, api_key_env=api_key_env), settings)
     known = _known(against)
-    if known is None and how.batch is not None and against is None:
+    if how.batch is not None and against is None:
         raise ConfigError("only a comparison can be decided before all tasks have run; name another policy: --against")
     candidates = [first]
     if against is not None and known is None:
         candidates.append(_with(find_candidate(against, first.recipe, api_key_env=api_key_env), settings))
     path = _place(policy, out)
-    found, comparison = await examine(candidates, how, path.with_suffix(""), slices=slices, prices=prices, show=show)
-    if known is not None:
-        found, comparison = [*found, known], compare(found[0], known, slices)
-    for key in slices:
-        found[0].by_slice(key)
+    found, comparison = await examine(candidates, how, path.with_suffix(""), slices=slices, prices=prices, known=known, show=show)
     report = EvaluationReport(evaluations=tuple(found), comparison=comparison, slices=tuple(slices), path=path)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report.numbers()), indent=1) + b"\n")
     return report

@@ -12,14 +12,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from lightningrl.errors import ConfigError
 from lightningrl.evaluation.statistics import Interval, mean_interval, pass_at_k
-from lightningrl.types import OtherCallKind, Outcome, SamplingSettings, Trajectory
+from lightningrl.types import OtherCall, OtherCallKind, Outcome, SamplingSettings, Trajectory
 
 __all__ = ["EvaluatedSample", "EvaluatedTask", "Evaluation", "read_evaluation", "sample_of"]
 
@@ -121,14 +120,11 @@ class Evaluation:
         return sorted({*(2**power for power in range(int(math.log2(self.samples)) + 1)), self.samples})
 
     def by_slice(self, key: str) -> dict[str, list[str]]:
-        """Task ids by the value that their metadata has for `key`. Raises ConfigError where no task has it."""
+        """Task ids by the value that their metadata has for `key`; none where no task that was run has it."""
         found: dict[str, list[str]] = {}
         for task in self.tasks:
             if key in task.slices:
                 found.setdefault(task.slices[key], []).append(task.id)
-        if not found:
-            known = ", ".join(sorted({name for task in self.tasks for name in task.slices})) or "none"
-            raise ConfigError(f"no task has {key!r} in its metadata or its input, so there is no such slice; there are: {known}")
         return dict(sorted(found.items()))
 
     def slice_rewards(self, key: str) -> dict[str, Interval]:
@@ -176,7 +172,8 @@ class Evaluation:
 
 def sample_of(trajectory: Trajectory) -> EvaluatedSample:
     forwarded = [call for call in trajectory.other_calls if call.kind is OtherCallKind.FORWARDED]
-    prompt, completion = (_sum([_usage(call.answer, names) for call in forwarded]) for names in (PROMPT_NAMES, COMPLETION_NAMES))
+    usages = [_usage(call) for call in forwarded]
+    prompt, completion = _sum([usage[0] for usage in usages]), _sum([usage[1] for usage in usages])
     calls = trajectory.transitions
     return EvaluatedSample(
         rollout_id=trajectory.rollout_id,
@@ -192,10 +189,16 @@ def sample_of(trajectory: Trajectory) -> EvaluatedSample:
 PROMPT_NAMES, COMPLETION_NAMES = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
 
 
-def _usage(answer: Any, names: Sequence[str]) -> int | None:
-    usage = answer.get("usage") if isinstance(answer, Mapping) else None
-    found = [usage[name] for name in names if isinstance(usage.get(name), int)] if isinstance(usage, Mapping) else []
-    return found[0] if found else None
+def _usage(call: OtherCall) -> tuple[int | None, int | None]:
+    """Prompt and completion tokens of a forwarded call: none where the provider refused it, no completion of an embedding."""
+    if call.status is not None and call.status >= 400:
+        return 0, 0
+    usage = call.answer.get("usage") if isinstance(call.answer, Mapping) else None
+    counts = usage if isinstance(usage, Mapping) else {}
+    prompt, completion = (
+        next((counts[name] for name in names if isinstance(counts.get(name), int)), None) for names in (PROMPT_NAMES, COMPLETION_NAMES)
+    )
+    return prompt, 0 if completion is None and call.path == "embeddings" else completion
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import pydantic
 
 from lightningrl import config
-from lightningrl.config import Recipe
+from lightningrl.config import Recipe, key_parts
 from lightningrl.origin import flatten
 from lightningrl.plugins import PluginManager
 
@@ -80,7 +80,7 @@ def list_recipe_keys(
     """Every key, those of the top level first. `settings`: given beside the recipe; `values`: as they were frozen; `written`: what the
     recipe's file sets, None = whatever is not the default. With `plugins` what the trainer backend takes where the recipe says nothing
     is among them."""
-    defaults = dict(_defaults(recipe))
+    defaults, given = dict(_defaults(recipe)), [".".join(key_parts(key)) for key in settings]
     of_backend = {} if plugins is None else _backend_defaults(recipe.backend, plugins)
     known = flatten(json.loads(recipe.frozen_text())) if values is None else values
     whole = {**{key: value for key, value in of_backend.items() if key not in known}, **known}
@@ -89,7 +89,7 @@ def list_recipe_keys(
         default = defaults.get(key, of_backend.get(key, _NONE))
         is_default = None if default is _NONE else _same(whole[key], default)
         is_written = (not is_default) if written is None else is_within(key, written)
-        origin: Literal["--set", "recipe", "default"] = "--set" if is_within(key, settings) else "recipe" if is_written else "default"
+        origin: Literal["--set", "recipe", "default"] = "--set" if is_within(key, given) else "recipe" if is_written else "default"
         about = _about().get(_shape(key), "")
         found.append(RecipeKey(key=key, value=whole[key], is_default=is_default, origin=origin, reader=_reader(key, recipe), about=about))
     return found

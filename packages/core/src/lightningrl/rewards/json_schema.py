@@ -56,7 +56,11 @@ class JsonSchema:
         value = pick(output, self.field)
         if isinstance(value, str):
             try:
-                value = json.loads(self._extract(text_of(value)))
+                value = json.loads(self._extract(text_of(value)), parse_constant=_refuse)
             except (ValueError, RecursionError):
                 return 0.0
         return float(self._check(value))
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")  # Python's own reader takes NaN and Infinity

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import string
+import unicodedata
 from collections import Counter
 from typing import Any
 
@@ -21,6 +22,7 @@ from lightningrl.types import Task, Trajectory
 __all__ = ["F1", "Exact", "Numeric", "Pattern", "normalize", "read_number"]
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,_]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
+_CURRENCY = re.compile(r"^([-+]?)[$€£]+\s*")
 _DIVISION = re.compile(rf"({_NUMBER.pattern})\s*/\s*({_NUMBER.pattern})")
 
 
@@ -111,15 +113,21 @@ class Pattern:
 
 
 def normalize(text: str) -> list[str]:
-    """Words in lower case, without punctuation and articles (SQuAD); a text that has nothing else keeps them: "A", "+"."""
-    lower = text.lower()
-    bare = "".join(character for character in lower if character not in string.punctuation)
+    """Words in lower case, without punctuation and articles (SQuAD); a text that has nothing else keeps them: "A", "+". Punctuation is of
+    any script, and an "é" of one code point or of two is the same."""
+    lower = unicodedata.normalize("NFC", text).lower()
+    bare = "".join(character for character in lower if not _is_punctuation(character))
     return re.sub(r"\b(a|an|the)\b", " ", bare).split() or bare.split() or [lower.strip()]
 
 
+def _is_punctuation(character: str) -> bool:
+    return character in string.punctuation or unicodedata.category(character).startswith("P")
+
+
 def read_number(text: str) -> float | None:
-    """The number that a text is: `-1,234.5`, `$72`, `12 %`, `2/3`, `1e-3`; None where it is anything else."""
-    bare = text.strip().removesuffix(".").removesuffix("%").strip().lstrip("$€£").strip()
+    """The number that a text is: `-1,234.5`, `-$72`, `12 %`, `2/3`, `1e-3`; None where it is anything else."""
+    bare = text.replace("\N{MINUS SIGN}", "-").strip().removesuffix(".").removesuffix("%").strip()
+    bare = _CURRENCY.sub(r"\1", bare)
     parts = _DIVISION.fullmatch(bare)
     if parts is not None:
         above, below = _float(parts[1]), _float(parts[2])

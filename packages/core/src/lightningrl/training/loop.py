@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -157,8 +158,8 @@ class Trainer:
             return None
         return (
             f"stopped early after step {self.state.step}: {self.state.validations_since_best} validations were no better than the best, "
-            f"{self.state.best_score:.3f}; to go on, raise loop.patience: lightningrl train --resume --run {self.folder.path} "
-            f"--set loop.patience={2 * self.state.validations_since_best}"
+            f"{self.state.best_score:.3f}; to go on, raise loop.patience: lightningrl train --resume "
+            f"--run {shlex.quote(str(self.folder.path))} --set loop.patience={2 * self.state.validations_since_best}"
         )
 
     def _seconds(self) -> float:
@@ -437,7 +438,7 @@ class Trainer:
             raise LightningError(f"step {self.state.step + 1}: {why}; {self._resume_remedy()}")
 
     def _resume_remedy(self) -> str:
-        return f"then go on with `lightningrl train --resume --run {self.folder.path}`"
+        return f"then go on with `lightningrl train --resume --run {shlex.quote(str(self.folder.path))}`"
 
     def _explain_no_rewards(self, trajectories: Sequence[Trajectory]) -> str:
         if failed := [trajectory for trajectory in trajectories if trajectory.unrewarded is not None]:

@@ -146,7 +146,8 @@ class RunFolder:
             )
         if isinstance(source, Path) and not source.exists():
             raise RunFolderError(
-                f"recipe {str(source)!r} of run {str(path)!r} is gone; say where it is: `lightningrl train RECIPE --resume --run {path}`"
+                f"recipe {str(source)!r} of run {str(path)!r} is gone; say where it is: "
+                f"`lightningrl train RECIPE --resume --run {shlex.quote(str(path))}`"
             )
         merged = {**origin.settings, **settings}
         folder = cls(path, _take_lock(path))
