@@ -129,18 +129,22 @@ async def test_one_without_weight_that_fails_loses_nothing_and_is_told(caplog: p
     assert f"rollout 'r7': reward shown: {NO_ROUTE}; it has no weight" in caplog.text
 
 
-async def test_at_most_so_many_async_rewards_are_asked_at_a_time_and_waiting_is_no_timeout() -> None:
-    working, most = 0, 0
+async def test_at_most_so_many_async_rewards_are_asked_at_a_time_and_waiting_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the loop's own clock, which each of them puts forward by half a second: the last waits for four minutes."""
+    loop = asyncio.get_running_loop()
+    working, most, now = 0, 0, loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
 
     async def judge(*_: Any) -> float:
-        nonlocal working, most
+        nonlocal working, most, now
         working += 1
         most = max(most, working)
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0)
+        now += 0.5
         working -= 1
         return 1.0
 
-    rewards = RewardSet([NamedReward(name="judge", function=judge, concurrency=3, timeout_s=1.0)])
+    rewards = RewardSet([NamedReward(name="judge", function=judge, concurrency=3, timeout_s=5.0)])
     results = await asyncio.gather(*(rewards.score(EPISODE) for _ in range(512)))
     assert {result.total for result in results} == {1.0}
     assert most == 3

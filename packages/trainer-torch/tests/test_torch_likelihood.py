@@ -34,7 +34,7 @@ async def score(assigner: Any, trajectory: Trajectory, backend: TorchBackend, fo
     policies = PolicyQueries({"policy": folder})
     policies.connect("policy", backend)
     evidence: Evidence = await assigner.score(trajectory, RolloutServices(None, policies, trajectory))
-    (values,) = evidence.calls.values()
+    values, *_ = evidence.calls.values()
     return [float(value) for value in values]
 
 

@@ -30,7 +30,7 @@ __all__ = ["ESTIMATOR", "call_numbers", "policy_loss", "precomputed"]
 
 ESTIMATOR = "lightningrl"
 LEAST_LOG_RATIO = -103.0
-"""Of a token whose probability has become 0: the logarithm of float32's least number. A step that went so far is to be seen, not left out."""
+"""Of a token whose probability has become 0: the logarithm of float32's least number. A step that went so far is to be seen."""
 
 
 @register_adv_est(ESTIMATOR)  # type: ignore[untyped-decorator]
