@@ -90,6 +90,14 @@ def test_an_answer_that_the_policy_never_says_in_this_form_is_warned_of_once(cap
     assert caplog.messages == [warning]
 
 
+def test_an_impossible_answer_is_warned_of_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Its probability is 0.0 in float32, as if nobody had asked."""
+    impossible = hear(InformationGain(), two(), lambda tokens, context: [-500.0] * len(tokens))
+    assigner = InformationGain()
+    assert 0.0 < assigner.finish_step([impossible], [assigner.assign(impossible)])["answer"] < 1e-30
+    assert len(caplog.messages) == 1
+
+
 def test_where_each_prompt_is_built_anew_the_roles_next_call_follows_if_one_says_so() -> None:
     """Calls of `write` and `check` by turns, with no history between them: write's gains are 0.3 - 0.1 and 0.6 - 0.3, check's 0.5 - 0.4."""
     known = {10: 0.1, 11: 0.4, 12: 0.3, 13: 0.5, 14: 0.6}

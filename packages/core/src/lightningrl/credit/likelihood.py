@@ -45,12 +45,14 @@ Compared = Literal["turn", "all"]
 Follows = Literal["history", "role"]
 _Bools = NDArray[np.bool_]
 _Indices = NDArray[np.intp]
-logger = logging.getLogger(__name__)
-
 _LONGEST_OUTPUT = 2000
 """Characters of a rollout's output that are told in hindsight."""
+_LEAST = float(np.finfo(np.float32).tiny)
+"""Of an impossible answer, so that it differs from one that nobody asked for."""
 _NEVER = 1e-3
 """A probability per token that no answer has which the policy ever says."""
+
+logger = logging.getLogger(__name__)
 
 
 class _Likelihood:
@@ -156,7 +158,7 @@ class InformationGain(_Likelihood):
         found = await asyncio.gather(*(probability_before(calls[t]) for t in needed))
         probability = dict(zip(needed, found, strict=True))
         gains = [float(np.mean([probability[k] for k in later]) - probability[t]) if later else 0.0 for t, later in enumerate(following)]
-        before = [probability.get(t, 0.0) for t in range(len(calls))]
+        before = [max(probability[t], _LEAST) if t in probability else 0.0 for t in range(len(calls))]
         return Evidence(calls={"gain": np.array(gains, np.float32), "answer": np.array(before, np.float32)})
 
     def assign(self, group: TrajectoryGroup) -> Advantages:
