@@ -10,14 +10,10 @@ from pathlib import Path
 
 import pytest
 from certified import certified
+from teaching import OF_EVERY_OTHER
 from warm import WarmCommand
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-REWARD = """
-def of_every_other(task, output, trajectory):
-    return float(int(trajectory.rollout_id[-1]) % 2)
-"""
-"""Each step teaches, whatever is sampled."""
 SMALL = ("loop.steps=1", "loop.tasks_per_step=2", "loop.group_size=4", "validation.tasks=1", "runtime.workers=1")
 
 
@@ -26,8 +22,7 @@ SMALL = ("loop.steps=1", "loop.tasks_per_step=2", "loop.group_size=4", "validati
 def test_an_example_is_trained_on_what_was_sampled(
     example: str, reward: str, tmp_path: Path, warm: WarmCommand, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    (tmp_path / "teaching.py").write_text(REWARD, encoding="utf-8")
-    settings = [word for setting in (*SMALL, f"rewards.{reward}.use={tmp_path}/teaching.py:of_every_other") for word in ("--set", setting)]
+    settings = [word for setting in (*SMALL, f"rewards.{reward}.use={OF_EVERY_OTHER}") for word in ("--set", setting)]
     cache = {"LIGHTNINGRL_CACHE": str(tmp_path_factory.getbasetemp() / "cache")}
     ran = warm.run(
         "lightningrl", "train", str(EXAMPLES / example), "--run", str(tmp_path / "run"), *settings, cwd=tmp_path, environment=cache
