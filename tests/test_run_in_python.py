@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from openai import OpenAI
 from safetensors.torch import load_file
+from teaching import OF_EVERY_OTHER, of_every_other
 from warm import WarmCommand
 
 import lightningrl
@@ -30,18 +31,13 @@ from lightningrl.training.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = {
-    "rewards.right.use": f"{__file__}:of_every_other",
+    "rewards.right.use": OF_EVERY_OTHER,
     "loop.steps": 2,
     "loop.tasks_per_step": 2,
     "loop.group_size": 2,
     "loop.checkpoint_every": 1,
     "validation.every": 0,
 }
-
-
-def of_every_other(task: lightningrl.Task, output: str, trajectory: lightningrl.Trajectory) -> float:
-    """Each step teaches, whatever is sampled."""
-    return float(int(trajectory.rollout_id[-1]) % 2)
 
 
 def each_call_alone(trajectory: lightningrl.Trajectory) -> list[str]:
@@ -119,6 +115,16 @@ def test_a_checkpoint_that_goes_while_it_is_read_makes_room_for_the_next(
 
     monkeypatch.setattr(policies, "load_backend", load_late)
     assert run.export(tmp_path / "weights") == 2
+
+
+def test_a_run_with_the_same_seed_samples_the_same_tokens(project: Path, tmp_path: Path) -> None:
+    def sampled(run: lightningrl.Run) -> dict[str, list[list[int]]]:
+        traces = [run.trace(rollout.spec.id) for rollout in run.rollouts()]
+        return {trace.rollout.spec.id: [shown.call.completion_ids.tolist() for shown in trace.calls] for trace in traces}
+
+    run = lightningrl.Run(project / "runs" / "one")
+    assert sampled(lightningrl.train(project, run=tmp_path / "again", settings=QUICK)) == sampled(run)
+    assert sampled(lightningrl.train(project, run=tmp_path / "other", settings={**QUICK, "loop.seed": 1})) != sampled(run)
 
 
 def test_a_run_that_was_moved_with_its_recipe_is_exported_and_goes_on(moved: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,13 +36,14 @@ def engine() -> Iterator[TorchEngine]:
     engine.close()
 
 
-def make_engine(model: Any = None, **options: Any) -> TorchEngine:
+def make_engine(model: Any = None, *, seed: int = 0, **options: Any) -> TorchEngine:
     tokenizer = make_tokenizer()
     return TorchEngine(
         model or make_model(),
         policy="tiny",
         context_length=128,
         text_of=lambda ids: str(tokenizer.decode(list(ids))),
+        seed=seed,
         settings=EngineSettings(threads=1, **options),
     )
 
@@ -144,6 +145,26 @@ async def test_no_seed_gives_different_completions(engine: TorchEngine) -> None:
     requests = [make_request(1, seed=None) for _ in range(4)]
     results = await asyncio.gather(*(collect(engine, request) for request in requests))
     assert len({tuple(ids) for ids, *_ in results}) == 4
+
+
+async def test_a_call_of_a_rollout_has_one_completion_per_seed_of_the_run_whatever_comes_first_and_beside_it() -> None:
+    calls = [replace(make_request(number % 6, seed=None), session=f"g000000-{number % 3:03}/1") for number in range(24)]
+
+    async def sample(seed: int, order: Sequence[int]) -> dict[tuple[str, tuple[int, ...]], list[list[int]]]:
+        """What each prompt of each session gave, the first time that it was sent, the second …"""
+        engine = make_engine(seed=seed, max_batch=5)
+        results = await asyncio.gather(*(collect(engine, calls[place]) for place in order))
+        engine.close()
+        found: dict[tuple[str, tuple[int, ...]], list[list[int]]] = {}
+        for place, (ids, *_) in zip(order, results, strict=True):
+            found.setdefault((calls[place].session, calls[place].prompt_ids), []).append(ids)
+        return found
+
+    first = await sample(7, range(24))
+    assert await sample(7, random.Random(1).sample(range(24), 24)) == first
+    sampled = {tuple(ids) for several in first.values() for ids in several}
+    assert len(sampled) == 24, "a prompt that is sent again is sampled again"
+    assert not sampled & {tuple(ids) for several in (await sample(8, range(24))).values() for ids in several}
 
 
 async def test_stop_string_ends_with_the_token_that_completes_it(engine: TorchEngine) -> None:

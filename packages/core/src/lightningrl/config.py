@@ -378,7 +378,8 @@ class LoopConfig(_FrozenModel):
     """A step takes the groups that are finished first. One that has become older than `max_staleness` is left out and counted
     (`groups_stale`). False = groups are taken in the order of their tasks."""
     seed: int = 0
-    """Of task order, sampling and minibatches."""
+    """Of task order, sampling and minibatches. On the torch backend one seed gives one run, as far as rounding goes, unless
+    `max_staleness` lets time decide which weights sample what."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps."""
     keep_checkpoints: int = Field(default=2, ge=1)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -24,6 +23,7 @@ from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
 from lightningrl.types import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl_torch._decoder import Decoder
 from lightningrl_torch._requests import Running, TextOf
+from lightningrl_torch._seeds import RequestSeeds
 from lightningrl_torch.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class TorchEngine:
         self._decoder = Decoder(model, policy=policy, settings=self._settings)
         self._stop_token_ids = frozenset(stop_token_ids)
         self._text_of = text_of
-        self._random = random.Random(seed)  # noqa: S311 - sampling, not secrets
+        self._seeds = RequestSeeds(seed)
         self._waiting: deque[Running] = deque()
         self._cancelled: set[Running] = set()
         self._changed = threading.Condition()
@@ -113,14 +113,12 @@ class TorchEngine:
         self._info = EngineInfo(policy=self._info.policy, version=version, context_length=self._info.context_length)
 
     def random_state(self) -> list[object]:
-        """State of the generator that seeds requests without a seed (JSON)."""
-        version, internal, gauss = self._random.getstate()
-        return [version, list(internal), gauss]
+        """State of the generator that seeds requests without a seed and without a session (JSON)."""
+        return self._seeds.random_state()
 
     def set_random_state(self, state: list[object]) -> None:
         """Go on from what `random_state` returned."""
-        version, internal, gauss = state
-        self._random.setstate((version, tuple(internal), gauss))  # type: ignore[arg-type]
+        self._seeds.set_random_state(state)
 
     def close(self) -> None:
         """Stop the thread; running requests fail with EngineUnavailable."""
@@ -157,7 +155,7 @@ class TorchEngine:
             if self._closed:
                 raise EngineUnavailable(f"the engine of policy {self._info.policy!r} is closed; request {request.id!r} was not served")
             seed = request.sampling.seed
-            running.seed = self._random.getrandbits(64) if seed is None else seed & (2**64 - 1)
+            running.seed = self._seeds.draw(request) if seed is None else seed & (2**64 - 1)
             self._waiting.append(running)
             self._changed.notify_all()
         return running

@@ -53,7 +53,7 @@ class LearnerSettings(SettingsTable):
     name: str | None = None
     """Name of the policy in the run; None = `policy`."""
     seed: int = 0
-    """Of sampling, minibatch order and LoRA's start."""
+    """Of sampling (each call of a rollout has a seed of its own by it), minibatch order and LoRA's start."""
     context_length: Annotated[int, Field(ge=2, strict=True)] | None = None
     """Most tokens of prompt and completion together; None = the model's."""
 
