@@ -40,8 +40,8 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_recipe_trains_for_two_steps(examples: Path, tmp_path: Path, warm: WarmCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks, group = sized((2, 4), (4, 8))  # each rollout starts Node
-    sizes = ("loop.steps=2", f"loop.tasks_per_step={tasks}", f"loop.group_size={group}", "validation.tasks=1")
-    sizes += (f"rewards.right_rows.use={OF_EVERY_OTHER}",)
+    sizes = ["loop.steps=2", f"loop.tasks_per_step={tasks}", f"loop.group_size={group}", "validation.tasks=1"]
+    sizes += [f"rewards.right_rows.use={OF_EVERY_OTHER}"]
     settings = [part for size in sizes for part in ("--set", size)]
     for name in [name for name in os.environ if name.startswith(("OPENAI_", "ANTHROPIC_"))]:
         monkeypatch.delenv(name)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sizes import PATIENCE_S
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightningrl.config import check_options
@@ -251,3 +252,40 @@ def test_greedy_tokens_count_at_temperature_one(make_backend: MakeBackend) -> No
     plain = replace(greedy, temperatures=np.ones(10, np.float32))
     one, other = (backend.learner.gradients([sample]) for sample in (greedy, plain))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+ONE_TEAM = """
+import os, random, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from lightningrl_torch.backend import TorchBackend
+from lightningrl_torch.testing import make_sample
+
+def others():
+    return len(os.listdir("/proc/self/task")) - threading.active_count()
+
+policy, folder, staleness = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+before, rng = others(), random.Random(0)
+words = lambda: [rng.randrange(256) for _ in range(60)]
+samples = [make_sample(words(), words(), 1.0, rollout=str(row), weight=0.1, logprobs=[-1.0] * 60) for row in range(16)]
+with ThreadPoolExecutor(4) as pool:  # as asyncio.to_thread: another thread each time
+    together = threading.Barrier(4)
+    threads = [pool.submit(together.wait) for _ in range(4)]
+    backend = pool.submit(TorchBackend, policy=policy, threads=2, engine_threads=1, max_staleness=staleness, learning_rate=0.1).result()
+    for round in range(4):
+        pool.submit(backend.learn, samples).result()
+        if round == 1:
+            pool.submit(backend.save, folder).result()
+            pool.submit(backend.load, folder).result()
+    print(others() - before)
+backend.close()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the process's threads as Linux shows them")
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_one_thread_of_a_process_alone_has_a_team_of_cpu_threads(policy: str, tmp_path: Path, staleness: int) -> None:
+    """More teams than cores have room for ceased to spin, which made a step of a small policy 1.4 times as long."""
+    command = [sys.executable, "-c", ONE_TEAM, policy, str(tmp_path / "checkpoint"), str(staleness)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ran.stdout == "1\n", ran.stdout + ran.stderr

@@ -14,6 +14,7 @@ import inspect
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from lightningrl_torch._packing import make_row
 from lightningrl_torch._size import engine_threads, is_large
 from lightningrl_torch._speed import measure
 from lightningrl_torch.checkpoint import read_checkpoint, restore_generators, write_checkpoint, written_folder
+from lightningrl_torch.device import cpu_threads
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.policy import LoadedPolicy, quiet
 from lightningrl_torch.settings import EngineSettings, Settings
@@ -46,15 +48,18 @@ class TorchBackend:
     __signature__ = inspect.signature(Settings)
 
     def __init__(self, **settings: Any) -> None:
-        self._policy = LoadedPolicy(Settings(**settings))
-        self.settings = self._policy.settings
+        with cpu_threads(1):
+            self._policy = LoadedPolicy(Settings(**settings))
+            self.settings = self._policy.settings
+            self._reference = _reference(self._policy, self.settings)
         self._threads = self.settings.threads or torch.get_num_threads()
         self._engine_threads = engine_threads(self.settings, self._policy.parameters)
         if self.serves_while_learning and self.settings.threads is None:  # threads that wait for each other on busy cores cost both
             self._threads = max(1, self._threads - self._engine_threads)
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         """What the engine reads and what the learner changes, tensor by tensor; empty while they are the same."""
-        self._reference = _reference(self._policy, self.settings)
+        self._beside = ThreadPoolExecutor(1, "learner")
+        """Learns while the engine serves."""
         self._building = threading.Lock()
         self._built: Learner | None = None
         """The learner, once it was asked for: until there is something to learn, what it imports would only keep the engine waiting."""
@@ -100,15 +105,20 @@ class TorchBackend:
         """Take one optimisation step and serve the new version afterwards. Whatever changes the weights that the engine reads waits for
         running requests to end and keeps new ones waiting: the step, or with a copy the swap (`seconds_swap`)."""
         rows = list(samples)
-        if not self.serves_while_learning:
-            with self._reading, self._engine.held(), _threads(self._threads):
-                report = self._learner.learn(rows)
-                self._engine.set_version(report.policy_version)
-            return report
         with self._reading:
+            if self.serves_while_learning:
+                return self._beside.submit(self._learn_beside, rows).result()
+            return self._engine.run(lambda: self._learn_held(rows), threads=self._threads)
+
+    def _learn_held(self, rows: Sequence[Sample]) -> LearnReport:
+        report = self._learner.learn(rows)
+        self._engine.set_version(report.policy_version)
+        return report
+
+    def _learn_beside(self, rows: Sequence[Sample]) -> LearnReport:
+        with cpu_threads(self._threads):
             self._copy_weights()
-            with _threads(self._threads):
-                report = self._learner.learn(rows)
+            report = self._learner.learn(rows)
             began = time.monotonic()
             if report.policy_version != self._engine.info.version:
                 with self._engine.held():
@@ -181,7 +191,7 @@ class TorchBackend:
     @contextlib.contextmanager
     def _read(self) -> Iterator[None]:
         """Weights that stay as they are, read by no more threads than the engine has."""
-        with self._reading, _threads(self._engine_threads):
+        with self._reading, cpu_threads(self._engine_threads):
             yield
 
     def measure(self) -> Speed | None:
@@ -191,8 +201,8 @@ class TorchBackend:
         learner = self._learner
 
         def rehearse(rows: Sequence[Sample]) -> None:
-            with self._reading, self._engine.held(), _threads(self._threads):
-                learner.rehearse(rows)
+            with self._reading:
+                self._engine.run(lambda: learner.rehearse(rows), threads=self._threads)
 
         trained = sum(one.numel() for one in learner.parameters.values())
         return measure(self._engine, rehearse, parameters=self._policy.parameters, trained=trained)
@@ -204,6 +214,7 @@ class TorchBackend:
         learner = None if is_fresh else self._learner.state()
         write_checkpoint(folder, self._weights, {"policy": self.settings.policy, "learner": learner, "engine": self._engine.random_state()})
 
+    @cpu_threads(1)
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote: on the CPU, learning and sampling go on bit for bit."""
         weights, state = read_checkpoint(folder, self._policy.device)
@@ -243,12 +254,18 @@ class TorchBackend:
             self._policy.whole.tokenizer.save_pretrained(scratch)
 
     def close(self) -> None:
-        """Stop the engine's thread."""
+        """Stop the engine's thread and the learner's."""
         self._engine.close()
+        self._beside.shutdown()
 
     @property
     def _learner(self) -> Learner:
-        with self._building, torch.inference_mode(mode=False), torch.enable_grad():  # whoever asks first may only be reading
+        with (
+            self._building,
+            cpu_threads(1),
+            torch.inference_mode(mode=False),
+            torch.enable_grad(),
+        ):  # whoever asks first may only be reading
             if self._built is None:
                 from lightningrl_torch.learner import Learner
 
@@ -282,14 +299,3 @@ def _reference(policy: LoadedPolicy, settings: Settings) -> Reference | None:
         return None
     frozen: PreTrainedModel = copy.deepcopy(policy.model).requires_grad_(requires_grad=False).eval()  # type: ignore[no-untyped-call]
     return lambda: contextlib.nullcontext(frozen)
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """CPU threads of the calling thread's work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
