@@ -60,6 +60,20 @@ def test_a_hook_that_yields_something_else_is_refused() -> None:
         _ = manager.adapters
 
 
+@pytest.mark.parametrize(
+    ("raises", "sentence"),
+    [
+        (lambda: int("gold"), r"lightningrl_adapters raised ValueError: .*gold. \(test_plugins.py, line \d+\); fix or uninstall it"),
+        (lambda: None, "lightningrl_adapters raised TypeError: .*not iterable"),
+    ],
+)
+def test_a_hook_that_raises_is_named_with_its_distribution(raises: Callable[[], object], sentence: str) -> None:
+    manager = PluginManager()
+    manager.register(module_with(lightningrl_adapters=raises), distribution="mine 0.1")
+    with pytest.raises(PluginError, match=f"plugin from mine 0.1: {sentence}"):
+        _ = manager.adapters
+
+
 def test_what_is_installed_here_is_found() -> None:
     manager = load_plugins()
     assert "grpo" in manager.credit_assigners

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from lightningrl.errors import PluginError
+from lightningrl.errors import PluginError, describe_raised
 
 if TYPE_CHECKING:
     from lightningrl.config import Recipe
@@ -238,7 +238,11 @@ class PluginManager:
         found: dict[str, Plugin] = {}
         for implementation in getattr(self._pluggy.hook, hook).get_hookimpls():
             distribution = implementation.plugin_name.partition(":")[0]
-            for record in implementation.function():
+            try:
+                records = list(implementation.function())
+            except Exception as error:
+                raise PluginError(f"plugin from {distribution}: {hook} raised {describe_raised(error)}; fix or uninstall it") from error
+            for record in records:
                 if not isinstance(record, Plugin):
                     raise PluginError(
                         f"plugin from {distribution}: {hook} yielded {type(record).__name__}, not Plugin; "
@@ -269,7 +273,7 @@ def load_plugins() -> PluginManager:
             module = entry_point.load()
         except Exception as error:
             raise PluginError(
-                f"plugin {entry_point.name!r} of {source} cannot be loaded: {type(error).__name__}: {error}; "
+                f"plugin {entry_point.name!r} of {source} cannot be loaded: {describe_raised(error)}; "
                 f"reinstall or uninstall {source.split(' ')[0]}"
             ) from error
         manager.register(module, distribution=source)
