@@ -126,6 +126,7 @@ def unparsed(message: dict[str, Any]) -> dict[str, Any]:
 
 @settings(deadline=None, max_examples=80)
 @example(renderer=QWEN, said='<think><tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>0</think>', tools=True, stop=[], size=1)
+@example(renderer=QWEN, said='<think> 0<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', tools=False, stop=[], size=1)
 @given(
     renderer=st.sampled_from([GENERIC, QWEN]),
     said=answers,

@@ -231,7 +231,8 @@ class CompletionText:
     def _parse(self, ids: Sequence[int], *, final: bool) -> _ParsedText:
         said = [*self._opening, *ids]
         response = self._renderer.parse(said, self._prompt_ids)
-        content, reasoning = response.content, response.reasoning
+        # renderers strips a thought that has ended, and one within which a call ends, but not one that goes on
+        content, reasoning = response.content, (response.reasoning or "").strip()
         if reasoning:
             content = content.lstrip("\n")
         parsed = _ParsedText(content, reasoning)
