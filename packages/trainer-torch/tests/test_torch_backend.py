@@ -267,18 +267,20 @@ def others():
 policy, folder, staleness = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 before, rng = others(), random.Random(0)
 words = lambda: [rng.randrange(256) for _ in range(60)]
-samples = [make_sample(words(), words(), 1.0, rollout=str(row), weight=0.1, logprobs=[-1.0] * 60) for row in range(4)]
+samples = [make_sample(words(), words(), 1.0, rollout=str(row), weight=0.1, logprobs=[-1.0] * 60) for row in range(2)]
 with ThreadPoolExecutor(4) as pool:  # as asyncio.to_thread: another thread each time
     together = threading.Barrier(4)
     threads = [pool.submit(together.wait) for _ in range(4)]
-    backend = pool.submit(TorchBackend, policy=policy, threads=2, engine_threads=1, max_staleness=staleness, learning_rate=0.1).result()
-    for round in range(3):
-        pool.submit(backend.learn, samples).result()
-        if round == 0:
-            pool.submit(backend.save, folder).result()
-            pool.submit(backend.load, folder).result()
+    options = {"policy": policy, "threads": 2, "engine_threads": 1, "max_staleness": staleness, "learning_rate": 0.1}
+    backends = [pool.submit(TorchBackend, **options).result() for _ in range(2)]  # two policies of a run
+    for round in range(2):
+        for backend in backends:
+            pool.submit(backend.learn, samples).result()
+            pool.submit(backend.save, folder / str(round)).result()
+            pool.submit(backend.load, folder / str(round)).result()
     print(others() - before)
-backend.close()
+for backend in backends:
+    backend.close()
 """
 
 

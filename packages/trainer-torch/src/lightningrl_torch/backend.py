@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchBackend"]
 
+LEARNING: Final = ThreadPoolExecutor(1, "learner")
+"""The one thread that computes with several CPU threads, for all policies of the process: see `cpu_threads`."""
+
 
 class TorchBackend:
     """Implements `lightningrl.protocols.Backend` with transformers and torch. Keyword parameters: the fields of `Settings`."""
@@ -58,8 +61,6 @@ class TorchBackend:
             self._threads = max(1, self._threads - self._engine_threads)
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         """What the engine reads and what the learner changes, tensor by tensor; empty while they are the same."""
-        self._beside = ThreadPoolExecutor(1, "learner")
-        """Learns while the engine serves."""
         self._building = threading.Lock()
         self._built: Learner | None = None
         """The learner, once it was asked for: until there is something to learn, what it imports would only keep the engine waiting."""
@@ -105,18 +106,16 @@ class TorchBackend:
         """Take one optimisation step and serve the new version afterwards. Whatever changes the weights that the engine reads waits for
         running requests to end and keeps new ones waiting: the step, or with a copy the swap (`seconds_swap`)."""
         rows = list(samples)
-        with self._reading:
-            if self.serves_while_learning:
-                return self._beside.submit(self._learn_beside, rows).result()
-            return self._engine.run(lambda: self._learn_held(rows), threads=self._threads)
+        return LEARNING.submit(self._learn_beside if self.serves_while_learning else self._learn_held, rows).result()
 
     def _learn_held(self, rows: Sequence[Sample]) -> LearnReport:
-        report = self._learner.learn(rows)
-        self._engine.set_version(report.policy_version)
+        with self._reading, self._engine.held(), cpu_threads(self._threads):
+            report = self._learner.learn(rows)
+            self._engine.set_version(report.policy_version)
         return report
 
     def _learn_beside(self, rows: Sequence[Sample]) -> LearnReport:
-        with cpu_threads(self._threads):
+        with self._reading, cpu_threads(self._threads):
             self._copy_weights()
             report = self._learner.learn(rows)
             began = time.monotonic()
@@ -201,11 +200,16 @@ class TorchBackend:
         learner = self._learner
 
         def rehearse(rows: Sequence[Sample]) -> None:
-            with self._reading:
-                self._engine.run(lambda: learner.rehearse(rows), threads=self._threads)
+            with self._reading, self._engine.held(), cpu_threads(self._threads):
+                learner.rehearse(rows)
 
         trained = sum(one.numel() for one in learner.parameters.values())
-        return measure(self._engine, rehearse, parameters=self._policy.parameters, trained=trained)
+        return measure(
+            self._engine,
+            lambda rows: LEARNING.submit(rehearse, rows).result(),
+            parameters=self._policy.parameters,
+            trained=trained,
+        )
 
     def save(self, folder: Path) -> None:
         """Write trained weights (safetensors), optimiser, schedule and random generators; complete when it returns. What nobody has
@@ -254,18 +258,13 @@ class TorchBackend:
             self._policy.whole.tokenizer.save_pretrained(scratch)
 
     def close(self) -> None:
-        """Stop the engine's thread and the learner's."""
+        """Stop the engine's thread."""
         self._engine.close()
-        self._beside.shutdown()
 
     @property
     def _learner(self) -> Learner:
-        with (
-            self._building,
-            cpu_threads(1),
-            torch.inference_mode(mode=False),
-            torch.enable_grad(),
-        ):  # whoever asks first may only be reading
+        # whoever asks first may only be reading
+        with self._building, cpu_threads(1), torch.inference_mode(mode=False), torch.enable_grad():
             if self._built is None:
                 from lightningrl_torch.learner import Learner
 

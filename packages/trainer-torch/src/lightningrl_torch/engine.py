@@ -3,8 +3,8 @@
     asyncio loops ──submit──► waiting ──prefill──► rows of one key/value memory ──one forward per token──► chunks ──► asyncio loops
                                                      join and leave at any token
 
-One thread decodes. Weights may be changed only inside `engine.held()` or `engine.run()`, which wait until no request is running and
-keep new ones waiting, so that a call never mixes versions.
+One thread decodes. Weights may be changed only inside `engine.held()`, which waits until no request is running and keeps
+new ones waiting, so that a call never mixes versions.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,7 +24,6 @@ from lightningrl.types import EngineInfo, GenerateRequest, TokenChunk
 from lightningrl_torch._decoder import Decoder
 from lightningrl_torch._requests import Running, TextOf
 from lightningrl_torch._seeds import RequestSeeds
-from lightningrl_torch.device import cpu_threads
 from lightningrl_torch.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["TorchEngine"]
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class TorchEngine:
@@ -66,7 +62,6 @@ class TorchEngine:
         self._seeds = RequestSeeds(seed)
         self._waiting: deque[Running] = deque()
         self._cancelled: set[Running] = set()
-        self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._holds = 0
         self._idle = True
@@ -105,19 +100,6 @@ class TorchEngine:
             with self._changed:
                 self._holds -= 1
                 self._changed.notify_all()
-
-    def run(self, work: Callable[[], T], *, threads: int) -> T:
-        """Have the decoding thread do this, with so many CPU threads, inside `held()`. Returns or raises what `work` does."""
-        with self.held():
-            job = _Job(work, threads)
-            with self._changed:
-                if not self._closed:
-                    self._jobs.append(job)
-                    self._changed.notify_all()
-                else:
-                    job()
-            result: T = job.result.result()
-            return result
 
     def set_model(self, model: PreTrainedModel) -> None:
         """Serve this model from now on, which is of the same policy and version. Only inside `held()`."""
@@ -188,37 +170,29 @@ class TorchEngine:
         """The decoding thread: admit, decode one token for every row, deliver; until closed."""
         if self._settings.threads is not None:
             torch.set_num_threads(self._settings.threads)
-        while self._wait():
-            if self._jobs:
-                self._jobs.popleft()()
-                continue
-            with torch.inference_mode():
-                self._decode()
-        for job in self._jobs:
-            job()
+        with torch.inference_mode():
+            while self._wait():
+                try:
+                    joining = self._take()
+                    if joining:
+                        self._decoder.join(joining)
+                    self._decoder.step(self._info.version)
+                except Exception as error:
+                    # whatever the model raises fails the requests it served; the engine serves the next ones
+                    logger.exception("engine of policy %s failed in mid-decode", self._info.policy)
+                    self._fail(
+                        BackendError(f"the engine of policy {self._info.policy!r} failed: {_describe(error)}"), self._decoder.evict()
+                    )
         self._fail(
             EngineUnavailable(f"the engine of policy {self._info.policy!r} was closed while the request ran; send it again"),
             [*self._decoder.evict(), *self._waiting],
         )
-
-    def _decode(self) -> None:
-        try:
-            joining = self._take()
-            if joining:
-                self._decoder.join(joining)
-            self._decoder.step(self._info.version)
-        except Exception as error:
-            # whatever the model raises fails the requests it served; the engine serves the next ones
-            logger.exception("engine of policy %s failed in mid-decode", self._info.policy)
-            self._fail(BackendError(f"the engine of policy {self._info.policy!r} failed: {_describe(error)}"), self._decoder.evict())
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False once closed."""
         with self._changed:
             while not self._closed:
                 self._drop_cancelled()
-                if self._jobs:
-                    return True
                 if self._decoder.rows or (self._waiting and not self._holds):
                     self._idle = False
                     return True
@@ -244,22 +218,6 @@ class TorchEngine:
     def _fail(self, error: Exception, requests: Sequence[Running]) -> None:
         for running in requests:
             running.fail(error)
-
-
-class _Job:
-    """Work for the decoding thread, and what came of it."""
-
-    def __init__(self, work: Callable[[], Any], threads: int) -> None:
-        self._work = work
-        self._threads = threads
-        self.result: Future[Any] = Future()
-
-    def __call__(self) -> None:
-        try:
-            with cpu_threads(self._threads):
-                self.result.set_result(self._work())
-        except BaseException as error:  # noqa: BLE001  whoever waits is told
-            self.result.set_exception(error)
 
 
 def _describe(error: Exception) -> str:
