@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,8 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MistralC
 
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable
 from lightningrl.protocols import Engine
-from lightningrl.types import FinishReason, GenerateRequest, SamplingSettings
+from lightningrl.types import FinishReason, GenerateRequest, SamplingSettings, TokenChunk
+from lightningrl_torch._decoder import Decoder
 from lightningrl_torch._llama import LlamaForward
 from lightningrl_torch._sampling import SamplingBatch, draw_noise, gumbel_of, sample_tokens
 from lightningrl_torch.engine import TorchEngine
@@ -262,6 +263,30 @@ async def test_a_failing_model_fails_its_requests_and_the_next_are_served(
     assert len((await collect(engine, make_request(1)))[0]) == 12
     engine.close()
     assert "failed in mid-decode" in caplog.text
+
+
+async def test_what_fails_as_a_request_leaves_fails_its_companions_and_the_next_are_served(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the thread, and whoever asked waited for ever."""
+    engine = make_engine(stream_interval_s=0.0)
+    leaving = engine.generate(make_request(6, max_tokens=100))
+    await anext(leaving)
+    with monkeypatch.context() as broken:
+        broken.setattr(Decoder, "drop", lambda *_: 1 / 0)
+        companion = engine.generate(make_request(7, max_tokens=100))
+        await anext(companion)
+        await leaving.aclose()  # type: ignore[attr-defined]
+        with pytest.raises(BackendError, match="ZeroDivisionError"):
+            await asyncio.wait_for(read_to_the_end(companion), PATIENCE_S)
+    assert len((await asyncio.wait_for(collect(engine, make_request(1)), PATIENCE_S))[0]) == 12
+    engine.close()
+    assert "failed in mid-decode" in caplog.text
+
+
+async def read_to_the_end(stream: AsyncIterator[TokenChunk]) -> None:
+    async for _ in stream:
+        pass
 
 
 async def test_weights_that_are_not_finite_fail_the_request(caplog: pytest.LogCaptureFixture) -> None:

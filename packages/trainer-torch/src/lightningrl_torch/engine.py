@@ -173,6 +173,7 @@ class TorchEngine:
         with torch.inference_mode():
             while self._wait():
                 try:
+                    self._drop_cancelled()
                     joining = self._take()
                     if joining:
                         self._decoder.join(joining)
@@ -192,8 +193,7 @@ class TorchEngine:
         """Sleep until there is something to do; False once closed."""
         with self._changed:
             while not self._closed:
-                self._drop_cancelled()
-                if self._decoder.rows or (self._waiting and not self._holds):
+                if self._cancelled or self._decoder.rows or (self._waiting and not self._holds):
                     self._idle = False
                     return True
                 self._idle = True
@@ -209,10 +209,11 @@ class TorchEngine:
             return [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
 
     def _drop_cancelled(self) -> None:
-        if not self._cancelled:
-            return
-        gone, self._cancelled = self._cancelled, set()
-        self._waiting = deque(running for running in self._waiting if running not in gone)
+        with self._changed:
+            if not self._cancelled:
+                return
+            gone, self._cancelled = self._cancelled, set()
+            self._waiting = deque(running for running in self._waiting if running not in gone)
         self._decoder.drop(gone)
 
     def _fail(self, error: Exception, requests: Sequence[Running]) -> None:
