@@ -37,8 +37,10 @@ class Provider:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], Any]] = []
+        self.queries: list[str] = []
 
     async def answer(self, request: Request) -> Response:
+        self.queries.append(request.url.query)
         body = json.loads(await request.body())
         self.requests.append((request.url.path, dict(request.headers), body))
         if body.get("model") == "busy":
@@ -152,6 +154,22 @@ async def test_anthropics_calls_carry_the_users_key_its_way(gateway: LiveGateway
     assert path == "/v9/messages"
     assert headers["x-api-key"] == "users-key" and "authorization" not in headers
     assert headers["anthropic-version"]
+
+
+async def test_what_stands_behind_a_question_mark_goes_to_the_upstream_with_the_addresss_own(tmp_path: Path, provider: Provider) -> None:
+    async with serving_provider(provider) as url:
+        versioned = Upstream(base_url=f"{url}/?api-version=2026-01-01", api_key="users-key")
+        settings = GatewaySettings(upstream_models={"judge": versioned, "claude-*": Upstream(base_url=url)})
+        async with live_gateway(tmp_path, settings=settings) as gateway:
+            attempt = await gateway.attempt()
+            async with AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key) as client:
+                await client.chat.completions.create(model="judge", messages=[USER])
+                await client.chat.completions.create(model="judge", messages=[USER], extra_query={"seen": "a b&c"})
+            async with anthropic.AsyncAnthropic(base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key) as client:
+                await client.messages.create(model="claude-x", max_tokens=9, messages=[USER], extra_query={"beta": "true"})
+            await gateway.gateway.close()
+    assert [path for path, _, _ in provider.requests] == ["/v9/chat/completions"] * 2 + ["/v9/messages"]
+    assert provider.queries == ["api-version=2026-01-01", "api-version=2026-01-01&seen=a+b%26c", "beta=true"]
 
 
 async def test_the_upstreams_errors_are_the_agents_and_recorded(gateway: LiveGateway) -> None:

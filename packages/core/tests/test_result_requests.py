@@ -360,3 +360,17 @@ async def test_a_line_that_was_interrupted_before_it_was_open_asks_for_nothing(t
             with pytest.raises(ServerError, match="interrupted"):
                 await asyncio.to_thread(client.lease, worker_id="w", wait_s=PATIENCE_S, lease_s=60.0)
         assert (await control.store.rollout("a")).state is RolloutState.QUEUED
+
+
+async def test_a_server_of_another_version_is_told_in_a_sentence_by_trainer_and_worker(tmp_path: Path) -> None:
+    async def later(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b'[{"renamed": 1}]'})
+
+    async with serving(later) as url, ServerClient(url, RUN_KEY) as client:
+        with pytest.raises(ServerError, match=f"server '{url}' answered .*; is it of the same version"):
+            await client.status()
+        with pytest.raises(ServerError, match="is it of the same version"):
+            await client.trajectories(["r1"])
+        with contextlib.closing(ControlClient(url, RUN_KEY)) as line, pytest.raises(ServerError, match="is it of the same version"):
+            await asyncio.to_thread(line.lease, worker_id="w", wait_s=0.0, lease_s=60.0)

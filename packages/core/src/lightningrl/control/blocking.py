@@ -9,13 +9,12 @@ import threading
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
-import msgspec
 from msgspec import structs
 
 from lightningrl import wire
 from lightningrl.attribution.report import Report
 from lightningrl.control.api import BEAT, LEASE, RESULT, TRACES, Endpoint, LeaseRequest, Orders, Result, WorkerBeat
-from lightningrl.control.repeats import TRY_AGAIN, Repeats, read_sentence
+from lightningrl.control.repeats import TRY_AGAIN, Repeats, read_sentence, reading_answer
 from lightningrl.errors import ServerError
 from lightningrl.store.protocol import Lease
 from lightningrl.types import Outcome
@@ -129,10 +128,8 @@ class ControlClient:
     def _ask(self, endpoint: Endpoint[B, A], body: B, lease: Lease | None = None, *, wait_s: float = 0.0) -> A:
         key = self._worker_key if lease is None else lease.key
         answer = self._send(_path(endpoint, lease), wire.encode(body), JSON, key=key, wait_s=wait_s)
-        try:
+        with reading_answer(self._url):
             return cast("A", wire.decode(answer, endpoint.answer) if answer else None)
-        except msgspec.MsgspecError as error:
-            raise ServerError(f"server {self._url!r} answered {error}; is it of the same version?") from error
 
     def _send(self, path: str, body: bytes, content_type: str, *, key: str, wait_s: float = 0.0) -> bytes:
         """Send until the server answers, at most `patience_s`. Every request of this class may be repeated."""

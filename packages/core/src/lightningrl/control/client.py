@@ -17,7 +17,7 @@ import msgspec
 from lightningrl import wire
 from lightningrl.control import api
 from lightningrl.control.api import Endpoint
-from lightningrl.control.repeats import TRY_AGAIN, Repeats, read_sentence
+from lightningrl.control.repeats import TRY_AGAIN, Repeats, read_sentence, reading_answer
 from lightningrl.errors import ServerError
 from lightningrl.look.trace import Trace
 from lightningrl.store.protocol import Lease, RolloutFilter, RolloutRecord, Score, StepRecord
@@ -37,10 +37,11 @@ class ServerClient:
     def __init__(self, base_url: str, key: str, *, patience_s: float = 60.0, timeout_s: float = 60.0) -> None:
         """`key` is the run key, or a scoped one for its own attempt. While the server cannot be reached, requests are repeated for
         `patience_s`."""
+        self._url = base_url.rstrip("/")
         self._patience_s = patience_s
         self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(
-            base_url=base_url.rstrip("/"),
+            base_url=self._url,
             headers={"authorization": f"Bearer {key}", "content-type": "application/json"},
             timeout=timeout_s,
             trust_env=False,
@@ -64,7 +65,8 @@ class ServerClient:
             path = f"{path}?{httpx.QueryParams(query)}"
         content = wire.encode(body) if endpoint.method == "POST" else None
         answer = await self._send(endpoint.method, path, content, wait_s=wait_s, repeat=repeat)
-        return cast("A", wire.decode(answer, endpoint.answer) if answer else None)
+        with reading_answer(self._url):
+            return cast("A", wire.decode(answer, endpoint.answer) if answer else None)
 
     # ------------------------------------------------------------------ the run
 
@@ -80,7 +82,9 @@ class ServerClient:
     async def trajectories(self, rollout_ids: Sequence[str]) -> tuple[Trajectory, ...]:
         """In the order asked."""
         body = wire.encode(api.RolloutIds(rollout_ids=rollout_ids))
-        return wire.decode_trajectories(await self._send("POST", api.TRAJECTORIES.path, body))
+        answer = await self._send("POST", api.TRAJECTORIES.path, body)
+        with reading_answer(self._url):
+            return wire.decode_trajectories(answer)
 
     async def set_scores(self, scores: Sequence[Score]) -> None:
         await self.ask(api.SCORES, api.Scores(scores=scores))
@@ -146,8 +150,8 @@ class ServerClient:
                 unsent = isinstance(error, httpx.ConnectError)
                 if not (repeat or unsent) or (pause := repeats.next_pause()) is None:
                     problem = f"{type(error).__name__}: {error}".rstrip(": ")
-                    raise ServerError(f"no server answers at {str(self._http.base_url)!r} ({problem}); is it running?") from error
-                logger.debug("server at %s: %s; again in %.2f s", self._http.base_url, error, pause)
+                    raise ServerError(f"no server answers at {self._url!r} ({problem}); is it running?") from error
+                logger.debug("server at %s: %s; again in %.2f s", self._url, error, pause)
             else:
                 if answer.status_code < 400:
                     return answer.content

@@ -1,13 +1,17 @@
-"""When a client of the control API asks again, and what a refusal says: the same for a worker's line and for the trainer's."""
+"""When a client of the control API asks again, and what an answer says: the same for a worker's line and for the trainer's."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
 
-__all__ = ["TRY_AGAIN", "Repeats", "read_sentence"]
+from lightningrl.errors import ServerError
+
+__all__ = ["TRY_AGAIN", "Repeats", "read_sentence", "reading_answer"]
 
 TRY_AGAIN: Final = frozenset({429, 502, 503, 504, 507})
 """Statuses that say "not now": nobody is behind it, the store is in use or has no room. Nothing was kept, and clients ask again."""
@@ -48,3 +52,12 @@ def read_sentence(answer: bytes) -> str | None:
         return str(msgspec.json.decode(answer, type=dict[str, Any])["error"]["message"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return None
+
+
+@contextmanager
+def reading_answer(url: str) -> Iterator[None]:
+    """Raises ServerError where the block cannot decode what the server at `url` answered."""
+    try:
+        yield
+    except msgspec.MsgspecError as error:
+        raise ServerError(f"server {url!r} answered {error}; is it of the same version?") from error

@@ -113,7 +113,16 @@ class _Endpoint(Generic[R]):
             await self._refuse(ReceivedCall(info=info, path=path, headers=headers, send=send, context=call_context(headers, b"")), refusal)
             return
         model = place.get("model") or (model_of(body) if self._forwarder.is_configured else "")
-        call = ReceivedCall(info=info, path=path, model=model, headers=headers, body=body, context=call_context(headers, body), send=send)
+        call = ReceivedCall(
+            info=info,
+            path=path,
+            query=scope["query_string"],
+            model=model,
+            headers=headers,
+            body=body,
+            context=call_context(headers, body),
+            send=send,
+        )
         try:
             if self._forwarder.is_configured and self._goes_upstream(call):
                 work = self._forwarder.forward(call, self._dialect)

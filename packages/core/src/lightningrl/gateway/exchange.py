@@ -31,6 +31,8 @@ class ReceivedCall:
     info: AttemptInfo
     path: str
     """The endpoint below its base, `chat/completions`."""
+    query: bytes = b""
+    """What stood behind the path's question mark."""
     model: str = ""
     """The name that it asks for, read where there is an upstream; empty where it names none, which its dialect then refuses."""
     headers: Mapping[bytes, bytes]

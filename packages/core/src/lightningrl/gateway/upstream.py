@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
 from lightningrl.dialects import Dialect
 from lightningrl.errors import StoreError
@@ -78,7 +79,7 @@ class Forwarder:
         try:
             request = self._client.build_request(
                 "POST",
-                f"{upstream.base_url.rstrip('/')}/{call.path}",
+                _url(upstream, call),
                 content=_body(upstream, call.body),
                 headers=_headers(upstream, dialect, call.headers),
             )
@@ -166,6 +167,13 @@ class _Exchange:
         if isinstance(answer, dict) and self._call.path == "embeddings" and isinstance(answer.get("data"), list):
             answer["data"] = {"vectors": len(answer["data"])}
         return answer
+
+
+def _url(upstream: Upstream, call: ReceivedCall) -> str:
+    """The upstream's address and the call's below it, with what both say behind a question mark (`api-version`, `beta`, `alt`)."""
+    address = urlsplit(upstream.base_url)
+    query = "&".join(part for part in (address.query, call.query.decode("latin-1")) if part)
+    return urlunsplit(address._replace(path=f"{address.path.rstrip('/')}/{call.path}", query=query))
 
 
 def _body(upstream: Upstream, body: bytes) -> bytes:
