@@ -11,7 +11,7 @@ import asyncio
 import sqlite3
 import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -147,13 +147,13 @@ async def open_run(folder: Path) -> AsyncIterator[StoredRun]:
     url, path = find_store(folder), folder.absolute() / "store.sqlite"  # noqa: ASYNC240  (a moment)
     if path.is_file() and not path.stat().st_size:
         raise RunFolderError(f"no store in {str(folder)!r} yet: its run is just starting; look again in a moment")
-    with TemporaryDirectory(prefix="lightningrl-look-") as scratch:
+    with ExitStack() as scratch:
         try:
             store = await SqlStore.open(url, read_only=True)
         except OlderStore:
             if not url.startswith("sqlite"):
                 raise
-            copy = Path(scratch) / "store.sqlite"
+            copy = Path(scratch.enter_context(TemporaryDirectory(prefix="lightningrl-look-"))) / "store.sqlite"
             with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as old, closing(sqlite3.connect(copy)) as new:
                 old.backup(new)
             store = await SqlStore.open(f"sqlite:///{copy}")
