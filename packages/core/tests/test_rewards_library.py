@@ -13,11 +13,14 @@ import pytest
 from processes import all_ended, written
 from sizes import PATIENCE_S
 
+from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, RewardError
+from lightningrl.plugins import load_plugins
 from lightningrl.rewards import F1, Exact, Execution, JsonSchema, NamedReward, Numeric, Pattern, RewardSet
 from lightningrl.rewards.matching import read_number
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.reward_conformance import RewardConformance
+from lightningrl.training.parts import build_credit
 from lightningrl.types import Trajectory
 
 PYTHON = sys.executable
@@ -200,6 +203,12 @@ async def test_an_answer_that_is_no_number_is_broken_data_for_numeric() -> None:
         (lambda: Execution(command=["ls"], score="stdout"), "score 'stdout' is none of 'status', 'answer', 'number'"),  # type: ignore[arg-type]
         (lambda: Execution(command=["ls"], seconds=0), "seconds 0 is not positive"),
         (lambda: Execution(command=["ls"], folder="no-such"), "no folder '.*no-such'; make it, or leave it out"),
+        (
+            lambda: Execution(command=["python3", "-I", "check.py", "{output}"]),
+            "no program 'check.py' in the empty folder where it runs; beside the recipe it is '{recipe}/check.py'",
+        ),
+        (lambda: Execution(command=["bash", "{recipe}/no-such.sh"]), "no program '/.*/no-such.sh' in the empty folder"),
+        (lambda: Execution(command=["python", "a/check.py"], folder="."), "no program 'a/check.py' in '/"),
         (lambda: NamedReward(name="a", function=Exact(), range=(1.0, 0.0)), r"reward 'a': range \[1.0, 0.0\] is none"),
     ],
 )
@@ -237,6 +246,23 @@ async def test_the_exit_status_of_a_command_is_the_reward() -> None:
     reward = Execution(command=[PYTHON, "-I", "{output}"], extract=r"```python(.*?)```")
     assert await run(reward, "Here:\n```python\nassert 2 + 2 == 4\n```") == (1.0, None)
     assert await run(reward, "```python\nassert 2 + 2 == 5\n```") == (0.0, None)
+
+
+async def test_a_program_beside_the_recipe_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mine"
+    (folder / "checks").mkdir(parents=True)
+    (folder / "checks" / "check.py").write_text("import os, sys\nassert open(sys.argv[1]).read() == '4'\nprint(2 + len(os.listdir('.')))\n")
+    recipe = 'agent = "agent.py:answer"\n[policy]\nmodel = "m"\n[tasks]\ntrain = "tasks.py:train"\n'
+    monkeypatch.chdir(tmp_path)
+    for command, place, seen in (
+        (f'["{PYTHON}", "-I", "{{recipe}}/checks/check.py", "{{output}}"]', "", 2.0),
+        (f'["{PYTHON}", "-I", "check.py", "{{output}}"]', '\noptions.folder = "checks"', 3.0),
+    ):
+        part = f'[rewards.mine]\nuse = "execution"\noptions.score = "number"\noptions.command = {command}{place}\n'
+        (folder / "recipe.toml").write_text(recipe + part)
+        evaluator, _ = build_credit(load_recipe(folder / "recipe.toml"), load_plugins())
+        for output, earned in (("4", seen), ("5", 0.0)):
+            assert [one.reward for one in await evaluator.reward([episode(output)])] == [earned]
 
 
 async def test_its_output_is_compared_with_the_answer_or_read_as_a_number() -> None:

@@ -29,6 +29,8 @@ MOST_OUTPUT = 64 * 1024
 """Bytes of stdout; a command that writes more is stopped."""
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV")
 """Of the environment: no key of a provider reaches what a model wrote."""
+_INTERPRETERS = ("python", "bash", "sh", "node")
+_PROGRAMS = (".py", ".sh", ".js")
 
 
 class Execution:
@@ -51,23 +53,30 @@ class Execution:
         answer_field: str | None = None,
         seconds: float = 10.0,
         folder: str | None = None,
+        recipe_folder: Path | str = ".",
     ) -> None:
-        """`command`: `{output}` and `{task}` stand for files with the text and with the task as JSON. It runs in `folder`, or in an empty
-        one that is removed afterwards. `seconds` it may take."""
+        """`command`: `{output}` and `{task}` stand for files with the text and with the task as JSON, `{recipe}` for the recipe's folder.
+        It runs in `folder` (relative to the recipe's), or in an empty one that is removed afterwards. `seconds` it may take."""
         if isinstance(command, str) or not command:
             raise ConfigError(f'reward \'execution\': command {command!r} is no list of words; write ["python", "{{output}}"]')
         if score not in get_args(Score):
             raise ConfigError(f"reward 'execution': score {score!r} is none of {', '.join(map(repr, get_args(Score)))}")
         if not seconds > 0:
             raise ConfigError(f"reward 'execution': seconds {seconds!r} is not positive")
-        if folder is not None and not Path(folder).is_dir():
-            raise ConfigError(f"reward 'execution': no folder {str(Path(folder).absolute())!r}; make it, or leave it out")
-        self.command = tuple(map(str, command))
+        base = Path(recipe_folder).resolve()
+        where = None if folder is None else base / folder
+        if where is not None and not where.is_dir():
+            raise ConfigError(f"reward 'execution': no folder {str(where)!r}; make it, or leave it out")
+        self.command = tuple(str(word).replace("{recipe}", str(base)) for word in command)
+        if (program := _missing_program(self.command, where)) is not None:
+            place = "the empty folder where it runs" if where is None else repr(str(where))
+            name = "{recipe}/" + Path(program).name
+            raise ConfigError(f"reward 'execution': no program {program!r} in {place}; beside the recipe it is {name!r}")
         self.score: Score = score
         self.field = field
         self.answer_field = answer_field
         self.seconds = seconds
-        self.folder = folder
+        self.folder = where
         self._extract = Extract(extract)
 
     async def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
@@ -122,6 +131,17 @@ class Execution:
             _kill(process)  # and whatever it started
             await process.wait()
         return status, (said or b"").decode("utf-8", "replace")
+
+
+def _missing_program(command: Sequence[str], folder: Path | None) -> str | None:
+    """A program that an interpreter is to run and that is not where it will look: each output would earn 0."""
+    if not Path(command[0]).name.startswith(_INTERPRETERS):
+        return None
+    for word in command[1:]:
+        can_be_there = folder is not None or Path(word).is_absolute()
+        if word.endswith(_PROGRAMS) and "{" not in word and not (can_be_there and ((folder or Path()) / word).is_file()):
+            return word
+    return None
 
 
 def _fill(word: str, files: dict[str, Path]) -> str:

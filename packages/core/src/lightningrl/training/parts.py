@@ -201,7 +201,8 @@ def _files(options: Any) -> Iterator[str]:
 
 def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
     config = recipe.rewards[name]
-    reward = _part(plugins, "lightningrl_reward_functions", config.use, config.options, recipe.folder)
+    own = {"recipe_folder": recipe.folder}
+    reward = _part(plugins, "lightningrl_reward_functions", config.use, config.options, recipe.folder, offered=own)
     _check_reward(name, config.use, reward)
     return NamedReward(
         **_part_in_return(name, config),
