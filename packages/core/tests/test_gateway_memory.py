@@ -159,8 +159,9 @@ async def leave_while_stored(app: Starlette, store: SlowStore, attempt: LiveAtte
         "headers": [(b"authorization", f"Bearer {attempt.key}".encode())]
         + [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
     }
-    working = asyncio.create_task(app(scope, receive, send))
-    await left.wait()
+    working, leaving = asyncio.create_task(app(scope, receive, send)), asyncio.create_task(left.wait())
+    await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)  # a call that fails before that leaves nobody
+    assert left.is_set(), working.result()
     for _ in range(3):
         await asyncio.sleep(0)  # the disconnect reaches the call, which waits for the store
     store.may_return.set()

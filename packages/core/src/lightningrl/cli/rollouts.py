@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,10 +48,11 @@ def list_command(
     where = RolloutFilter(
         mode=_choice("mode", mode, RolloutMode),
         outcome=_choice("outcome", outcome, Outcome),
+        step=step,
         task_id=task,
         limit=limit if sort == "newest" else ALL,
     )
-    records = _ask(folder, lambda reader: _of_step(reader, where, step))
+    records = _ask(folder, lambda reader: reader.list_rollouts(where))
     if sort == "reward":
         records = sorted((record for record in records if record.reward is not None), key=lambda record: record.reward or 0.0)
     records = records[:limit]
@@ -77,18 +77,6 @@ def show_command(rollout_id: str, *, run: Path | None, runs: Path, full: bool, a
         sys.stdout.buffer.write(msgspec.json.encode(trace, enc_hook=np.ndarray.tolist) + b"\n")
         return
     Console().print(print_trace(trace, group, full=full))
-
-
-async def _of_step(reader: RunReader, where: RolloutFilter, step: int | None) -> Sequence[RolloutRecord]:
-    """Newest first. Steps are counted from 1, as everywhere on screen: step 1 trains the rollouts that were planned at 0; the
-    validation after it has its own number."""
-    if step is None:
-        return await reader.list_rollouts(where)
-    found: list[RolloutRecord] = []
-    for mode, planned in ((RolloutMode.VALIDATION, step), (RolloutMode.TRAIN, step - 1)):
-        if where.mode in {None, mode}:
-            found += await reader.list_rollouts(replace(where, mode=mode, step=planned))
-    return found
 
 
 async def _load(reader: RunReader, rollout_id: str) -> tuple[Trace, Group]:

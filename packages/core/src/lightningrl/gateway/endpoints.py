@@ -116,7 +116,7 @@ class _Endpoint(Generic[R]):
         call = ReceivedCall(
             info=info,
             path=path,
-            query=scope["query_string"],
+            query=scope.get("query_string", b""),
             model=model,
             headers=headers,
             body=body,

@@ -12,14 +12,14 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Table, TextClause, case, func, select, text
+from sqlalchemy import Connection, Table, TextClause, func, select, text
 from sqlalchemy.sql import ColumnElement
 
 from lightningrl.store.census import MODES, OUTCOMES, STATES, Census
 from lightningrl.store.errors import UnknownRecord
 from lightningrl.store.overview import Cell, FacetCount, Mark, Part, RolloutQuery, RolloutRow, Sort, StepReward, ToolCount
 from lightningrl.store.participants import NOBODY, words_in
-from lightningrl.store.reads import Reader, decode_task
+from lightningrl.store.reads import STEP, Reader, decode_task
 from lightningrl.store.schema import attempts, calls, other_calls, rollouts, tasks, tool_calls, trained, words
 from lightningrl.types import OtherCallKind, RolloutMode
 
@@ -29,7 +29,6 @@ Mask: TypeAlias = NDArray[np.bool_]
 """Whether a rollout is meant, by its place in the census."""
 
 _MOST_VALUES: Final = 8
-_STEP = case((rollouts.c.mode == RolloutMode.VALIDATION, rollouts.c.step), else_=func.coalesce(trained.c.step, rollouts.c.step + 1))
 _DECIDING = (attempts.c.rollout_pk == rollouts.c.pk) & (attempts.c.number == rollouts.c.deciding)
 _IS_CUT = text("finish_reason = 'length'")
 """As its index says it: a bound value would not find it."""
@@ -171,14 +170,14 @@ def tool_counts(_: Census, reader: Reader, db: Connection) -> tuple[ToolCount, .
 def cut_calls(_: Census, __: Reader, db: Connection) -> dict[int, int]:
     cut = select(calls.c.attempt_pk, func.count().label("number")).where(_IS_CUT).group_by(calls.c.attempt_pk).cte("cut")
     rows = db.execute(
-        select(_STEP.label("shown_step"), func.sum(cut.c.number).label("number"))
+        select(STEP.label("shown_step"), func.sum(cut.c.number).label("number"))
         .select_from(
             cut.join(attempts, attempts.c.pk == cut.c.attempt_pk)
             .join(rollouts, (rollouts.c.pk == attempts.c.rollout_pk) & (rollouts.c.deciding == attempts.c.number))
             .outerjoin(trained, trained.c.rollout_pk == rollouts.c.pk)
         )
         .where(rollouts.c.mode == RolloutMode.TRAIN)
-        .group_by(_STEP)
+        .group_by(STEP)
     )
     return {row.shown_step: int(row.number) for row in rows}
 

@@ -232,7 +232,8 @@ class RolloutFilter:
     outcome: Outcome | None = None
     mode: RolloutMode | None = None
     step: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
-    """Counted from 0: `trained_step` - 1, or, of a rollout that no step trained, `spec.step`."""
+    """Counted from 1: the step that trained it, or, of a rollout that no step trained, the one it was ordered for (`spec.step` + 1). A
+    validation has the number of the step after which it was."""
     group_id: str | None = None
     task_id: str | None = None
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100

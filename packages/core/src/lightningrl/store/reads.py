@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, Table, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Table, bindparam, case, func, select
 
 from lightningrl.store.codec import as_number, decode_advantages, decode_output, decode_sampling
 from lightningrl.store.errors import UnknownRecord
@@ -47,9 +47,9 @@ from lightningrl.store.schema import (
     words,
 )
 from lightningrl.store.tokens import build_transition, prompts_and_completions
-from lightningrl.types import Array, Evidence, OtherCall, Outcome, RolloutSpec, RolloutState, SamplingSettings, Task
+from lightningrl.types import Array, Evidence, OtherCall, Outcome, RolloutMode, RolloutSpec, RolloutState, SamplingSettings, Task
 
-__all__ = ["OTHER_CALLS", "Reader", "chunks", "decode_task", "read_forgotten"]
+__all__ = ["OTHER_CALLS", "STEP", "Reader", "chunks", "decode_task", "read_forgotten"]
 
 _K = TypeVar("_K")
 _IN_MOST = 500
@@ -58,6 +58,8 @@ _MOST_TOOLSETS = 256
 _LONGEST_TOOLSET = 64 * 1024
 """Characters of one of these; longer ones are read each time."""
 _DIGESTS = select(digests).where(digests.c.attempt_pk.in_(bindparam("pks", expanding=True)))
+STEP = case((rollouts.c.mode == RolloutMode.VALIDATION, rollouts.c.step), else_=func.coalesce(trained.c.step, rollouts.c.step + 1))
+"""Of a rollout beside `trained`, as it is counted on screen: see `RolloutFilter.step`."""
 OTHER_CALLS = (
     select(other_calls)
     .where(other_calls.c.attempt_pk.in_(bindparam("pks", expanding=True)))
@@ -308,7 +310,7 @@ class Reader:
             rollouts.c.state: where.state,
             rollouts.c.outcome: where.outcome,
             rollouts.c.mode: where.mode,
-            func.coalesce(trained.c.step - 1, rollouts.c.step): where.step,
+            STEP: where.step,
             rollouts.c.group_id: where.group_id,
             tasks.c.task_id: where.task_id,
         }

@@ -123,9 +123,11 @@ class StoreConformance:
         await store.create_rollouts([make_spec(f"r{i}", step=i % 2) for i in range(6)])
         await leased(store)
         assert [one.spec.id for one in await store.list_rollouts()] == ["r5", "r4", "r3", "r2", "r1", "r0"]
-        assert [one.spec.id for one in await store.list_rollouts(RolloutFilter(step=1, limit=2))] == ["r5", "r3"]
+        assert [one.spec.id for one in await store.list_rollouts(RolloutFilter(step=2, limit=2))] == ["r5", "r3"]
         assert [one.spec.id for one in await store.list_rollouts(RolloutFilter(state=RolloutState.RUNNING))] == ["r0"]
         assert [one.spec.id for one in await store.list_rollouts(RolloutFilter(limit=2, offset=4))] == ["r1", "r0"]
+        await store.create_rollouts([make_spec("after 1", step=1, mode=RolloutMode.VALIDATION)])
+        assert [one.spec.id for one in await store.list_rollouts(RolloutFilter(step=1))] == ["after 1", "r4", "r2", "r0"]
 
     # ------------------------------------------------------------------ leases
 

@@ -26,7 +26,7 @@ async def read_rollouts(run: StoredRun, rollout_ids: Sequence[str]) -> tuple[lis
     known = {one.rollout_id for one in found}
     left: list[str] = []
     for step in sorted({one.step for one in rollouts}):
-        for record in await run.list_rollouts(RolloutFilter(mode=RolloutMode.BRANCH, step=step, limit=ALL)):
+        for record in await run.list_rollouts(RolloutFilter(mode=RolloutMode.BRANCH, step=step + 1, limit=ALL)):
             branch, name = record.spec.branch, record.spec.id
             if branch is not None and branch.rollout_id in place and record.outcome is not None and name not in known:
                 left.append(name)
