@@ -87,6 +87,15 @@ async def test_the_run_says_what_was_measured(recorded_run: Path) -> None:
     assert text.count('class="dot"') == len(trained) + len(checked)
 
 
+async def test_what_intermediate_rewards_pay_stands_beside_the_rewards(recorded_run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(recorded_run, tmp_path / "mine"))
+    with (folder / "metrics.jsonl").open("a") as log:
+        log.write(json.dumps({"step": 1, "air/tool_status": 0.625, "air/correlation": 0.1}) + "\n")
+    async with browsing(folder) as browser:
+        text = await page(browser, "/")
+    assert re.search(r"tool_status \(intermediate\).*?0\.625", text, re.DOTALL) and "correlation" not in text
+
+
 async def test_an_intervals_width_is_that_of_the_groups_means(recorded_run: Path, records: dict[str, RolloutRecord]) -> None:
     """Rollouts of a group share a task: counted one by one they would promise too much."""
     async with open_run(recorded_run) as run:

@@ -69,7 +69,7 @@ class Summary:
     train: tuple[Point, ...]
     validation: tuple[Point, ...]
     parts: Mapping[str, tuple[Point, ...]]
-    """Rewards that the reward is made of, by name; of training."""
+    """Rewards that the reward is made of, and what intermediate ones pay a rollout, by name; of training."""
     steps: tuple[StepLine, ...]
     tools: tuple[ToolCount, ...]
     alarms: tuple[Alarm, ...]
@@ -165,8 +165,13 @@ def _points(rewards: Sequence[StepReward], mode: RolloutMode) -> list[Point]:
 
 
 def _parts(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Point, ...]]:
-    names = sorted({name for row in rows for name in row if name.startswith("reward/")})
-    return {name.removeprefix("reward/"): tuple(Point(step=row["step"], mean=row[name]) for row in rows if name in row) for name in names}
+    parts: dict[str, tuple[Point, ...]] = {}
+    told = {name for row in rows for name in row} - {"air/correlation"}
+    for room, kind in (("reward/", ""), ("air/", " (intermediate)")):
+        for name in sorted(name for name in told if name.startswith(room)):
+            points = tuple(Point(step=row["step"], mean=row[name]) for row in rows if name in row)
+            parts[name.removeprefix(room) + kind] = points
+    return parts
 
 
 def _bill(rows: Sequence[Mapping[str, Any]], rollouts: int) -> Bill:
