@@ -66,7 +66,7 @@ def moved(project: Path, tmp_path: Path) -> Iterator[Path]:
     project.with_name("gone").rename(project)
 
 
-def test_a_run_is_read_from_its_folder(project: Path) -> None:
+def test_a_run_is_read_from_its_folder(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = lightningrl.Run(project / "runs" / "one")
     assert [row["step"] for row in run.metrics] == [1, 2]
     assert all(row["rollouts"] == 4 for row in run.metrics)
@@ -77,6 +77,9 @@ def test_a_run_is_read_from_its_folder(project: Path) -> None:
     trace = run.trace(rollouts[0].spec.id)
     assert trace.rollout.reward == rollouts[0].reward
     assert trace.calls[0].segments
+    run.show(rollouts[0].spec.id)
+    shown = capsys.readouterr().out
+    assert f"reward {rollouts[0].reward:.3f}" in shown and "call 0" in shown
     with pytest.raises(lightningrl.LightningError, match=r"no run in 'nowhere'"):
         lightningrl.Run("nowhere")
 

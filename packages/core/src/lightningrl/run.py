@@ -101,6 +101,15 @@ class Run:
         near it where there is none."""
         return self._look(lambda run: run.trace(rollout_id))
 
+    def show(self, rollout_id: str, *, full: bool = False) -> None:
+        """Print a rollout as `lightningrl rollouts show` does, in a notebook too. `full`: each call's whole row, markup included. Raises
+        LightningError as `trace` does."""
+        from rich.console import Console
+
+        from lightningrl.look.text import show_rollout
+
+        Console().print(self._look(lambda run: show_rollout(run, rollout_id, full=full)))
+
     def recredit(
         self, credit: Any = None, *, settings: Mapping[str, Any] | None = None, steps: Collection[int] | None = None
     ) -> list[Recredit]:

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from lightningrl.clean import printable
 from lightningrl.cli.stopping import progress_bar
-from lightningrl.cli.trace_text import number
+from lightningrl.look.text import number
 from lightningrl.run import Run
 from lightningrl.types import Outcome
 

@@ -13,8 +13,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lightningrl.clean import printable
-from lightningrl.cli.trace_text import number
 from lightningrl.cli.xray import from_here, read_steps, share
+from lightningrl.look.text import number
 from lightningrl.run import Run
 from lightningrl.training.rescore import Rescore
 

@@ -16,10 +16,9 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from lightningrl.clean import printable
-from lightningrl.cli.trace_text import number, print_trace
 from lightningrl.errors import ConfigError
-from lightningrl.look.reader import Group, RunReader, open_run, read_group
-from lightningrl.look.trace import Trace
+from lightningrl.look.reader import RunReader, open_run
+from lightningrl.look.text import number, show_rollout
 from lightningrl.store.protocol import RolloutFilter, RolloutRecord
 from lightningrl.training.run_folder import newest_run
 from lightningrl.types import Outcome, RolloutMode
@@ -72,16 +71,12 @@ def list_command(
 
 
 def show_command(rollout_id: str, *, run: Path | None, runs: Path, full: bool, as_json: bool = False) -> None:
-    trace, group = _ask(run or newest_run(runs), lambda reader: _load(reader, rollout_id))
+    folder = run or newest_run(runs)
     if as_json:
+        trace = _ask(folder, lambda reader: reader.trace(rollout_id))
         sys.stdout.buffer.write(msgspec.json.encode(trace, enc_hook=np.ndarray.tolist) + b"\n")
         return
-    Console().print(print_trace(trace, group, full=full))
-
-
-async def _load(reader: RunReader, rollout_id: str) -> tuple[Trace, Group]:
-    trace = await reader.trace(rollout_id)
-    return trace, await read_group(reader, trace.rollout.spec.group_id)
+    Console().print(_ask(folder, lambda reader: show_rollout(reader, rollout_id, full=full)))
 
 
 def _ask(folder: Path, question: Callable[[RunReader], Awaitable[Answer]]) -> Answer:

@@ -1,4 +1,4 @@
-"""A Trace on a terminal: who spoke, what was new, which tokens were sampled and what they earned."""
+"""A rollout on a terminal: who spoke, what was new, which tokens were sampled and what they earned."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningrl.clean import printable
-from lightningrl.look.reader import Group
+from lightningrl.look.reader import Group, RunReader, read_group
 from lightningrl.look.segments import Segment, SegmentKind
 from lightningrl.look.trace import CallTrace, Trace, whole_row
 from lightningrl.types import OtherCall, ToolCall
 
-__all__ = ["number", "print_trace"]
+__all__ = ["number", "show_rollout"]
 
 _LONGEST: Final = 900
 """Characters of a prompt's part that are shown, of its end mostly."""
@@ -32,8 +32,10 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def print_trace(trace: Trace, group: Group, *, full: bool) -> RenderableType:
-    """`full`: every call's whole row, markup included."""
+async def show_rollout(run: RunReader, rollout_id: str, *, full: bool) -> RenderableType:
+    """`full`: every call's whole row, markup included. Raises UnknownRecord naming rollouts near it where there is none."""
+    trace = await run.trace(rollout_id)
+    group = await read_group(run, trace.rollout.spec.group_id)
     names = {call.call.id: call.call.index for call in trace.calls}
     shows_policy = len({call.call.policy for call in trace.calls}) > 1
     parts: list[RenderableType] = [_rows(_head(trace, group))]
