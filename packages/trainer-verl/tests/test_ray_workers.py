@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -192,23 +194,23 @@ def test_workers_of_the_command_line_die_with_it(cluster: Cluster, server: Scrip
     wait_gone(worker)
 
 
-def listening(answer: bytes | None) -> socket.socket:
-    """A server that is no Ray head: answers every connection with these bytes, or with nothing."""
-    listener = socket.create_server(("127.0.0.1", 0))
+@contextmanager
+def listening(answer: bytes | None) -> Iterator[int]:
+    """The port of a server that is no Ray head: answers every connection with these bytes, or with nothing."""
+    with ExitStack() as held, socket.create_server(("127.0.0.1", 0)) as listener:
 
-    def serve() -> None:
-        held = []
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            held.append(connection)
-            if answer is not None:
-                connection.sendall(answer)
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection = held.enter_context(listener.accept()[0])
+                    if answer is not None:
+                        connection.sendall(answer)
 
-    threading.Thread(target=serve, daemon=True).start()
-    return listener
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_an_unreachable_cluster_is_refused_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,13 +219,39 @@ def test_an_unreachable_cluster_is_refused_within_seconds(monkeypatch: pytest.Mo
         for address, sentence in (
             ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1' .*Connection refused.*ray start --head"),
             ("no-such-host.invalid:6379", "no Ray cluster answers"),
-            (f"127.0.0.1:{web.getsockname()[1]}", "no Ray cluster answers"),
-            (f"127.0.0.1:{deaf.getsockname()[1]}", "no Ray cluster answers .*Deadline Exceeded"),
+            (f"127.0.0.1:{web}", "no Ray cluster answers"),
+            (f"127.0.0.1:{deaf}", "no Ray cluster answers .*Deadline Exceeded"),
             ("ray://10.0.0.1:10001", "Ray Client"),
             ("10.0.0.1", "is not host:port"),
         ):
             with pytest.raises(ConfigError, match=sentence):
                 check_gcs(address)
+
+
+def test_whoever_joins_first_the_last_to_leave_disconnects(cluster: Cluster) -> None:
+    code = f"""
+import threading
+import ray
+from lightningrl_verl.ray_connection import join_or_start
+
+joined = []
+threads = [threading.Thread(target=lambda: joined.append(join_or_start({cluster.address!r}))) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+first, second, third = joined
+first.leave()
+third.leave()
+print(len(set(joined)), ray.is_initialized())
+second.leave()
+print(ray.is_initialized())
+ray.init({cluster.address!r}, log_to_driver=False, logging_level="ERROR")
+join_or_start({cluster.address!r}).leave()
+print(ray.is_initialized(), "as it was before")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ran.stdout == "1 True\nFalse\nTrue as it was before\n", ran.stderr
 
 
 def test_a_running_head_is_recognised(cluster: Cluster) -> None:

@@ -234,11 +234,14 @@ def is_actors_worker(process: psutil.Process) -> bool:
     return False
 
 
-def test_agents_and_verl_share_a_cluster(start: Callable[..., Run], policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("joins", [True, False], ids=["joined", "started"])
+def test_agents_and_verl_share_a_cluster(start: Callable[..., Run], policy: str, monkeypatch: pytest.MonkeyPatch, joins: bool) -> None:
+    """The workers come first: they connect the process to the cluster, or start one, and leave it before verl does."""
     head = {"num_cpus": 32, "num_gpus": 1, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = Cluster(initialize_head=joins, head_node_args=head if joins else None)
     try:
-        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        if joins:
+            monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         run = start(str(TWO_CALLS), "--policy", policy, "--steps", "2", "--workers", "ray:2", *settings(loop__tasks_per_step=8))
         run.wait_for(lambda: any(is_actors_worker(process) for process in psutil.process_iter()), "worker of a Ray actor")
         steps = run.finish()

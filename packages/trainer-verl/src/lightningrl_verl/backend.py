@@ -33,6 +33,7 @@ from lightningrl_verl.engine import VerlEngine
 from lightningrl_verl.environment import process_environment, quiet
 from lightningrl_verl.export import export_checkpoint
 from lightningrl_verl.policy import PolicyFacts, read_policy
+from lightningrl_verl.ray_connection import Connection
 from lightningrl_verl.recipe_check import check_machine, runs_on_cpu
 from lightningrl_verl.rows import choose_samples, separate_calls
 from lightningrl_verl.runner import Learned, Runner
@@ -72,7 +73,7 @@ class VerlBackend:
         self._runner: Any = None
         self._engine: VerlEngine | None = None
         self._failure: LightningError | None = None
-        self._owns_ray = False
+        self._connection: Connection | None = None
         self._resume_from: Path | None = None
         self._shared: Path | None = None
         """Where checkpoints lie: on a cluster, storage that all nodes see."""
@@ -157,9 +158,9 @@ class VerlBackend:
         """Stop verl, its replicas, and Ray where we started it."""
         with self._lock:
             self._stop()
-            if self._owns_ray:
-                ray.shutdown()
-                self._owns_ray = False
+            if self._connection is not None:
+                self._connection.leave()
+                self._connection = None
 
     def _scratch(self) -> tempfile.TemporaryDirectory[str]:
         """A folder for weights that are read again at once, beside the checkpoints."""
@@ -172,7 +173,7 @@ class VerlBackend:
     def _start_verl(self) -> None:
         check_machine(self.settings)
         config = build_config(self.settings, context_length=self._policy.context_length, cpu=self._cpu, resume_from=self._resume_from)
-        self._owns_ray = connect(self.settings, config, self._environment) or self._owns_ray
+        self._connection = self._connection or connect(self.settings, config, self._environment)
         check_capacity(self.settings)
         environment = actor_environment(config, self._environment)
         self._runner = Runner.options(num_cpus=1, runtime_env=environment).remote(config)  # type: ignore[attr-defined]

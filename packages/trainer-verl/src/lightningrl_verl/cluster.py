@@ -7,17 +7,15 @@ import uuid
 from typing import Any
 
 from lightningrl.errors import BackendError
-from lightningrl_verl.ray_connection import join_or_start
+from lightningrl_verl.ray_connection import Connection, join_or_start
 from lightningrl_verl.settings import Settings
 
 __all__ = ["actor_environment", "check_capacity", "connect"]
 
 
-def connect(settings: Settings, config: Any, environment: dict[str, str]) -> bool:
-    """Join the cluster of `settings.address` or RAY_ADDRESS, or start a Ray of our own; False where one was joined already.
-
-    Raises ConfigError for a cluster that cannot be reached.
-    """
+def connect(settings: Settings, config: Any, environment: dict[str, str]) -> Connection:
+    """Join the cluster of `settings.address` or RAY_ADDRESS, or start a Ray of our own. Raises ConfigError for a cluster that cannot be
+    reached."""
     from omegaconf import OmegaConf
 
     options: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)

@@ -43,5 +43,9 @@ def quiet() -> Iterator[None]:
 
 
 def prepare_environment(settings: Settings) -> None:
-    """Give it to this process."""
+    """Give it to this process, and to a Ray that it starts: `--workers ray` may do that before verl does."""
     os.environ.update(process_environment(settings))
+    if runs_on_cpu(settings):
+        from lightningrl_verl_cpu.settings import machine
+
+        os.environ["RAY_OVERRIDE_RESOURCES"] = json.dumps(machine(settings.gpus))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import ray
 from lightningrl.errors import ConfigError
 from lightningrl.runtime.address import machine_address
 
-__all__ = ["Node", "check_gcs", "find_nodes", "join_or_start"]
+__all__ = ["Connection", "Node", "check_gcs", "find_nodes", "join_or_start"]
 
 PROBE_S = 4.0
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
@@ -22,14 +23,43 @@ HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"
 
 
-def join_or_start(address: str | None, *, setting: str = "runtime.launchers.ray.address", **options: Any) -> bool:
-    """Connect this process: to `address`, to RAY_ADDRESS, to the Ray that runs on this machine, or to one of our own that it starts.
+_JOINING = threading.Lock()
 
-    False where the process was connected before. `options` are `ray.init`'s; `setting` names the address in errors. Blocks for seconds.
-    Raises ConfigError.
+
+class Connection:
+    """A process's connection to a cluster: one for all who join, trainer and workers, in whatever order they come and go."""
+
+    current: Connection | None = None
+    """That of this process; None = it is not connected, or was before anybody joined here."""
+
+    def __init__(self) -> None:
+        self.holders = 0
+
+    def leave(self) -> None:
+        """Once for each that joined; the last one disconnects."""
+        with _JOINING:
+            self.holders -= 1
+            if not self.holders and self is Connection.current:
+                Connection.current = None
+                ray.shutdown()
+
+
+def join_or_start(address: str | None, *, setting: str = "runtime.launchers.ray.address", **options: Any) -> Connection:
+    """Connect this process: to `address`, to RAY_ADDRESS, to the Ray that runs on this machine, or to one of our own that it starts. Where
+    it is connected, it stays so.
+
+    `options` are `ray.init`'s; `setting` names the address in errors. Blocks for seconds. Raises ConfigError.
     """
-    if ray.is_initialized():
-        return False
+    with _JOINING:
+        if not ray.is_initialized():
+            _connect(address, setting, options)
+            Connection.current = Connection()
+        joined = Connection.current or Connection()
+        joined.holders += 1
+        return joined
+
+
+def _connect(address: str | None, setting: str, options: dict[str, Any]) -> None:
     wanted = address or os.environ.get("RAY_ADDRESS")
     if wanted and wanted not in {"auto", "local"}:
         check_gcs(wanted, setting=setting)
@@ -40,7 +70,6 @@ def join_or_start(address: str | None, *, setting: str = "runtime.launchers.ray.
     except Exception as error:
         asked = f"the Ray cluster at {wanted!r} cannot be joined" if wanted else "Ray can neither be joined nor started"
         raise ConfigError(f"{asked}: {error}"[:500]) from error
-    return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,7 +27,7 @@ from lightningrl.runtime.settings import WorkerSettings
 from lightningrl.runtime.supervisor import tell_failure
 from lightningrl_verl.ray_actor import NodeActor, Place, find_place, unreachable
 from lightningrl_verl.ray_code import pack_folder
-from lightningrl_verl.ray_connection import Node, find_nodes, join_or_start
+from lightningrl_verl.ray_connection import Connection, Node, find_nodes, join_or_start
 
 __all__ = ["RayLauncher"]
 
@@ -71,14 +71,14 @@ class RayLauncher:
         self._environment = {name: os.environ[name] for name in environment}
         self._start_timeout_s = start_timeout_s
         self._here: Place | None = None
-        self._owns_ray = False
+        self._connection: Connection | None = None
         self._actors: dict[Any, asyncio.Task[None]] = {}
         self._placed: set[Any] = set()
 
     async def start(self, count: int, plan: WorkerPlan) -> None:
         """Join the cluster, or start one on this machine, and have the workers started. Raises ConfigError or WorkerPoolError."""
         settings = plan.settings
-        self._owns_ray = await asyncio.to_thread(join_or_start, self._address)
+        self._connection = await asyncio.to_thread(join_or_start, self._address)
         self._here = find_place()
         nodes = await asyncio.to_thread(find_nodes)
         others = {node.address for node in nodes} - {self._here.address}
@@ -106,9 +106,9 @@ class RayLauncher:
         for following in self._actors.values():
             following.cancel()
         self._actors.clear()
-        if self._owns_ray:
-            self._owns_ray = False
-            await asyncio.to_thread(ray.shutdown)
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await asyncio.to_thread(connection.leave)
 
     def describe(self) -> str:
         return f"on {len(self._actors)} Ray node{'s' if len(self._actors) > 1 else ''}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
-__all__ = ["CHECKPOINT_ENGINE", "REPLICA", "environment", "is_active", "overrides"]
+__all__ = ["CHECKPOINT_ENGINE", "REPLICA", "environment", "is_active", "machine", "overrides"]
 
 REPLICA = "lightningrl_transformers"
 """`rollout.name` of the replica that serves a transformers model."""
@@ -52,6 +52,11 @@ def environment() -> dict[str, str]:
     return fixed | {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
 
+def machine(gpus: int) -> dict[str, int]:
+    """Of a Ray that is started here: verl asks Ray for "GPU" (single_controller/ray/base.py:230), each worker bundle also for 3 CPUs."""
+    return {"CPU": 16 + 4 * gpus, "GPU": gpus}
+
+
 def overrides(
     engine: Literal["vllm", "transformers"], *, gpus: int, critic: bool, reference: bool, separate: bool = False
 ) -> dict[str, Any]:
@@ -64,9 +69,8 @@ def overrides(
         "trainer.device": "cpu",
         # a Ray of its own: without an address Ray joins whatever was started last on this machine, and that has no logical GPUs
         "ray_kwargs.ray_init.address": "local",
-        # Ray's logical GPUs: verl asks Ray for "GPU" (single_controller/ray/base.py:230); each worker bundle also asks for 3 CPUs
-        "ray_kwargs.ray_init.num_gpus": gpus,
-        "ray_kwargs.ray_init.num_cpus": 16 + 4 * gpus,
+        "ray_kwargs.ray_init.num_gpus": machine(gpus)["GPU"],
+        "ray_kwargs.ray_init.num_cpus": machine(gpus)["CPU"],
         "ray_kwargs.ray_init.include_dashboard": False,
         # each of them is a process that imports torch and verl
         "reward.num_workers": 1,
