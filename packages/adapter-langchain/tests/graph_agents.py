@@ -8,9 +8,11 @@ from typing import Any, TypedDict
 
 import openai
 from langchain.agents import create_agent
+from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import tools_condition
 from pydantic import SecretStr
 
 model = ChatOpenAI(model="gpt-4o-mini", api_key=SecretStr("sk-the-users-own"))
@@ -166,6 +168,37 @@ raw_graph = build_graph(raw_call, call("review"))
 def bare_client(text: str) -> Any:
     """A node that calls the SDK itself."""
     return raw_graph.invoke({"text": text, "answers": []})
+
+
+sum_up = tool(add)
+
+
+def think(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [model.bind_tools([sum_up]).invoke(state["messages"])]}
+
+
+def act(state: MessagesState) -> dict[str, Any]:
+    """Calls its tool itself, as LangGraph's own introduction does."""
+    calls = getattr(state["messages"][-1], "tool_calls", [])
+    return {"messages": [ToolMessage(str(sum_up.invoke(call["args"])), tool_call_id=call["id"]) for call in calls]}
+
+
+def build_loop() -> Any:
+    graph = StateGraph(MessagesState)
+    graph.add_node("think", think)
+    graph.add_node("tools", act)
+    graph.add_edge(START, "think")
+    graph.add_conditional_edges("think", tools_condition)
+    graph.add_edge("tools", "think")
+    return graph.compile()
+
+
+loop_graph = build_loop()
+
+
+def add_by_hand(task: str) -> str:
+    """A graph of one's own whose node calls the tools."""
+    return str(loop_graph.invoke(asked(task))["messages"][-1].text)
 
 
 AGENTS = {"sync": synchronous, "stream": stream, "threads": threads, "async": asynchronous, "async_stream": async_stream}

@@ -43,6 +43,17 @@ async def test_roles_and_spans_reach_the_calls_each_can_be_branched_at_and_a_lon
     assert (trajectory.outcome, trajectory.transitions) == (Outcome.CONTEXT_OVERFLOW, ())
 
 
+async def test_a_tool_that_a_node_calls_itself_is_joined_to_the_transition_that_asked(path: WholePath) -> None:
+    path.engine.enqueue(f"{TOOL_CALL}\n{TOOL_CALL.replace('22', '1')}", "the sum is 42")
+    async with path.workers("graph_agents.py:add_by_hand", adapters=["langchain"], base_dir=HERE):
+        trajectory = await path.run_one("by-hand", "what is 20 + 22?")
+    assert (trajectory.outcome, trajectory.output) == (Outcome.SUCCEEDED, "the sum is 42"), trajectory.error
+    asking = trajectory.transitions[0]
+    assert [(tool.id, tool.transition_id, tool.result) for tool in trajectory.tool_calls] == [
+        (call_id, asking.id, result) for call_id, result in zip(asking.tool_call_ids, ("42", "21"), strict=True)
+    ]
+
+
 async def test_a_tool_call_is_joined_to_the_transition_that_asked(path: WholePath) -> None:
     path.engine.enqueue(TOOL_CALL, "the sum is 42")
     async with path.workers("graph_agents.py:add_with_tools", adapters=["langchain"], base_dir=HERE):

@@ -251,6 +251,22 @@ async def test_connections_are_kept_on_the_home_loop(scene: Scene) -> None:
     assert [call.headers["connection"] for call in scene.server.calls] == ["keep-alive", "close"]
 
 
+def test_an_async_client_may_run_on_no_loop_of_asyncios(scene: Scene) -> None:
+    """As under trio: a coroutine is stepped by whoever runs it. What the transport is given is on its way to the gateway."""
+    arrived: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        arrived.append(request)
+        return httpx.Response(200)
+
+    posting = httpx.AsyncClient(transport=httpx.MockTransport(handle)).post(OPENAI, json=BODY, headers=KEY)
+    with scene.scope.entered(scene.rollout("r1")), pytest.raises(StopIteration):
+        posting.send(None)
+    (request,) = arrived
+    assert str(request.url).startswith(f"{scene.server.url}/rollouts/r1/")
+    assert request.headers["connection"] == "close"
+
+
 def test_uninstalling_restores_the_clients() -> None:
     before = (httpx.Client.send, httpx2.AsyncClient.send, requests.Session.send, aiohttp.ClientSession._request, ThreadPoolExecutor.submit)
     redirection = Redirection(server_url="http://127.0.0.1:1", scope=RolloutScope())

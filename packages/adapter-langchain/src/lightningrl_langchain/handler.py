@@ -23,9 +23,11 @@ from lightningrl_langchain.runs import Run, start_run
 from lightningrl_langchain.tools import (
     AskedTool,
     AskedTools,
+    answer_of,
     asked_tools,
     has_structured_response,
     iterate_tool_messages,
+    offered_names,
     status_of_error,
     status_of_output,
     text_of,
@@ -113,7 +115,9 @@ class Handler(BaseCallbackHandler):
 
     def _start_call(self, run_id: UUID, kwargs: Mapping[str, Any]) -> None:
         run = self._start(run_id, "", kwargs)
-        model = str((kwargs.get("invocation_params") or {}).get("model") or (kwargs.get("metadata") or {}).get("ls_model_name") or "")
+        params = kwargs.get("invocation_params") or {}
+        run.offered = offered_names(params)
+        model = str(params.get("model") or (kwargs.get("metadata") or {}).get("ls_model_name") or "")
         attributes = {semconv.OPERATION_NAME: semconv.CHAT, semconv.REQUEST_MODEL: model}
         run.span = self._open_span(f"{semconv.CHAT} {model}".strip(), run, attributes)
         self._calling.set(run_id)
@@ -154,12 +158,17 @@ class Handler(BaseCallbackHandler):
         if asked is not None:
             asked.has_run = True
         run = self._start(run_id, "", kwargs)
+        run.tool_call_id = kwargs.get("tool_call_id")
+        if run.tool_call_id is None and run.host is not None:
+            run.host.nameless.add(name)
         inputs = kwargs.get("inputs")
         arguments = asked.arguments if asked is not None else input_str if inputs is None else text_of(inputs)
         run.span = self._open_tool_span(name, arguments, kwargs.get("tool_call_id"), asked, run)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self._end_tool(run_id, status_of_output(output), result=text_of(output))
+        run = self._runs.get(run_id)
+        answer = answer_of(output, None if run is None else run.tool_call_id)
+        self._end_tool(run_id, status_of_output(answer), result=text_of(answer))
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         self._end_tool(run_id, status_of_error(error), result=f"{type(error).__name__}: {error}", error_type=type(error).__name__)
@@ -176,15 +185,22 @@ class Handler(BaseCallbackHandler):
         close_tool_span(span, status, result, "")
 
     def _report_messages(self, run: Run, outputs: Any) -> None:
-        """Tool messages that no tool wrote: there is none of that name, or the call was an answer with a structure (`ToolStrategy`)."""
+        """Tool messages that no tool wrote: there is none of that name, something answered in a tool's place (a middleware, the node's
+        own code), or the call was an answer with a structure (`ToolStrategy`)."""
         found = [(self._asked.get(message.tool_call_id), message) for message in iterate_tool_messages(outputs)]
         unrun = [(asked, message) for asked, message in found if asked is not None and not asked.has_run]
         for asked, message in unrun:
-            if message.status == "error":
-                self._report_unrun(asked, ToolStatus.UNKNOWN_TOOL, result=text_of(message))
+            if asked.name in run.nameless:
+                continue  # a tool told of it itself
+            if not asked.is_offered:
+                status = ToolStatus.UNKNOWN_TOOL
+            elif message.status == "error":
+                status = ToolStatus.ERROR
             elif run.is_agent_model and asked.node is run:
                 status = ToolStatus.OK if has_structured_response(outputs) else rejection(len(unrun))
-                self._report_unrun(asked, status, result=text_of(message))
+            else:
+                status = ToolStatus.OK
+            self._report_unrun(asked, status, result=text_of(message))
 
     def _report_structured_error(self, error: BaseException) -> None:
         """LangChain raises for such an answer with `ToolStrategy(handle_errors=False)`."""

@@ -35,6 +35,12 @@ class Run:
     role: str | None
     """What the calls below are made as: a named agent, or the path of nodes (`write`, `write/model`); for an agent's middleware
     `agent.middleware`, which is not the agent."""
+    offered: frozenset[str] = frozenset()
+    """Of a model: the names of the tools in its request."""
+    tool_call_id: str | None = None
+    """Of a tool: the call that it answers; None = it was called without one."""
+    nameless: set[str] = field(default_factory=set[str])
+    """Of a node: names of the tools that it called without the id of a call."""
     span: Span | None = None
     started_ns: int = field(default_factory=time.time_ns)
 

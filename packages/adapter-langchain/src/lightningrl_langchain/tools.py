@@ -22,9 +22,11 @@ from lightningrl_langchain.runs import Run
 __all__ = [
     "AskedTool",
     "AskedTools",
+    "answer_of",
     "asked_tools",
     "has_structured_response",
     "iterate_tool_messages",
+    "offered_names",
     "status_of_error",
     "status_of_output",
     "text_of",
@@ -44,6 +46,8 @@ class AskedTool:
     role: str | None
     is_valid: bool
     """False: the arguments were no JSON object, so that LangChain runs nothing."""
+    is_offered: bool
+    """False: no tool of that name was in the request."""
     node: Run | None
     """The node whose model asked."""
     has_run: bool = False
@@ -84,8 +88,22 @@ def asked_tools(response: LLMResult, chat_span: Span, run: Run) -> Iterator[Aske
                         chat_span=chat_span,
                         role=run.role,
                         is_valid=is_valid,
+                        is_offered=call["name"] in run.offered,
                         node=node,
                     )
+
+
+def offered_names(invocation_params: Mapping[str, Any]) -> frozenset[str]:
+    """The names of the tools in a model's request, in OpenAI's format (`{"type": "function", "function": {"name": …}}`) or bare."""
+    tools = [tool for tool in invocation_params.get("tools") or () if isinstance(tool, Mapping)]
+    described = [tool.get(str(tool.get("type")), tool) for tool in tools]
+    return frozenset(str(tool.get("name")) for tool in described if isinstance(tool, Mapping))
+
+
+def answer_of(output: Any, tool_call_id: str | None) -> Any:
+    """The tool message for that call where a tool returned it inside of a command or a list, which may hold others; else the output."""
+    messages = iterate_tool_messages(output)
+    return next((message for message in messages if tool_call_id is not None and message.tool_call_id == tool_call_id), output)
 
 
 def status_of_output(output: Any) -> ToolStatus:

@@ -237,7 +237,10 @@ class Redirection:
         return self._own.host == host and (self._own.port or port) == port
 
     def _closes(self) -> bool:
-        return asyncio.get_running_loop() is not self.home_loop
+        try:
+            return asyncio.get_running_loop() is not self.home_loop
+        except RuntimeError:  # trio runs here
+            return True
 
     # --- httpx and httpx2 ---
 

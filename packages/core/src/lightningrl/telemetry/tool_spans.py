@@ -84,9 +84,10 @@ def read_tools(spans: Sequence[SeenSpan]) -> ReadTools:
     joined: list[SeenSpan] = []
     loose: set[str] = set()
     for tool in tools:
-        found = None if tool.is_ours else by_id.get(tool.reading.tool_call_id) or waiting.take(tool)
+        knows_asker = tool.is_ours and bool(tool.reading.tool_call_id)  # an agent's own code may call a tool past its framework
+        found = None if knows_asker else by_id.get(tool.reading.tool_call_id) or waiting.take(tool)
         joined.append(_join(tool, found))
-        if found is None and not tool.is_ours:
+        if found is None and not knows_asker:
             loose.add(tool.span_id)
     ids = taken | {tool.reading.tool_call_id for tool in joined}
     agents = {span.reading.agent for span in spans if span.reading.kind is Kind.AGENT}  # smolagents: asked as tools, offered as agents
