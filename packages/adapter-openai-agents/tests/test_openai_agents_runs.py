@@ -280,6 +280,36 @@ def test_a_call_outside_of_any_rollout_is_refused(process: InstrumentedProcess) 
     assert (call.rollout_id, call.status, call.agent) == (None, 403, None)
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_tool_that_its_guardrail_refuses_is_an_error(process: InstrumentedProcess, is_streamed: bool) -> None:
+    if not hasattr(agents, "tool_input_guardrail"):
+        pytest.skip("no guardrails of tools in this version of the SDK")
+
+    @agents.tool_input_guardrail
+    def refuse(_: Any) -> Any:
+        return agents.ToolGuardrailFunctionOutput.reject_content("not today")
+
+    def spend() -> str:
+        return "spent"
+
+    spending = function_tool(spend)
+    spending.tool_input_guardrails = [refuse]
+    agent = Agent(name="buyer", model="gpt-4o-mini", tools=[spending])
+
+    async def buy(text: str) -> None:
+        if not is_streamed:
+            await Runner.run(agent, text)
+            return
+        async for _ in Runner.run_streamed(agent, text).stream_events():
+            pass
+
+    (rollout,) = process.run_many(buy, 1, "TOOL=spend ARGS={}")
+    spans = process.spans(rollout)
+    (tool,) = by_operation(spans, semconv.EXECUTE_TOOL)
+    assert (tool.attributes[semconv.TOOL_STATUS], tool.attributes[semconv.TOOL_CALL_RESULT]) == ("error", "not today")
+    assert tool.parent_id == process.server.calls[0].span_id
+
+
 def test_a_websocket_model_is_refused_rather_than_missed(process: InstrumentedProcess) -> None:
     found = pytest.importorskip("agents.models.openai_responses")
     if not hasattr(found, "OpenAIResponsesWSModel"):

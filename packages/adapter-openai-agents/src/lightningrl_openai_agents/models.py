@@ -24,7 +24,7 @@ class RecordedModels:
         refuse_websocket(instance)
         if self._recorder.calling.get() is not None:  # a model that asks another one, or its own base class
             return await wrapped(*args, **kwargs)
-        chat = self._recorder.open_chat(model_name(instance), handoffs_of(args, kwargs))
+        chat = self._recorder.open_chat(model_name(instance), input_of(args, kwargs), handoffs_of(args, kwargs))
         token = self._recorder.calling.set(chat)
         try:
             response = await wrapped(*args, **kwargs)
@@ -46,7 +46,7 @@ class RecordedModels:
         self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AsyncIterator[Any]:
         """The consumer runs between two events, in the same context: so the call is current only while an event is awaited."""
-        chat = self._recorder.open_chat(model_name(instance), handoffs_of(args, kwargs))
+        chat = self._recorder.open_chat(model_name(instance), input_of(args, kwargs), handoffs_of(args, kwargs))
         items: list[Any] = []
         final: list[Any] = []
         failure: BaseException | None = None
@@ -91,6 +91,12 @@ def model_classes() -> Iterator[type[Model]]:
 
 def model_name(model: Any) -> str:
     return str(getattr(model, "model", "") or "")
+
+
+def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The second parameter of both methods: a text, which is no item, or items."""
+    items = kwargs.get("input", args[1] if len(args) > 1 else ())
+    return () if isinstance(items, str) else tuple(items)
 
 
 def handoffs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from lightningrl.attribution.origin import CallOrigin
 from lightningrl.telemetry import semconv
 from lightningrl.types import ToolStatus
 from lightningrl_openai_agents.runs import Chat, Run, Tool
-from lightningrl_openai_agents.tools import asked_tools, hosted_tools, status_of_error, text_of
+from lightningrl_openai_agents.tools import asked_tools, field_of, hosted_tools, status_of_error, text_of
 
 __all__ = ["Recorder"]
 
@@ -86,10 +86,12 @@ class Recorder:
 
     # --- models ---
 
-    def open_chat(self, model: str, handoffs: Iterable[Any]) -> Chat:
+    def open_chat(self, model: str, items: Iterable[Any], handoffs: Iterable[Any]) -> Chat:
+        """`items`: the conversation so far, or what is new of it."""
         run = self.running.get()
         agent = None
         if run is not None:
+            self._report_refused(run, items)
             if run.agent is not None:
                 self.enter_agent(run, run.agent)
             agent = run.agent
@@ -191,6 +193,15 @@ class Recorder:
         if isinstance(error, ModelBehaviorError) and pending and not others:
             self.start_tool(pending[0])
             self._close_tool(pending[0], ToolStatus.INVALID_ARGUMENTS, text_of(str(error)), type(error).__name__)
+
+    def _report_refused(self, run: Run, items: Iterable[Any]) -> None:
+        """The model is told the outcome of tools that never started: a guardrail of the tool, or a person, has refused them. Of handoffs
+        the SDK carries out the first alone."""
+        for item in items:
+            tool = run.tools.get(str(field_of(item, "call_id"))) if field_of(item, "type") == "function_call_output" else None
+            if tool is not None and tool.span is None and not is_handoff(tool):
+                self.start_tool(tool)
+                self._close_tool(tool, ToolStatus.ERROR, text_of(field_of(item, "output")), "")
 
     def _turn(self, run: Run | None) -> Context | None:
         if run is None:
