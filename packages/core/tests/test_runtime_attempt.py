@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sizes import PATIENCE_S
@@ -50,3 +51,26 @@ def test_an_agent_that_runs_in_a_thread_cannot_be_stopped_from_inside() -> None:
     may_end.set()
     thread.join(PATIENCE_S)
     assert reports[0].outcome is Outcome.SUCCEEDED
+
+
+def test_a_thread_of_an_agent_that_was_stopped_keeps_none_from_the_next() -> None:
+    """`asyncio.to_thread` has a few threads for all agents of the loop, and one that hangs is never free again."""
+    stopped, may_end = make_attempt(), threading.Event()
+
+    def hang() -> None:
+        stopped.revoke()
+        may_end.wait(PATIENCE_S)
+
+    async def wait(text: str) -> str:
+        await asyncio.to_thread(hang)
+        return text
+
+    async def shout(text: str) -> str:
+        return await asyncio.to_thread(text.upper)
+
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_default_executor(ThreadPoolExecutor(1))
+        assert stopped.run(load_agent(wait), runner.run).outcome is Outcome.CANCELLED  # type: ignore[arg-type]
+        report = make_attempt().run(load_agent(shout), runner.run)  # type: ignore[arg-type]
+        may_end.set()
+    assert (report.outcome, report.output) == (Outcome.SUCCEEDED, "HI")

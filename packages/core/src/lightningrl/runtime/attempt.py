@@ -9,6 +9,7 @@ import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from lightningrl.attribution.scope import ActiveRollout
@@ -88,6 +89,8 @@ class Attempt:
         finally:
             with self._lock:
                 self._task = None
+            if self._is_revoked or limit.expired():  # what it runs in threads goes on, and the next would wait for a free one
+                asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
 
     def _report(self, error: BaseException, duration_s: float) -> Result:
         if isinstance(error, AttemptTimeoutError):
