@@ -18,12 +18,13 @@ from lightningrl.cli.try_one import try_command
 from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError
 from lightningrl.plugins import PluginManager, load_plugins
-from lightningrl.run import begin_run, doctor
+from lightningrl.run import Run, begin_run, doctor
 from lightningrl.runtime.agent_loader import agent_reference
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.training.agent_check import check_agent
 from lightningrl.training.models import check_on_hub
 from lightningrl.training.parts import Parts
+from lightningrl.training.recorded import find_measured
 from lightningrl.training.run_folder import LoopState, RunFolder, newest_run
 from lightningrl.training.tasks import explain_few_tasks
 
@@ -330,6 +331,33 @@ def test_a_run_with_a_checkpoint_is_overwritten_only_when_asked(here: Path) -> N
     folder = start(here, here / "run", overwrite=True)
     assert folder.latest() is None
     folder.close()
+
+
+def test_a_run_that_is_written_over_leaves_no_branches_of_its_rollouts(here: Path) -> None:
+    folder = start(here, here / "run")
+    checkpoint(folder)
+    branched = here / "run" / "branches" / "step-000000" / "g000000-000"
+    branched.mkdir(parents=True)
+    (branched / "store.sqlite").touch()
+    folder.close()
+    start(here, here / "run", overwrite=True).close()
+    assert find_measured(here / "run", ["g000000-000"]) == {}, "the new run's rollout has the same id"
+
+
+def test_a_run_that_went_on_with_other_settings_goes_on_with_them_the_next_time(here: Path) -> None:
+    folder = start(here, here / "run")
+    checkpoint(folder)
+    folder.close()
+
+    def resumed(**settings: Any) -> int:
+        with begin_run(None, run=here / "run", resume=True, overwrite=False, settings=settings) as opened:
+            return opened.recipe.loop.steps
+
+    assert resumed(**{"loop.steps": 7}) == 7
+    with pytest.raises(LightningError, match="no worker launcher named 'moon'"):
+        resumed(**{"loop.steps": 9, "runtime.launcher": "moon"})
+    assert resumed() == 7, "a killed run goes on as it was, and what was refused is not kept"
+    assert Run(here / "run").recipe.loop.steps == 7
 
 
 def test_a_run_folder_is_for_its_owner_alone(here: Path) -> None:

@@ -1,4 +1,5 @@
-"""The origin of a run: the two files in its folder that say what it was started with, read wherever it lies now.
+"""The origin of a run: the two files in its folder that say what it was started with, and the settings of each `--resume` since, read
+wherever it lies now.
 
 <run>/recipe.json   the frozen recipe
 <run>/run.json      {"source", "folder", "run", "models": {policy: place}, "settings", "store"}

@@ -64,7 +64,7 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        """As the run was started."""
+        """As the run was started, with the settings that it went on with since."""
         return self._origin.recipe
 
     @property
@@ -417,6 +417,7 @@ def begin_run(
         folder, whole = RunFolder.resume(Path(run) if run is not None else newest_run(runs), settings, source)
         try:
             parts = build_checked(whole, plugins, will_work=True)
+            folder.keep_settings(whole, settings)
             yield OpenRun(recipe=whole, parts=parts, plugins=plugins, folder=folder, is_resumed=True)
         finally:
             folder.close()

@@ -44,7 +44,10 @@ FREE_ON_RESUME = re.compile(
 """Settings that may change when a run goes on; all others make it another run."""
 
 
-RUN_FILES = ("run.json", "store.sqlite*", "metrics.jsonl", "curve.png", "view.key", "checkpoints", "logs", "tensorboard", "wandb", ".*.new")
+RUN_FILES = (
+    *("run.json", "store.sqlite*", "metrics.jsonl", "curve.png", "view.key", "checkpoints", "branches", "logs", "tensorboard", "wandb"),
+    ".*.new",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +162,14 @@ class RunFolder:
             folder.close()
             raise
         return folder, recipe
+
+    def keep_settings(self, recipe: Recipe, settings: Mapping[str, Any]) -> None:
+        """Keep what the run goes on with beside what it was started with, so that it goes on so the next time, too."""
+        if settings:
+            saved = read_run_file(self.path)
+            kept = {**saved, "settings": {**saved.get("settings", {}), **settings}}
+            _write_durably(self.path / "recipe.json", recipe.frozen_text())
+            _write_durably(self.path / "run.json", json.dumps(kept, indent=2, default=str) + "\n")
 
     @property
     def store_url(self) -> str:
