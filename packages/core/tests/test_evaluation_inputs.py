@@ -7,7 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from lightningrl.config import OtherPolicyConfig, PolicyConfig, Recipe, RewardConfig, TasksConfig
+from lightningrl.errors import ConfigError
 from lightningrl.evaluation.candidate import find_candidate
 from lightningrl.evaluation.examination import Examination
 from lightningrl.evaluation.result import sample_of
@@ -30,6 +33,12 @@ def test_a_line_of_tasks_ends_at_its_newline_and_at_no_other_character(tmp_path:
     (tmp_path / "tasks.jsonl").write_bytes("\r\n".join([*lines, ""]).encode())
     tasks = Examination(tasks=str(tmp_path / "tasks.jsonl")).choose(RECIPE, cast("Any", None))
     assert sorted(task.input for task in tasks) == sorted(inputs)
+
+
+@pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf")])
+def test_a_temperature_that_is_none_is_refused_before_anything_runs(temperature: float) -> None:
+    with pytest.raises(ConfigError, match=r"temperature is .*; give 0 \(greedy\) or more"):
+        Examination(temperature=temperature)
 
 
 def test_a_run_whose_policy_has_a_dot_in_its_name_can_be_evaluated(tmp_path: Path) -> None:

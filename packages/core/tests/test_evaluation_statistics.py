@@ -180,3 +180,8 @@ def test_rewards_beyond_their_range_get_no_sequential_verdict() -> None:
     wild = replace(first, tasks=(high, first.tasks[1]))
     found = compare(wild, second)
     assert found.sequential is None and found.verdict is Verdict.NOT_ENOUGH and found.difference.mean == 3.0
+
+
+def test_equal_differences_that_rounding_sets_apart_make_nothing_certain() -> None:
+    found = mean_interval([0.9 - 0.8, 0.8 - 0.7], bounds=DIFFERENCES)
+    assert (found.low, found.high) == DIFFERENCES

@@ -9,6 +9,7 @@ One policy after the other; where it may stop early, both at once, batch by batc
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -68,6 +69,8 @@ class Examination:
         for name in ("samples", "limit", "batch"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; give 1 or more")
+        if self.temperature is not None and not 0.0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature is {self.temperature:g}; give 0 (greedy) or more")
 
     def sampling(self, recipe: Recipe) -> SamplingSettings:
         chosen = recipe.validation_sampling if self.samples == 1 else recipe.sampling.settings()

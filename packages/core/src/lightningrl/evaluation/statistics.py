@@ -27,6 +27,8 @@ LARGEST_BET = 0.75
 EXACT = 12
 """Differences up to which every flip of signs is tried."""
 FLIPS = 9999
+NEARLY = 1e-9
+"""Values no farther apart are equal: 0.9 - 0.8 and 0.8 - 0.7 are 1e-16 apart."""
 
 
 class Verdict(StrEnum):
@@ -60,7 +62,7 @@ def mean_interval(values: Sequence[float] | Numbers, *, bounds: tuple[float, flo
     all values are equal, t would claim to be certain: then bounds give the interval of `bet`; without them there is none."""
     found = np.asarray(values, dtype=np.float64)
     mean = float(found.mean())
-    if len(found) < 2 or np.ptp(found) == 0.0:
+    if len(found) < 2 or np.ptp(found) <= NEARLY:
         if bounds is None or len(found) < 2:
             return Interval(mean=mean, low=None, high=None)
         return bet(found, bounds=bounds, level=level, horizon=len(found)).interval
