@@ -111,6 +111,14 @@ def test_rollouts_are_found_by_task_and_sorted_by_reward(run: Path) -> None:
     assert isinstance(CliRunner().invoke(app, ["rollouts", "list", "--run", str(run), "--sort", "size"]).exception, errors.ConfigError)
 
 
+@pytest.mark.parametrize("words", ["rollouts list --limit -1", "rollouts list --limit 0", "view --port 70000", "serve --port -1"])
+def test_a_number_that_cannot_be_is_refused(words: str) -> None:
+    """-1 left the last rollout out, 0 said that no rollout matches, and 70000 was another port."""
+    answer = CliRunner().invoke(app, words.split())
+    assert answer.exit_code == 2
+    assert "Invalid value for" in answer.output
+
+
 def test_ctrl_c_is_answered_at_once_and_once() -> None:
     said: list[str] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,8 +16,9 @@ from typer.testing import CliRunner
 from warm import WarmCommand
 
 from lightningrl.cli.app import app
+from lightningrl.cli.new import init_command
 from lightningrl.config import load_recipe
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, LightningError
 from lightningrl.plugins import PluginManager
 from lightningrl.scaffold import new_agent, new_package
 
@@ -76,6 +78,13 @@ def test_init_says_what_it_made_before_it_makes_the_policy(tmp_path: Path) -> No
             os.killpg(init.pid, signal.SIGKILL)
     assert said[0] == "made mine: agent.py, recipe.toml, reward.py, starter.py, tasks.py\n"
     assert said[1].startswith("making its starting policy")
+
+
+def test_a_starter_that_fails_is_tried_again_as_the_sentence_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "false")
+    with pytest.raises(LightningError) as error:
+        init_command(tmp_path / "my agent")
+    assert shlex.split(str(error.value).rpartition(": ")[2]) == ["python", str(tmp_path / "my agent" / "starter.py")]
 
 
 @pytest.mark.slow

@@ -166,7 +166,7 @@ def serve(
     recipe: RecipeArgument = None,
     run: Annotated[Path | None, typer.Option("--run", help="Serve the newest checkpoint of this run folder.", show_default=False)] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 = any free one.")] = 8600,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 = any free one.", min=0, max=65535)] = 8600,
     store_url: Annotated[
         str | None, typer.Option(help="A PostgreSQL database for what is served, in a schema of its own that goes in the end.")
     ] = None,
@@ -324,7 +324,7 @@ def view(
         ),
     ] = None,
     runs: RunsOption = Path("runs"),
-    port: Annotated[int, typer.Option(help="Port to listen on, on this machine only; 0 = any free one.")] = 0,
+    port: Annotated[int, typer.Option(help="Port to listen on, on this machine only; 0 = any free one.", min=0, max=65535)] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
 ) -> None:
     """Look at a run in a browser, while it trains or afterwards: curve, alarms, rollouts, tokens, credit. Nothing is changed.
@@ -454,7 +454,7 @@ def list_rollouts(
     task: Annotated[str | None, typer.Option(help="Only of the task with this id.", show_default=False)] = None,
     mode: Annotated[str | None, typer.Option(help="train or validation.", show_default=False)] = None,
     outcome: Annotated[str | None, typer.Option(help="Only with this outcome, e.g. agent_error.", show_default=False)] = None,
-    limit: Annotated[int, typer.Option(help="Show at most so many.")] = 20,
+    limit: Annotated[int, typer.Option(help="Show at most so many.", min=1)] = 20,
     sort: Annotated[str, typer.Option(help="newest first, or by reward, worst first.", metavar="newest|reward")] = "newest",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:

@@ -37,5 +37,7 @@ def init_command(folder: Path) -> None:
     console.print("making its starting policy, a tiny transformer: some ten seconds", highlight=False)
     status = subprocess.run([sys.executable, str(made / "starter.py")], check=False).returncode
     if status:
-        raise LightningError(f"the starting policy was not made (status {status}); try again: python {made / 'starter.py'}")
+        raise LightningError(
+            f"the starting policy was not made (status {status}); try again: python {shlex.quote(str(made / 'starter.py'))}"
+        )
     console.print(f"next:  {train}", highlight=False, markup=False, soft_wrap=True)
