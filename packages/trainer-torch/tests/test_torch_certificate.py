@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 import shutil
 import sqlite3
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import typer
 
 import lightningrl
+from lightningrl.cli.certify import certify_command
 from lightningrl.credit import samples
 from lightningrl.errors import RunFolderError
 from lightningrl.evaluation import recomputation
@@ -169,7 +173,9 @@ def test_a_token_that_was_trained_and_not_sampled_is_found(clean: lightningrl.Ru
 
 
 @pytest.mark.parametrize("value", [-0.5, float("nan")])
-def test_a_call_changed_in_the_store_is_found(value: float, clean: lightningrl.Run, tmp_path: Path) -> None:
+def test_a_call_changed_in_the_store_is_found(
+    value: float, clean: lightningrl.Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The record's own logprobs, one of them another."""
     with sqlite3.connect(copy_of(clean, tmp_path) / "store.sqlite") as db:
         (pk, values), *_ = db.execute("SELECT pk, logprobs FROM calls ORDER BY pk LIMIT 1").fetchall()
@@ -177,6 +183,11 @@ def test_a_call_changed_in_the_store_is_found(value: float, clean: lightningrl.R
         changed[0] += value
         db.execute("UPDATE calls SET logprobs = ? WHERE pk = ?", (changed.tobytes(), pk))
     assert "probabilities of 'policy'" in failures(lightningrl.Run(tmp_path / "run").certify())
+    with pytest.raises(typer.Exit):
+        certify_command(tmp_path / "run", as_json=True)
+    sys.stdout.flush()
+    told = msgspec.json.decode(capfd.readouterr().out)  # refuses the NaN of Python's json
+    assert not told["is_passed"]
 
 
 def test_rollouts_that_are_gone_and_were_not_forgotten_are_missed(clean: lightningrl.Run, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -24,7 +23,7 @@ MARKS = {True: "[green]pass[/]", False: "[bold red]FAIL[/]", None: "[yellow]-[/]
 def certify_command(run: Path, *, as_json: bool) -> None:
     certificate = Run(run).certify()
     if as_json:
-        sys.stdout.write(json.dumps({**msgspec.to_builtins(certificate), "is_passed": certificate.is_passed}) + "\n")
+        sys.stdout.buffer.write(msgspec.json.encode({**msgspec.to_builtins(certificate), "is_passed": certificate.is_passed}) + b"\n")
     else:
         _print(Console(), certificate)
     if not certificate.is_passed:
