@@ -265,6 +265,11 @@ async def test_a_program_beside_the_recipe_is_found_from_any_folder(tmp_path: Pa
             assert [one.reward for one in await evaluator.reward([episode(output)])] == [earned]
 
 
+@pytest.mark.parametrize("words", [["-c", "cd / && ls no-such.py"], ["-x", __file__, "made-later.py"]])
+def test_code_and_what_a_program_is_told_are_no_programs_that_have_to_be_there(words: list[str]) -> None:
+    Execution(command=["bash", *words])
+
+
 async def test_its_output_is_compared_with_the_answer_or_read_as_a_number() -> None:
     assert await run(Execution(command=[PYTHON, "-I", "{output}"], score="answer"), "print(2 + 2)") == (1.0, None)
     assert await run(Execution(command=[PYTHON, "-I", "{output}"], score="answer"), "print(5)") == (0.0, None)

@@ -31,6 +31,8 @@ _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV"
 """Of the environment: no key of a provider reaches what a model wrote."""
 _INTERPRETERS = ("python", "bash", "sh", "node")
 _PROGRAMS = (".py", ".sh", ".js")
+_CODE = ("-c", "-e", "-m")
+"""What follows is no file."""
 
 
 class Execution:
@@ -138,9 +140,12 @@ def _missing_program(command: Sequence[str], folder: Path | None) -> str | None:
     if not Path(command[0]).name.startswith(_INTERPRETERS):
         return None
     for word in command[1:]:
-        can_be_there = folder is not None or Path(word).is_absolute()
-        if word.endswith(_PROGRAMS) and "{" not in word and not (can_be_there and ((folder or Path()) / word).is_file()):
-            return word
+        if word in _CODE:
+            return None
+        if not word.startswith("-"):
+            can_be_there = folder is not None or Path(word).is_absolute()
+            is_there = can_be_there and ((folder or Path()) / word).is_file()
+            return word if word.endswith(_PROGRAMS) and "{" not in word and not is_there else None
     return None
 
 
