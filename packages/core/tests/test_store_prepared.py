@@ -101,3 +101,12 @@ def test_a_statement_that_reads_calls_sees_those_that_wait_for_their_insert(tmp_
         assert [row.id for row in transaction.rows(statement, of_pk=1)] == ["a"]
         append_calls(transaction, [make_call(leased, "b", [1], [2])])
         assert [row.calls for row in transaction.rows(count)] == [2]
+
+
+@pytest.mark.parametrize("ids", [[], ["2"], ["2", ROLLOUT["id"], "nobody"]])
+def test_a_list_is_looked_up_as_sqlalchemy_does(db: Connection, ids: list[str]) -> None:
+    ADD.on(db.dialect).run_many(db.connection.cursor(), [ROLLOUT, {**ROLLOUT, "id": "2"}])
+    wanted = select(rollouts).where(rollouts.c.id.in_(bindparam("ids", expanding=True))).order_by(rollouts.c.pk)
+    statement = PreparedStatement(wanted)
+    for _ in range(2):
+        assert [row._asdict() for row in statement.read(db, ids=ids)] == [row._asdict() for row in db.execute(wanted, {"ids": ids})]

@@ -3,6 +3,8 @@ what SQLite does with it.
 
 INSERT = PreparedStatement(insert(calls), columns=("id", "idx", …))
 INSERT.on(dialect).run(cursor, {"id": …, "idx": …})
+FOUND = PreparedStatement(select(calls).where(calls.c.attempt_pk.in_(bindparam("pks", expanding=True))))
+FOUND.read(connection, pks=[3, 17])
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Dialect, Insert, Table
+from sqlalchemy import Connection, Dialect, Insert, Table
 from sqlalchemy.sql import visitors
 
 __all__ = ["CompiledStatement", "PreparedStatement"]
@@ -28,6 +30,9 @@ class CompiledStatement:
         binds = compiled.binds
         self._is_positional = bool(compiled.positional)
         self._names: list[str] = list(compiled.positiontup if self._is_positional else binds)
+        self._list: str | None = next((name for name in self._names if binds[name].expanding), None)
+        """The one value that is a list, for `IN (…)`; such a statement has no other."""
+        self._mark = "?" if self._is_positional else "%s"
         self._binds = [
             (
                 name if binds[name].required else None,
@@ -52,7 +57,13 @@ class CompiledStatement:
 
     def rows(self, cursor: Any, values: Mapping[str, Any]) -> list[Any]:
         """With an attribute for each column."""
-        cursor.execute(self._text, self._bound(values))
+        if self._list is None:
+            cursor.execute(self._text, self._bound(values))
+        elif not (wanted := values[self._list]):
+            return []
+        else:
+            marks = ", ".join([self._mark] * len(wanted))
+            cursor.execute(self._text.replace(f"__[POSTCOMPILE_{self._list}]", marks), wanted)
         readers = self._readers
         if readers is None:
             kinds = zip(self._selected, cursor.description, strict=True)
@@ -84,6 +95,10 @@ class PreparedStatement:
         self.tables = frozenset(table for table in named if isinstance(table, Table))
         """Those that it reads or writes."""
         self._by_dialect: dict[str, CompiledStatement] = {}
+
+    def read(self, db: Connection, **values: Any) -> list[Any]:
+        """The rows, in the connection's transaction."""
+        return self.on(db.dialect).rows(db.connection.cursor(), values)
 
     def on(self, dialect: Dialect) -> CompiledStatement:
         known = self._by_dialect.get(dialect.name)

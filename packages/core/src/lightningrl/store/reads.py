@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, Table, bindparam, case, func, select
+from sqlalchemy import BindParameter, ColumnElement, Connection, Row, bindparam, case, func, select
 
 from lightningrl.store.codec import as_number, decode_advantages, decode_output, decode_sampling
 from lightningrl.store.errors import UnknownRecord
+from lightningrl.store.prepared import PreparedStatement
 from lightningrl.store.protocol import (
     AttemptInfo,
     AttemptRecord,
@@ -37,6 +38,7 @@ from lightningrl.store.schema import (
     evidence,
     meta,
     other_calls,
+    rewards,
     rollouts,
     scores,
     steps,
@@ -49,23 +51,25 @@ from lightningrl.store.schema import (
 from lightningrl.store.tokens import build_transition, prompts_and_completions
 from lightningrl.types import Array, Evidence, OtherCall, Outcome, RolloutMode, RolloutSpec, RolloutState, SamplingSettings, Task
 
-__all__ = ["OTHER_CALLS", "STEP", "Reader", "chunks", "decode_task", "read_forgotten"]
+__all__ = ["OTHER_CALLS", "PKS", "STEP", "Reader", "chunks", "decode_task", "read_forgotten"]
 
 _K = TypeVar("_K")
+_Rewards = tuple[dict[int, dict[str, float | None]], dict[int, dict[int, dict[str, float | None]]]]
 _IN_MOST = 500
 _MOST_TOOLSETS = 256
 """In memory."""
 _LONGEST_TOOLSET = 64 * 1024
 """Characters of one of these; longer ones are read each time."""
-_DIGESTS = select(digests).where(digests.c.attempt_pk.in_(bindparam("pks", expanding=True)))
+PKS: BindParameter[Any] = bindparam("pks", expanding=True)
+"""Of attempts."""
 STEP = case((rollouts.c.mode == RolloutMode.VALIDATION, rollouts.c.step), else_=func.coalesce(trained.c.step, rollouts.c.step + 1))
 """Of a rollout beside `trained`, as it is counted on screen: see `RolloutFilter.step`."""
-OTHER_CALLS = (
-    select(other_calls)
-    .where(other_calls.c.attempt_pk.in_(bindparam("pks", expanding=True)))
-    .order_by(other_calls.c.started_at, other_calls.c.pk)
+OTHER_CALLS = PreparedStatement(
+    select(other_calls).where(other_calls.c.attempt_pk.in_(PKS)).order_by(other_calls.c.started_at, other_calls.c.pk)
 )
-"""Of attempts."""
+_DIGESTS, _EVIDENCE, _REWARDS, _COMPUTED = (
+    PreparedStatement(select(table).where(table.c.attempt_pk.in_(PKS))) for table in (digests, evidence, rewards, computed)
+)
 _TOOLSET = select(toolsets.c.body).where(toolsets.c.pk == bindparam("pk"))
 _WORD = select(words.c.text).where(words.c.pk == bindparam("pk"))
 _PLACE = (
@@ -175,9 +179,9 @@ class Reader:
         return frozenset(db.execute(select(tool_calls.c.id).where(tool_calls.c.attempt_pk == attempt_pk)).scalars())
 
     def attempt_other_calls(self, db: Connection, rollout_id: str, attempt: int) -> tuple[OtherCall, ...]:
-        return self.other_calls(db, db.execute(OTHER_CALLS, {"pks": [self.attempt_pk(db, rollout_id, attempt)]}).all())
+        return self.other_calls(db, OTHER_CALLS.read(db, pks=[self.attempt_pk(db, rollout_id, attempt)]))
 
-    def other_calls(self, db: Connection, rows: Sequence[Row[Any]]) -> tuple[OtherCall, ...]:
+    def other_calls(self, db: Connection, rows: Sequence[Any]) -> tuple[OtherCall, ...]:
         return tuple(OtherCall(**_columns(row, OtherCall, but=("agent",)), agent=self.word(db, row.agent)) for row in rows)
 
     def attempt_key(self, db: Connection, rollout_id: str, attempt: int) -> tuple[bytes, Outcome | None, AttemptInfo] | None:
@@ -230,7 +234,7 @@ class Reader:
                 .where(rollouts.c.id.in_(ids))
             ).all()
             pks = [row.pk for row in rows]
-            terminal, turns = self.rewards(db, computed, pks)
+            terminal, turns = self.computed(db, pks)
             computed_by, found_by_score = self.digests(db, pks), self.evidence(db, pks)
             lengths: dict[tuple[int, int], tuple[str, int]] = {
                 (call.attempt_pk, call.idx): (call.id, call.bytes // 4)
@@ -258,24 +262,29 @@ class Reader:
                 )
         return tuple(found[rollout_id] for rollout_id in rollout_ids if rollout_id in found)
 
-    def rewards(
-        self, db: Connection, table: Table, attempt_pks: Sequence[int]
-    ) -> tuple[dict[int, dict[str, float | None]], dict[int, dict[int, dict[str, float | None]]]]:
-        """Of each attempt, and of its calls by index. `table`: `rewards`, which were reported, or `computed`."""
+    def reported(self, db: Connection, attempt_pks: Sequence[int]) -> _Rewards:
+        """What agents reported, of each attempt, and of its calls by index."""
+        return self._rewards(_REWARDS.read(db, pks=attempt_pks), db)
+
+    def computed(self, db: Connection, attempt_pks: Sequence[int]) -> _Rewards:
+        """What the run's rewards said, of each attempt, and of its calls by index."""
+        return self._rewards(_COMPUTED.read(db, pks=attempt_pks), db)
+
+    def _rewards(self, rows: Sequence[Any], db: Connection) -> _Rewards:
         terminal: dict[int, dict[str, float | None]] = defaultdict(dict)
         turns: dict[int, dict[int, dict[str, float | None]]] = defaultdict(lambda: defaultdict(dict))
-        for row in db.execute(select(table).where(table.c.attempt_pk.in_(attempt_pks))):
+        for row in rows:
             by_name = terminal[row.attempt_pk] if row.idx < 0 else turns[row.attempt_pk][row.idx]
             by_name[self.text(db, row.name)] = row.value
         return terminal, turns
 
     def evidence(self, db: Connection, attempt_pks: Sequence[int]) -> dict[int, Evidence]:
-        return {row.attempt_pk: row.data for row in db.execute(select(evidence).where(evidence.c.attempt_pk.in_(attempt_pks)))}
+        return {row.attempt_pk: row.data for row in _EVIDENCE.read(db, pks=attempt_pks)}
 
     def digests(self, db: Connection, attempt_pks: Sequence[int]) -> dict[int, dict[str, str]]:
         """Of each attempt, by the recipe's key."""
         found: dict[int, dict[str, str]] = defaultdict(dict)
-        for row in db.execute(_DIGESTS, {"pks": attempt_pks}):
+        for row in _DIGESTS.read(db, pks=attempt_pks):
             found[row.attempt_pk][self.text(db, row.part)] = self.text(db, row.digest)
         return found
 

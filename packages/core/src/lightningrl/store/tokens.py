@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, Final
 
 from sqlalchemy import Row
@@ -56,4 +56,4 @@ AS_THEY_ARE: Final = tuple(
     field.name for field in fields(Transition) if field.name in calls.c and field.name not in ("policy", "sampling", "agent")
 )
 """Fields of a Transition that are columns of their own; the others are interned words, tokens without their parent's, or elsewhere."""
-_as_they_are = attrgetter(*AS_THEY_ARE)
+_as_they_are = itemgetter(*(list(calls.c.keys()).index(name) for name in AS_THEY_ARE))

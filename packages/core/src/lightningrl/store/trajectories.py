@@ -6,23 +6,25 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Row, bindparam, select
+from sqlalchemy import Connection, bindparam, select
 
 from lightningrl.store.codec import decode_output
 from lightningrl.store.errors import Conflict, UnknownRecord
 from lightningrl.store.participants import SpanNode, named_agent
-from lightningrl.store.reads import OTHER_CALLS, Reader, chunks, decode_task
-from lightningrl.store.schema import attempts, calls, computed, rewards, rollouts, scores, spans, tasks, tool_calls
+from lightningrl.store.prepared import PreparedStatement
+from lightningrl.store.reads import OTHER_CALLS, PKS, Reader, chunks, decode_task
+from lightningrl.store.schema import attempts, calls, rollouts, scores, spans, tasks, tool_calls
 from lightningrl.store.tokens import build_transition, prompts_and_completions
 from lightningrl.types import ToolCall, Trajectory, Transition
 
 __all__ = ["read_trajectories"]
 
-_PKS: BindParameter[Any] = bindparam("pks", expanding=True)
-_CALLS = select(calls).where(calls.c.attempt_pk.in_(_PKS)).order_by(calls.c.attempt_pk, calls.c.idx)
-_TOOL_CALLS = select(tool_calls).where(tool_calls.c.attempt_pk.in_(_PKS)).order_by(tool_calls.c.started_at, tool_calls.c.pk)
-_SPANS = select(spans).where(spans.c.attempt_pk.in_(_PKS))
-_HEADS = (
+_CALLS = PreparedStatement(select(calls).where(calls.c.attempt_pk.in_(PKS)).order_by(calls.c.attempt_pk, calls.c.idx))
+_TOOL_CALLS = PreparedStatement(
+    select(tool_calls).where(tool_calls.c.attempt_pk.in_(PKS)).order_by(tool_calls.c.started_at, tool_calls.c.pk)
+)
+_SPANS = PreparedStatement(select(spans).where(spans.c.attempt_pk.in_(PKS)))
+_HEADS = PreparedStatement(
     select(
         rollouts.c.id,
         rollouts.c.group_id,
@@ -56,7 +58,7 @@ def read_trajectories(reader: Reader, db: Connection, rollout_ids: Sequence[str]
 
 
 def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[str, Trajectory]:
-    heads = {row.id: row for row in db.execute(_HEADS, {"ids": rollout_ids})}
+    heads = {row.id: row for row in _HEADS.read(db, ids=rollout_ids)}
     for rollout_id in rollout_ids:
         if rollout_id not in heads:
             raise UnknownRecord(f"no rollout {rollout_id!r}; create it first")
@@ -64,10 +66,10 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
             raise Conflict(f"rollout {rollout_id!r} has no finished attempt yet; wait for it first")
     pks = [heads[rollout_id].pk for rollout_id in rollout_ids]
     call_rows, tool_rows, other_rows, span_rows = (
-        _by_attempt(db.execute(query, {"pks": pks}).all()) for query in (_CALLS, _TOOL_CALLS, OTHER_CALLS, _SPANS)
+        _by_attempt(statement.read(db, pks=pks)) for statement in (_CALLS, _TOOL_CALLS, OTHER_CALLS, _SPANS)
     )
-    terminal, turns = reader.rewards(db, computed, pks)
-    reported, reported_of_calls = reader.rewards(db, rewards, pks)
+    terminal, turns = reader.computed(db, pks)
+    reported, reported_of_calls = reader.reported(db, pks)
     digests, evidence = reader.digests(db, pks), reader.evidence(db, pks)
     trajectories = {}
     for rollout_id in rollout_ids:
@@ -100,8 +102,8 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
     return trajectories
 
 
-def _by_attempt(rows: Any) -> dict[int, list[Row[Any]]]:
-    grouped: dict[int, list[Row[Any]]] = defaultdict(list)
+def _by_attempt(rows: Sequence[Any]) -> dict[int, list[Any]]:
+    grouped: dict[int, list[Any]] = defaultdict(list)
     for row in rows:
         grouped[row.attempt_pk].append(row)
     return grouped
@@ -110,7 +112,7 @@ def _by_attempt(rows: Any) -> dict[int, list[Row[Any]]]:
 def _transitions(
     reader: Reader,
     db: Connection,
-    rows: Sequence[Row[Any]],
+    rows: Sequence[Any],
     tree: Mapping[str, SpanNode],
     rewards: Mapping[int, Mapping[str, float | None]],
     reported: Mapping[int, Mapping[str, float | None]],
@@ -133,7 +135,7 @@ def _transitions(
 
 
 def _tool_calls(
-    reader: Reader, db: Connection, rows: Sequence[Row[Any]], tree: Mapping[str, SpanNode], transitions: Sequence[Transition]
+    reader: Reader, db: Connection, rows: Sequence[Any], tree: Mapping[str, SpanNode], transitions: Sequence[Transition]
 ) -> tuple[ToolCall, ...]:
     if not rows:
         return ()
