@@ -11,10 +11,9 @@ were forgotten.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,9 @@ _AT_ONCE: Final = 10_000
 """Rollouts that are read."""
 MODES, STATES, OUTCOMES = tuple(RolloutMode), tuple(RolloutState), tuple(Outcome)
 """By the numbers that rows have."""
-_MODE, _STATE, _OUTCOME = ({member.value: number for number, member in enumerate(kind)} for kind in (MODES, STATES, OUTCOMES))
+_MODE, _STATE = ({member.value: number for number, member in enumerate(kind)} for kind in (MODES, STATES))
+_OUTCOME = {None: -1, **{member.value: number for number, member in enumerate(OUTCOMES)}}
+_K = TypeVar("_K")
 _ROW: Final = np.dtype(
     [
         ("pk", np.int64),
@@ -50,32 +51,6 @@ _ROW: Final = np.dtype(
         ("failed_tools", np.int32),
     ]
 )
-
-
-class _RolloutFacts(NamedTuple):
-    """A rollout as the store has it: a plain tuple, since a first look reads all of them."""
-
-    pk: int
-    group_id: str
-    task_id: str
-    mode: str
-    state: str
-    outcome: str | None
-    planned_step: int
-    roles: str | None
-    tools: str | None
-    failed_tools: str | None
-    trained_step: int | None
-    reward: float | None
-    unrewarded: str | None
-    duration_s: float | None
-
-    @property
-    def step(self) -> int:
-        """As on screen."""
-        if self.mode == RolloutMode.VALIDATION:
-            return self.planned_step
-        return self.planned_step + 1 if self.trained_step is None else self.trained_step
 
 
 class Census:
@@ -131,56 +106,49 @@ class Census:
         self._forget(oldest)
 
     def _put(self, found: Sequence[Row[Any]]) -> None:
-        """Each at its place, or at the end."""
-        new: list[tuple[Any, ...]] = []
-        for row in map(_RolloutFacts._make, found):
-            values = self._values(row)
-            place = self._open.get(row.pk)
-            if place is None:
-                place = self._count + len(new)
-                new.append(values)
-            else:
-                self._rows[place] = values
-            if self._is_settled(row):
-                self._open.pop(row.pk, None)
-            else:
-                self._open[row.pk] = place
-        self._append(new)
+        """Each at its place, or at the end. By column: a first look reads all rollouts."""
+        if not found:
+            return
+        columns = zip(*found, strict=True)
+        pk, group, task, mode, state, outcome, planned, roles, tools, failed, trained_in, reward, unrewarded, duration = columns
+        rows = np.empty(len(found), _ROW)
+        rows["pk"] = pk
+        rows["group"] = _numbers(self.groups, group)
+        rows["task"] = _numbers(self.tasks, task)
+        rows["mode"] = [_MODE[one] for one in mode]
+        rows["state"] = [_STATE[one] for one in state]
+        rows["outcome"] = [_OUTCOME[one] for one in outcome]
+        rows["reward"] = np.array(reward, np.float64)  # None is nan
+        rows["duration"] = np.nan_to_num(np.array(duration, np.float64), nan=-1.0)
+        rows["unrewarded"] = [one is not None for one in unrewarded]
+        rows["roles"], rows["tools"], rows["failed_tools"] = (_numbers(self.lists, lists) for lists in (roles, tools, failed))
+        trained_steps = np.array([-1 if step is None else step for step in trained_in])
+        in_order = np.array(planned) + (rows["mode"] != _MODE[RolloutMode.VALIDATION])
+        rows["step"] = np.where((trained_steps < 0) | (rows["mode"] == _MODE[RolloutMode.VALIDATION]), in_order, trained_steps)
+        places = np.array([self._open.get(one, -1) for one in pk])
+        is_new = places < 0
+        places[is_new] = self._count + np.arange(np.count_nonzero(is_new))
+        self._make_room(int(places.max()) + 1)
+        self._rows[places] = rows
+        is_settled = self._are_settled(rows, trained_steps)
+        for one in rows["pk"][is_settled].tolist():
+            self._open.pop(one, None)
+        self._open.update(zip(rows["pk"][~is_settled].tolist(), places[~is_settled].tolist(), strict=True))
 
-    def _values(self, row: _RolloutFacts) -> tuple[Any, ...]:
-        """As `_ROW` has them."""
-        return (
-            row.pk,
-            self.groups.setdefault(row.group_id, len(self.groups)),
-            self.tasks.setdefault(row.task_id, len(self.tasks)),
-            _MODE[row.mode],
-            _STATE[row.state],
-            -1 if row.outcome is None else _OUTCOME[row.outcome],
-            row.step,
-            math.nan if row.reward is None else row.reward,
-            -1.0 if row.duration_s is None else row.duration_s,
-            row.unrewarded is not None,
-            self.lists.setdefault(row.roles, len(self.lists)),
-            self.lists.setdefault(row.tools, len(self.lists)),
-            self.lists.setdefault(row.failed_tools, len(self.lists)),
-        )
-
-    def _is_settled(self, row: _RolloutFacts) -> bool:
+    def _are_settled(self, rows: NDArray[Any], trained_steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """`trained_steps`: -1 = not trained."""
         if self._newest is None:
-            return False
-        if row.trained_step is not None:
-            return row.trained_step <= self._newest[0]
-        is_done = row.state == RolloutState.SUCCEEDED and row.reward is not None
-        return row.mode == RolloutMode.VALIDATION and is_done and row.step < self._newest[0]
+            return np.zeros(len(rows), np.bool_)
+        is_done = (rows["state"] == _STATE[RolloutState.SUCCEEDED]) & ~np.isnan(rows["reward"])
+        is_validated = (rows["mode"] == _MODE[RolloutMode.VALIDATION]) & is_done & (rows["step"] < self._newest[0])
+        return np.asarray(np.where(trained_steps >= 0, trained_steps <= self._newest[0], is_validated))
 
-    def _append(self, new: Sequence[tuple[Any, ...]]) -> None:
-        end = self._count + len(new)
-        if end > len(self._rows):
-            wider = np.empty(2 * end, _ROW)
+    def _make_room(self, count: int) -> None:
+        if count > len(self._rows):
+            wider = np.empty(2 * count, _ROW)
             wider[: self._count] = self.rows
             self._rows = wider
-        self._rows[self._count : end] = new
-        self._count = end
+        self._count = max(self._count, count)
 
     def _forget(self, oldest: int) -> None:
         """Rollouts up to this one, once they are a tenth of all: what goes moves all others."""
@@ -191,8 +159,13 @@ class Census:
         self._open = {pk: place - gone for pk, place in self._open.items() if place >= gone}
 
 
+def _numbers(known: dict[_K, int], values: Sequence[_K]) -> list[int]:
+    """Of each its number, which it is given when it is first seen."""
+    return [known.setdefault(value, len(known)) for value in values]
+
+
 _NEWEST_STEP = select(steps.c.step, steps.c.at).order_by(steps.c.step.desc()).limit(1)
-_ROWS = select(  # as `_RolloutFacts` has them
+_ROWS = select(  # as `Census._put` takes them
     rollouts.c.pk,
     rollouts.c.group_id,
     tasks.c.task_id,
