@@ -270,6 +270,7 @@ class _Curve:
         self._folder = folder
         self._title = title
         self._drawing: asyncio.Task[None] | None = None
+        self._warned = ""
 
     def draw_soon(self) -> None:
         """Where one is being drawn already, the next has the point."""
@@ -286,7 +287,9 @@ class _Curve:
             if self._folder.metrics.is_file():
                 draw_curve(self._folder.metrics, self._folder.curve, title=self._title)
         except LightningError as error:
-            logger.warning("%s", error)
+            if str(error) != self._warned:
+                logger.warning("%s", error)
+            self._warned = str(error)
 
 
 class _Starter:
