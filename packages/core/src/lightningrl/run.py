@@ -411,6 +411,8 @@ def begin_run(
     from lightningrl.training.checks import build_checked
     from lightningrl.training.tasks import explain_few_tasks
 
+    if resume and overwrite:
+        raise ConfigError("--resume goes on with a run and --overwrite writes over it; give one of the two")
     plugins = load_plugins()
     source = Path(recipe) if isinstance(recipe, str) else recipe
     if resume:

@@ -45,8 +45,8 @@ FREE_ON_RESUME = re.compile(
 
 
 RUN_FILES = (
-    *("run.json", "store.sqlite*", "metrics.jsonl", "curve.png", "view.key", "checkpoints", "branches", "logs", "tensorboard", "wandb"),
-    ".*.new",
+    *("run.json", "store.sqlite*", "metrics.jsonl", "curve.png", "view.key", "checkpoints", "branches", "evaluations", "logs"),
+    *("tensorboard", "wandb", ".*.new"),
 )
 
 
