@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,7 +22,7 @@ from typing import Any
 from lightningrl.beside import Show, show_nobody
 from lightningrl.config import Recipe, UpstreamConfig
 from lightningrl.credit.scoring import score_of
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, LightningError
 from lightningrl.evaluation.candidate import Candidate
 from lightningrl.evaluation.comparison import Comparison, compare
 from lightningrl.evaluation.result import EvaluatedTask, Evaluation, sample_of
@@ -33,6 +34,7 @@ from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
 from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts, resolve
+from lightningrl.training.reasons import explain_no_rewards
 from lightningrl.training.session import RunningServices, serve_policy, server_settings
 from lightningrl.training.tasks import plan_evaluation, read_tasks
 from lightningrl.types import SamplingSettings, Task, Trajectory
@@ -167,7 +169,16 @@ class _Candidate:
             rewarded = await evaluator.evaluate(ended, client.set_scores)
             await client.set_scores([score_of(one) for one in rewarded])
             found.extend(rewarded)
+            self._refuse_no_results(found)
         return found
+
+    def _refuse_no_results(self, found: Sequence[Trajectory]) -> None:
+        """Where so many rollouts have none, or all there are, whoever answers is not there, or a reward is broken."""
+        ran, so_far = len(self.done) * self.how.samples + len(found), self.evaluation
+        has_result = so_far.values() or any(sample_of(one).value(so_far.bounds[0]) is not None for one in found)
+        if not has_result and ran >= min(AT_ONCE, len(self.tasks) * self.how.samples):
+            where = f"`lightningrl rollouts list --run {shlex.quote(str(self.folder))}` lists them"
+            raise LightningError(f"{self.candidate.name}: {explain_no_rewards(found)}; {where}")
 
     @property
     def step(self) -> int | None:
