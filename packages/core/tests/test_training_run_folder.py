@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,6 +19,7 @@ import pytest
 
 from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.look.summary import is_live
 from lightningrl.training.run_folder import LoopState, RunFolder, find_checkpoint, newest_run
 
 if TYPE_CHECKING:
@@ -54,6 +57,25 @@ def test_a_folder_in_use_is_refused_naming_the_process(source: Path, tmp_path: P
     assert "is in use by process" in other.stderr
     folder.close()
     RunFolder.resume(tmp_path / "run", {})[0].close()
+
+
+def test_a_run_whose_process_number_is_another_programs_now_is_not_live(source: Path, tmp_path: Path) -> None:
+    folder = start(source, tmp_path / "run")
+    assert is_live(folder.path)
+    folder.close()
+    assert (folder.path / ".lock").read_text(encoding="utf-8") == str(os.getpid()), "a process that is there: this one"
+    assert not is_live(folder.path)
+    assert not is_live(tmp_path / "nowhere")
+
+
+def test_a_run_starts_while_pages_ask_whether_it_is_live(source: Path, tmp_path: Path) -> None:
+    start(source, tmp_path / "run").close()
+    with (tmp_path / "run" / ".lock").open(encoding="utf-8") as page:
+        fcntl.flock(page, fcntl.LOCK_SH)
+        done = threading.Timer(0.05, page.close)
+        done.start()
+        RunFolder.resume(tmp_path / "run", {})[0].close()
+        done.join()
 
 
 def test_a_second_run_in_the_same_folder_is_refused(source: Path, tmp_path: Path) -> None:

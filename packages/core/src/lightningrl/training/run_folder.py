@@ -44,6 +44,8 @@ FREE_ON_RESUME = re.compile(
 """Settings that may change when a run goes on; all others make it another run."""
 
 
+_LOCK_S = 0.5
+"""Pages that ask whether the run is live hold its lock for a moment."""
 RUN_FILES = (
     *("run.json", "store.sqlite*", "metrics.jsonl", "curve.png", "view.key", "checkpoints", "branches", "evaluations", "logs"),
     *("tensorboard", "wandb", ".*.new"),
@@ -313,19 +315,27 @@ def find_checkpoint(path: Path, which: str | int | None = None) -> Checkpoint:
 def _take_lock(path: Path) -> IO[str]:
     (path / ".lock").touch(mode=0o600)
     lock = (path / ".lock").open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    give_up = time.monotonic() + _LOCK_S
+    while not _try_lock(lock):
+        if time.monotonic() < give_up:
+            time.sleep(0.02)
+            continue
         lock.seek(0)
         holder = lock.read().strip() or "unknown"
         lock.close()
-        raise RunFolderError(
-            f"run folder {str(path)!r} is in use by process {holder}; wait for it, stop it, or give another --run"
-        ) from None
+        raise RunFolderError(f"run folder {str(path)!r} is in use by process {holder}; wait for it, stop it, or give another --run")
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
     return lock
+
+
+def _try_lock(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _check_same(old: Recipe, new: Recipe, path: Path) -> None:
