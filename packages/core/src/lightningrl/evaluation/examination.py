@@ -44,6 +44,7 @@ __all__ = ["Examination", "examine"]
 
 AT_ONCE = 64
 """Rollouts per request."""
+FORMATS = "tasks are a .jsonl file, one a line, a .json file with a list of them, or a loader, file.py:name"
 LONGEST_SLICE = 60
 """Characters of a value that tasks are grouped by."""
 
@@ -252,13 +253,28 @@ def _make_folder(folder: Path, parts: Parts) -> str:
 def _read(source: str, recipe: Recipe) -> tuple[Task, ...]:
     if is_reference(source):
         return read_tasks("eval", source, {}, lambda reference: resolve(reference, recipe.folder))
-    path = Path(source)
+    loaded = _read_file(Path(source))
+    return read_tasks("eval", source, {}, lambda _: lambda: loaded)
 
-    def load() -> Any:
+
+def _read_file(path: Path) -> Any:
+    try:
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.split("\n") if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} cannot be read ({error.strerror}); {FORMATS}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{str(path)!r} is no text in UTF-8; {FORMATS}") from error
+    if path.suffix == ".json":
+        return _parse(text, path)
+    return [_parse(line, path, number) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
-    return read_tasks("eval", source, {}, lambda _: load)
+
+def _parse(text: str, path: Path, first_line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise ConfigError(f"line {line} of {str(path)!r} is no JSON ({error.msg}); {FORMATS}") from error
 
 
 def _slices(task: Task) -> dict[str, str]:
