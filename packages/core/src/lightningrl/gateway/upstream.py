@@ -194,8 +194,8 @@ def _headers(upstream: Upstream, dialect: Dialect, headers: Mapping[bytes, bytes
 
 def _reason(error: Exception) -> str:
     """As the system says it, where it does: httpx has "All connection attempts failed" for a refused connection and a wrong name alike."""
-    said = next((cause for cause in iterate_causes(error) if isinstance(cause, OSError) and cause.errno is not None), error)
-    return f"{type(said).__name__}: {said}".removesuffix(": ")
+    root = next((cause for cause in iterate_causes(error) if isinstance(cause, OSError) and cause.errno is not None), error)
+    return f"{type(root).__name__}: {root}".removesuffix(": ")
 
 
 def _parse(data: bytes) -> Any:
