@@ -213,6 +213,50 @@ def test_a_kill_9_at_any_line_of_saving_the_best_checkpoint_leaves_a_whole_one_a
     folder.close()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="fork and kill -9 are POSIX's")
+def test_a_kill_9_while_a_run_is_written_over_leaves_nothing_of_it_to_the_next(source: Path, tmp_path: Path) -> None:
+    run, kills = tmp_path / "run", 0
+
+    def write_over(kill_at: int) -> None:
+        """`kill_at`: at which line of the module."""
+        lines = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> TraceFunction:
+            nonlocal lines
+            if event == "line" and frame.f_code.co_filename.endswith("run_folder.py"):
+                lines += 1
+                if lines == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        sys.settrace(trace)
+        RunFolder.create(run, load_recipe(source), str(source), {}, models={"policy": "starter"}, overwrite=True).close()
+
+    while True:
+        shutil.rmtree(run, ignore_errors=True)
+        earlier = start(source, run)
+        earlier.metrics.write_text("earlier", encoding="utf-8")
+        earlier.commit_checkpoint(earlier.new_checkpoint(1), LoopState(step=1, seconds=1.0, rollouts=1), keep=1)
+        earlier.close()
+        if (child := os.fork()) == 0:
+            with contextlib.suppress(BaseException):
+                write_over(kills + 1)
+                os._exit(0)
+            os._exit(1)
+        if (ended := os.waitpid(child, 0)[1]) == 0:
+            break
+        assert os.WIFSIGNALED(ended), "it was not killed, it failed"
+        kills += 1
+        try:
+            following = start(source, run)
+        except RunFolderError as error:
+            assert "already holds a run" in str(error)
+            continue
+        assert (following.latest(), following.metrics.read_text(encoding="utf-8")) == (None, ""), f"killed at line {kills}"
+        following.close()
+    assert kills > 20
+
+
 def test_a_checkpoint_of_before_scores_were_kept_is_the_newest_and_none_is_the_best(source: Path, tmp_path: Path) -> None:
     folder = start(source, tmp_path / "run")
     folder.commit_checkpoint(folder.new_checkpoint(3), LoopState(step=3, seconds=1.0, rollouts=1), keep=1)

@@ -250,14 +250,17 @@ class RunFolder:
                 _write_durably(self.path / "run.json", json.dumps({**saved, "store": moved}, indent=2) + "\n")
 
     def _empty(self) -> None:
-        """Remove what a run writes; whatever else lies here stays. `recipe.json` goes first: what is left is no run. But nothing goes
-        where the database is not there."""
+        """Remove what a run writes; whatever else lies here stays. Checkpoints go first, at once, and `recipe.json` last: what a kill
+        leaves is a run that never began, and makes room. But nothing goes where the database is not there."""
         if not self.store_url.startswith("sqlite"):
             from lightningrl.store.schemas import drop_schema
 
             drop_schema(self.store_url, self.path)
-        (self.path / "recipe.json").unlink(missing_ok=True)
-        for name in RUN_FILES:
+        scratch = self.path / ".checkpoints.new"
+        shutil.rmtree(scratch, ignore_errors=True)
+        if (self.path / "checkpoints").exists():
+            (self.path / "checkpoints").rename(scratch)
+        for name in (*RUN_FILES, "recipe.json"):
             for found in self.path.glob(name):
                 shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
 
