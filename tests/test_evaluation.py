@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -187,6 +188,19 @@ def test_what_can_be_refused_is_refused_before_anything_has_run(project: Path, t
     with pytest.raises(lightningrl.LightningError, match="has no result of these tasks; evaluate both on the same"):
         run.evaluate(against=str(earlier.path), out=tmp_path / "b.json")
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists(), "no rollout was run"
+
+
+def test_a_provider_that_is_not_there_is_said_with_its_address_and_the_reason(project: Path, tmp_path: Path, warm: WarmCommand) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    words = ("--recipe", str(project), "--limit", "2", "--set", "runtime.workers=1")
+    ran = warm.run("lightningrl", "eval", f"gpt@{url}", *words, cwd=tmp_path, environment={"COLUMNS": "300"})
+    assert ran.returncode == 1, ran.stdout
+    (sentence,) = [line for line in ran.stderr.splitlines() if line.startswith("error: ")]
+    assert f"the upstream at '{url}' does not answer (ConnectionRefusedError: " in sentence
+    for said in ("check its address", "lightningrl rollouts list --run"):
+        assert said in sentence
+    assert "File" not in sentence and list((tmp_path / "evaluations").glob("*.json")) == []
 
 
 def test_what_is_wrong_is_said_in_one_sentence(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from warm import WarmCommand
 import lightningrl
 from lightningrl.attribution.redirect import installed_redirection
 from lightningrl.beside import run_beside
+from lightningrl.cli.train import train_command
 from lightningrl.look.segments import SegmentKind
 from lightningrl.rewards import RewardSet
 from lightningrl.training.run_folder import RunFolder
@@ -295,6 +296,19 @@ def test_what_cannot_run_leaves_no_folder(project: Path, tmp_path: Path) -> None
     with pytest.raises(lightningrl.LightningError, match="no credit assigner named 'grop'"):
         lightningrl.train(project, run=tmp_path / "run", settings={"credit.use": "grop"})
     assert not (tmp_path / "run").exists()
+
+
+def test_a_curve_that_cannot_be_drawn_is_not_named_at_the_end_and_why_is_said_once(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in [found for found in sys.modules if found.partition(".")[0] == "matplotlib"] + ["matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    settings = {**QUICK, "loop.steps": 1, "validation.every": 1, "validation.tasks": 2}
+    train_command(project, resume=False, overwrite=False, run=tmp_path / "run", runs=tmp_path, settings=settings)
+    said = capsys.readouterr().out
+    assert "done: 1 steps" in said and "lightningrl view" in said
+    assert "curve.png" not in said
+    assert len([record for record in caplog.records if "the learning curve cannot be drawn" in record.getMessage()]) == 1
 
 
 def test_a_run_that_python_started_says_how_to_go_on(project: Path, tmp_path: Path, warm: WarmCommand) -> None:

@@ -196,7 +196,7 @@ def test_methods_of_ones_own_stand_beside_those_installed(run: Run) -> None:
 
 
 def test_what_is_not_there_is_one_sentence(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(lightningrl.ConfigError, match=r"step 7 .* was not trained; it has 1 to 2"):
+    with pytest.raises(lightningrl.ConfigError, match=r"has no trained rollouts of step 7; it has those of steps 1 to 2"):
         run.xray(steps=[7])
     with pytest.raises(lightningrl.LightningError, match="no rollout 'nobody'; near it are"):
         run.xray(rollout="nobody")
@@ -275,6 +275,16 @@ def test_a_reward_that_fails_on_some_rollouts_is_counted_and_the_others_are_comp
     assert found.failures == sum("RuntimeError: on fire" in (one.failed or "") for one in found.changed) > 0
     assert found.after.rewarded == found.before.rewarded - found.failures
     assert found.gained == () and len(found.lost) > 0, "all earn the same: no group teaches"
+
+
+def test_steps_that_the_run_does_not_have_are_named_and_no_reward_is_tried_on_the_others(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", {"credit.use": "dr_grpo"})
+    missing = r"has no trained rollouts of steps 0, 3 to 4, 9; it has those of steps 1 to 2"
+    with pytest.raises(lightningrl.ConfigError, match=missing):
+        run.rescore(upside_down, steps=read_steps("0-4,9"))
+    with pytest.raises(lightningrl.ConfigError, match=missing):
+        run.recredit("rloo", steps=[9, 4, 3, 2, 0])
+    assert {one.step for one in run.recredit("rloo", steps=[2])} == {2}
 
 
 def test_which_reward_is_meant_has_to_be_said(tmp_path: Path) -> None:

@@ -189,7 +189,8 @@ async def test_an_upstream_that_is_not_there_is_told_in_the_dialects_format(tmp_
     async with live_gateway(tmp_path, settings=GatewaySettings(upstream_models={"judge": Upstream(base_url=url)})) as gateway:
         attempt = await gateway.attempt()
         async with anthropic.AsyncAnthropic(base_url=attempt.base_url.removesuffix("/v1"), api_key=attempt.key, max_retries=0) as client:
-            with pytest.raises(anthropic.InternalServerError, match="does not answer") as caught:
+            refused = rf"{url}.* does not answer \(ConnectionRefusedError: .*\); check its address"
+            with pytest.raises(anthropic.InternalServerError, match=refused) as caught:
                 await client.messages.create(model="judge", max_tokens=5, messages=[USER])
         assert caught.value.status_code == 502
         (call,) = await recorded(attempt)

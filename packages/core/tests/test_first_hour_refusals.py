@@ -344,6 +344,27 @@ def test_a_run_that_is_written_over_leaves_no_branches_of_its_rollouts(here: Pat
     assert find_measured(here / "run", ["g000000-000"]) == {}, "the new run's rollout has the same id"
 
 
+def test_a_run_that_is_written_over_leaves_no_evaluations_of_its_weights(here: Path) -> None:
+    folder = start(here, here / "run")
+    checkpoint(folder)
+    (here / "run" / "evaluations" / "1" / "1").mkdir(parents=True)
+    (here / "run" / "evaluations" / "1.json").touch()
+    (here / "run" / "notes.txt").write_text("mine")
+    folder.close()
+    start(here, here / "run", overwrite=True).close()
+    assert not (here / "run" / "evaluations").exists()
+    assert (here / "run" / "notes.txt").exists()
+
+
+def test_to_go_on_with_a_run_and_to_write_over_it_at_once_is_refused_and_leaves_it(here: Path) -> None:
+    folder = start(here, here / "run")
+    checkpoint(folder)
+    folder.close()
+    with pytest.raises(ConfigError, match="--resume goes on with a run and --overwrite writes over it; give one of the two"):
+        train_command(here / "recipe.toml", resume=True, overwrite=True, run=here / "run", runs=here, settings={})
+    assert newest_run(here) == here / "run"
+
+
 def test_a_run_that_went_on_with_other_settings_goes_on_with_them_the_next_time(here: Path) -> None:
     folder = start(here, here / "run")
     checkpoint(folder)

@@ -5,14 +5,23 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sizes import PATIENCE_S
 
+from lightningrl.config import PolicyConfig, Recipe, RewardConfig, TasksConfig
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.loggers import JsonlLogger, draw_curve
+from lightningrl.run import Run
 
 PNG = b"\x89PNG\r\n\x1a\n"
+RECIPE = Recipe(
+    agent="agent.py:answer",
+    tasks=TasksConfig(train="data.py:train"),
+    policy=PolicyConfig(model="m"),
+    rewards={"right": RewardConfig(use="reward.py:right")},
+)
 
 
 def write_metrics(path: Path, *, steps: int = 40, gain: float = 1.0) -> Path:
@@ -46,6 +55,29 @@ def test_little_or_unusual_data_is_drawn_without_warnings(tmp_path: Path, metric
     logger.close()
     assert draw_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(PNG)
+
+
+def test_the_legend_says_how_the_recipe_samples_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    said: list[str] = []
+    save = Figure.savefig
+
+    def read_and_save(figure: Figure, *args: Any, **options: Any) -> None:
+        legend = figure.axes[0].get_legend()
+        said.append(legend.get_texts()[-1].get_text() if legend else "")
+        save(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", read_and_save)
+    metrics = write_metrics(tmp_path / "metrics.jsonl", steps=10)
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    for temperature in (0.0, 0.7):
+        recipe = RECIPE.with_settings({"validation.sampling.temperature": temperature})
+        (tmp_path / "recipe.json").write_text(recipe.frozen_text(), encoding="utf-8")
+        Run(tmp_path).curve()
+    draw_curve(metrics, tmp_path / "curve.png")
+    ways = ("greedy, ", "temperature 0.7, ", "")
+    assert said == [f"validation score ({way}unseen tasks)" for way in ways]
 
 
 def test_nothing_to_draw_yet_draws_nothing(tmp_path: Path) -> None:

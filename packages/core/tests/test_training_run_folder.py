@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,6 +19,7 @@ import pytest
 
 from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.look.summary import is_live
 from lightningrl.training.run_folder import LoopState, RunFolder, find_checkpoint, newest_run
 
 if TYPE_CHECKING:
@@ -54,6 +57,25 @@ def test_a_folder_in_use_is_refused_naming_the_process(source: Path, tmp_path: P
     assert "is in use by process" in other.stderr
     folder.close()
     RunFolder.resume(tmp_path / "run", {})[0].close()
+
+
+def test_a_run_whose_process_number_is_another_programs_now_is_not_live(source: Path, tmp_path: Path) -> None:
+    folder = start(source, tmp_path / "run")
+    assert is_live(folder.path)
+    folder.close()
+    assert (folder.path / ".lock").read_text(encoding="utf-8") == str(os.getpid()), "a process that is there: this one"
+    assert not is_live(folder.path)
+    assert not is_live(tmp_path / "nowhere")
+
+
+def test_a_run_starts_while_pages_ask_whether_it_is_live(source: Path, tmp_path: Path) -> None:
+    start(source, tmp_path / "run").close()
+    with (tmp_path / "run" / ".lock").open(encoding="utf-8") as page:
+        fcntl.flock(page, fcntl.LOCK_SH)
+        done = threading.Timer(0.05, page.close)
+        done.start()
+        RunFolder.resume(tmp_path / "run", {})[0].close()
+        done.join()
 
 
 def test_a_second_run_in_the_same_folder_is_refused(source: Path, tmp_path: Path) -> None:
@@ -189,6 +211,50 @@ def test_a_kill_9_at_any_line_of_saving_the_best_checkpoint_leaves_a_whole_one_a
         assert [found.state.step for found in folder.checkpoints()] == [2]
     assert states == {(1,), (1, 2), (2,)} and kills > 20
     folder.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="fork and kill -9 are POSIX's")
+def test_a_kill_9_while_a_run_is_written_over_leaves_nothing_of_it_to_the_next(source: Path, tmp_path: Path) -> None:
+    run, kills = tmp_path / "run", 0
+
+    def write_over(kill_at: int) -> None:
+        """`kill_at`: at which line of the module."""
+        lines = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> TraceFunction:
+            nonlocal lines
+            if event == "line" and frame.f_code.co_filename.endswith("run_folder.py"):
+                lines += 1
+                if lines == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        sys.settrace(trace)
+        RunFolder.create(run, load_recipe(source), str(source), {}, models={"policy": "starter"}, overwrite=True).close()
+
+    while True:
+        shutil.rmtree(run, ignore_errors=True)
+        earlier = start(source, run)
+        earlier.metrics.write_text("earlier", encoding="utf-8")
+        earlier.commit_checkpoint(earlier.new_checkpoint(1), LoopState(step=1, seconds=1.0, rollouts=1), keep=1)
+        earlier.close()
+        if (child := os.fork()) == 0:
+            with contextlib.suppress(BaseException):
+                write_over(kills + 1)
+                os._exit(0)
+            os._exit(1)
+        if (ended := os.waitpid(child, 0)[1]) == 0:
+            break
+        assert os.WIFSIGNALED(ended), "it was not killed, it failed"
+        kills += 1
+        try:
+            following = start(source, run)
+        except RunFolderError as error:
+            assert "already holds a run" in str(error)
+            continue
+        assert (following.latest(), following.metrics.read_text(encoding="utf-8")) == (None, ""), f"killed at line {kills}"
+        following.close()
+    assert kills > 20
 
 
 def test_a_checkpoint_of_before_scores_were_kept_is_the_newest_and_none_is_the_best(source: Path, tmp_path: Path) -> None:

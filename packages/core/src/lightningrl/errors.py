@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ __all__ = [
     "StoreError",
     "describe_raised",
     "gather",
+    "iterate_causes",
 ]
 
 _LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -96,6 +97,21 @@ def describe_raised(error: BaseException) -> str:
         if not file.startswith((*_LIBRARIES, "<")) and not module.startswith("lightningrl"):
             place = f" ({Path(file).name}, line {line})"
     return f"{type(error).__name__}: {error}{place}"
+
+
+def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception and what led to it, members of groups included, each once."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        current = waiting.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        waiting += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            waiting += current.exceptions
 
 
 def gather(*calls: Callable[[], Any], known: Sequence[str] = ()) -> list[Any]:

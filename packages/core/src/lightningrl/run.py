@@ -85,8 +85,9 @@ class Run:
         """The learning curve as a picture, drawn anew. Raises RunFolderError where nothing was measured yet."""
         from lightningrl.loggers import draw_curve
 
-        path = self.folder / "curve.png"
-        if not self.metrics or not draw_curve(self.folder / "metrics.jsonl", path, title=self.recipe.name):
+        path, temperature = self.folder / "curve.png", self.recipe.validation_sampling.temperature
+        metrics = self.folder / "metrics.jsonl"
+        if not self.metrics or not draw_curve(metrics, path, title=self.recipe.name, validation_temperature=temperature):
             raise RunFolderError(f"run {str(self.folder)!r} has measured nothing yet, so there is no curve")
         return path
 
@@ -411,6 +412,8 @@ def begin_run(
     from lightningrl.training.checks import build_checked
     from lightningrl.training.tasks import explain_few_tasks
 
+    if resume and overwrite:
+        raise ConfigError("--resume goes on with a run and --overwrite writes over it; give one of the two")
     plugins = load_plugins()
     source = Path(recipe) if isinstance(recipe, str) else recipe
     if resume:

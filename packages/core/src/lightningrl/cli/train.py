@@ -50,7 +50,8 @@ async def _train(console: Console, opened: OpenRun) -> None:
     shown = _relative(opened.folder.path)
     typed = shlex.quote(str(shown))
     console.print(f"\n[bold]done:[/] {state.step} steps in {state.seconds / 60:.1f} minutes", highlight=False)
-    console.print(f"  curve    {shown / 'curve.png'}", highlight=False, soft_wrap=True)
+    if opened.folder.curve.is_file():
+        console.print(f"  curve    {shown / 'curve.png'}", highlight=False, soft_wrap=True)
     console.print(f"  look     lightningrl view {typed}", highlight=False, soft_wrap=True)
     console.print(f"  rollouts lightningrl rollouts list --run {typed}", highlight=False, soft_wrap=True)
     best = best_checkpoint(opened.folder.path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,7 +22,7 @@ from typing import Any
 from lightningrl.beside import Show, show_nobody
 from lightningrl.config import Recipe, UpstreamConfig
 from lightningrl.credit.scoring import score_of
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, LightningError
 from lightningrl.evaluation.candidate import Candidate
 from lightningrl.evaluation.comparison import Comparison, compare
 from lightningrl.evaluation.result import EvaluatedTask, Evaluation, sample_of
@@ -33,6 +34,7 @@ from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
 from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts, resolve
+from lightningrl.training.reasons import explain_no_rewards
 from lightningrl.training.session import RunningServices, serve_policy, server_settings
 from lightningrl.training.tasks import plan_evaluation, read_tasks
 from lightningrl.types import SamplingSettings, Task, Trajectory
@@ -42,6 +44,7 @@ __all__ = ["Examination", "examine"]
 
 AT_ONCE = 64
 """Rollouts per request."""
+FORMATS = "tasks are a .jsonl file, one a line, a .json file with a list of them, or a loader, file.py:name"
 LONGEST_SLICE = 60
 """Characters of a value that tasks are grouped by."""
 
@@ -167,7 +170,16 @@ class _Candidate:
             rewarded = await evaluator.evaluate(ended, client.set_scores)
             await client.set_scores([score_of(one) for one in rewarded])
             found.extend(rewarded)
+            self._refuse_no_results(found)
         return found
+
+    def _refuse_no_results(self, found: Sequence[Trajectory]) -> None:
+        """Where so many rollouts have none, or all there are, whoever answers is not there, or a reward is broken."""
+        ran, so_far = len(self.done) * self.how.samples + len(found), self.evaluation
+        has_result = so_far.values() or any(sample_of(one).value(so_far.bounds[0]) is not None for one in found)
+        if not has_result and ran >= min(AT_ONCE, len(self.tasks) * self.how.samples):
+            where = f"`lightningrl rollouts list --run {shlex.quote(str(self.folder))}` lists them"
+            raise LightningError(f"{self.candidate.name}: {explain_no_rewards(found)}; {where}")
 
     @property
     def step(self) -> int | None:
@@ -241,13 +253,28 @@ def _make_folder(folder: Path, parts: Parts) -> str:
 def _read(source: str, recipe: Recipe) -> tuple[Task, ...]:
     if is_reference(source):
         return read_tasks("eval", source, {}, lambda reference: resolve(reference, recipe.folder))
-    path = Path(source)
+    loaded = _read_file(Path(source))
+    return read_tasks("eval", source, {}, lambda _: lambda: loaded)
 
-    def load() -> Any:
+
+def _read_file(path: Path) -> Any:
+    try:
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.split("\n") if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} cannot be read ({error.strerror}); {FORMATS}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{str(path)!r} is no text in UTF-8; {FORMATS}") from error
+    if path.suffix == ".json":
+        return _parse(text, path)
+    return [_parse(line, path, number) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
-    return read_tasks("eval", source, {}, lambda _: load)
+
+def _parse(text: str, path: Path, first_line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise ConfigError(f"line {line} of {str(path)!r} is no JSON ({error.msg}); {FORMATS}") from error
 
 
 def _slices(task: Task) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from lightningrl.dialects import Dialect
-from lightningrl.errors import StoreError
+from lightningrl.errors import StoreError, iterate_causes
 from lightningrl.gateway.calls import PolicyCalls
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.exchange import ReceivedCall
@@ -98,7 +98,7 @@ class Forwarder:
             record.error = type(error).__name__
             if not has_begun:
                 raise Refusal(
-                    f"the upstream at {upstream.base_url!r} does not answer ({type(error).__name__}: {error}); check [upstream] base_url",
+                    f"the upstream at {upstream.base_url!r} does not answer ({_reason(error)}); check its address, and that it is up",
                     status=502,
                     code="upstream_failed",
                 ) from error
@@ -190,6 +190,12 @@ def _headers(upstream: Upstream, dialect: Dialect, headers: Mapping[bytes, bytes
         scheme = "Bearer " if dialect.key_header == "authorization" else ""
         sent[dialect.key_header] = f"{scheme}{upstream.api_key}"
     return sent
+
+
+def _reason(error: Exception) -> str:
+    """As the system says it, where it does: httpx has "All connection attempts failed" for a refused connection and a wrong name alike."""
+    root = next((cause for cause in iterate_causes(error) if isinstance(cause, OSError) and cause.errno is not None), error)
+    return f"{type(root).__name__}: {root}".removesuffix(": ")
 
 
 def _parse(data: bytes) -> Any:

@@ -20,11 +20,14 @@ VALIDATION, TRAINING, CONTROL = "#1f5fa8", "#e08a2c", "#8a8f98"
 Points = tuple[list[float], list[float]]
 
 
-def draw_curve(metrics_path: Path, png_path: Path, *, title: str = "", control_path: Path | None = None) -> bool:
+def draw_curve(
+    metrics_path: Path, png_path: Path, *, title: str = "", control_path: Path | None = None, validation_temperature: float | None = None
+) -> bool:
     """Draw validation score and training reward by step, with minutes on the upper edge. The picture is complete or absent.
 
-    `control_path` is another run's metrics, drawn in grey. False where there is nothing to draw yet. Raises ConfigError when matplotlib
-    cannot be imported, RunFolderError when the picture cannot be written.
+    `control_path` is another run's metrics, drawn in grey. The legend says how validation was sampled, unless `validation_temperature` is
+    None. False where there is nothing to draw yet. Raises ConfigError when matplotlib cannot be imported, RunFolderError when the picture
+    cannot be written.
     """
     entries = read_metrics(metrics_path)
     scores, rewards = _points(entries, _VALIDATION), _points(entries, "reward")
@@ -39,7 +42,7 @@ def draw_curve(metrics_path: Path, png_path: Path, *, title: str = "", control_p
     figure = Figure(figsize=(8.0, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    _draw(axes, scores, rewards, control)
+    _draw(axes, scores, rewards, control, validation_temperature)
     axes.set_title(title or png_path.resolve().parent.name, loc="left", fontsize=13, fontweight="bold", pad=12)
     _add_minutes(axes, entries)
     scratch = png_path.with_name(f".{png_path.name}.new")
@@ -51,7 +54,7 @@ def draw_curve(metrics_path: Path, png_path: Path, *, title: str = "", control_p
     return True
 
 
-def _draw(axes: Axes, scores: Points, rewards: Points, control: Points) -> None:
+def _draw(axes: Axes, scores: Points, rewards: Points, control: Points, temperature: float | None) -> None:
     from matplotlib.ticker import MaxNLocator
 
     if rewards[0]:
@@ -60,7 +63,9 @@ def _draw(axes: Axes, scores: Points, rewards: Points, control: Points) -> None:
     if control[0]:
         axes.plot(*control, color=CONTROL, linewidth=1.6, linestyle="--", marker="o", markersize=3, label="control: learning rate 0")
     if scores[0]:
-        axes.plot(*scores, color=VALIDATION, linewidth=2.4, marker="o", markersize=5, label="validation score (greedy, unseen tasks)")
+        sampled = "" if temperature is None else f"temperature {temperature:g}, " if temperature else "greedy, "
+        label = f"validation score ({sampled}unseen tasks)"
+        axes.plot(*scores, color=VALIDATION, linewidth=2.4, marker="o", markersize=5, label=label)
         ends = {0: (scores[0][0], scores[1][0]), -1: (scores[0][-1], scores[1][-1])}
         for x, y in dict.fromkeys(ends.values()):
             axes.annotate(

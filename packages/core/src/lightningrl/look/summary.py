@@ -5,8 +5,8 @@ metrics.jsonl, store ─► read_summary(run, folder) ─► Summary: train, val
 
 from __future__ import annotations
 
+import fcntl
 import math
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -126,15 +126,15 @@ def _rows(path: Path, _changed: int, _size: int) -> list[dict[str, Any]]:
 
 
 def is_live(folder: Path) -> bool:
-    """Whether the process that holds the run's folder is there."""
+    """Whether a process holds the run's folder: its lock goes with it, whoever has its number afterwards."""
     try:
-        holder = int((folder / ".lock").read_text(encoding="utf-8"))
-        os.kill(holder, 0)
-    except PermissionError:
+        with (folder / ".lock").open(encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    except (OSError, ValueError):
+    except OSError:
         return False
-    return True
+    return False
 
 
 def interval(mean: float, variance: float, groups: int) -> tuple[float, float] | None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterator
 from typing import Any, Final
 
 from lightningrl import clean
 from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.control.api import Result
+from lightningrl.errors import iterate_causes
 from lightningrl.types import Outcome
 
 __all__ = ["clean_text", "report_exception", "report_output"]
@@ -71,21 +71,6 @@ def outcome_of(error: BaseException, rollout: ActiveRollout) -> Outcome:
     if any(id(cause) in unanswered or is_of_server(cause, rollout) for cause in causes):
         return Outcome.INFRASTRUCTURE_ERROR
     return Outcome.AGENT_ERROR
-
-
-def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception and what led to it, members of groups included, each once."""
-    seen: set[int] = set()
-    waiting = [error]
-    while waiting:
-        current = waiting.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        yield current
-        waiting += [current.__cause__, current.__context__]
-        if isinstance(current, BaseExceptionGroup):
-            waiting += current.exceptions
 
 
 def status_of(error: BaseException) -> int | None:

@@ -35,10 +35,17 @@ from lightningrl.telemetry.steps import NO_SPANS, StepSpans, note
 from lightningrl.training.collector import Collector, RewardedGroup, Rollouts
 from lightningrl.training.pace import forecast_step
 from lightningrl.training.policies import Policies
-from lightningrl.training.reasons import explain_failed_rewards, explain_failures, explain_left_threads, explain_silence, explain_timeouts
+from lightningrl.training.reasons import (
+    explain_failed_rewards,
+    explain_failures,
+    explain_left_threads,
+    explain_no_rewards,
+    explain_silence,
+    explain_timeouts,
+)
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.tasks import TaskSets, plan_branches, plan_group, plan_validation
-from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Trajectory
+from lightningrl.types import RolloutMode, RolloutSpec, Trajectory
 
 __all__ = ["ControlPlane", "Progress", "Trainer"]
 
@@ -290,7 +297,7 @@ class Trainer:
         outcomes = Counter(trajectory.outcome.value for trajectory in trajectories)
         await self.control.set_scores([score_of(trajectory) for trajectory in trajectories])
         if "reward" not in metrics:
-            why = self._explain_no_rewards(trajectories)
+            why = explain_no_rewards(trajectories, self._explain_timeouts(trajectories))
             logger.warning("%s has no score: %s", phase.where, why)
         elif timeouts := self._explain_timeouts(trajectories):
             logger.warning("%s: %s", phase.where, timeouts)
@@ -434,15 +441,8 @@ class Trainer:
     def _refuse_all_failed(self, trajectories: Sequence[Trajectory]) -> None:
         """A step in which nothing succeeded is a defect to mend, not data to train on."""
         if all(trajectory.reward is None for trajectory in trajectories):
-            why = self._explain_no_rewards(trajectories)
+            why = explain_no_rewards(trajectories, self._explain_timeouts(trajectories))
             raise LightningError(f"step {self.state.step + 1}: {why}; {self._resume_remedy()}")
 
     def _resume_remedy(self) -> str:
         return f"then go on with `lightningrl train --resume --run {shlex.quote(str(self.folder.path))}`"
-
-    def _explain_no_rewards(self, trajectories: Sequence[Trajectory]) -> str:
-        if failed := [trajectory for trajectory in trajectories if trajectory.unrewarded is not None]:
-            return f"no rollout of {len(trajectories)} has a reward; {explain_failed_rewards(failed)}; mend that"
-        if any(trajectory.outcome is Outcome.SUCCEEDED for trajectory in trajectories):
-            return f"no rollout of {len(trajectories)} has a reward; check that the rewards return numbers"
-        return f"{explain_failures(trajectories)}; {self._explain_timeouts(trajectories) or 'mend the agent'}"

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 
 from lightningrl.types import OtherCallKind, Outcome, Trajectory
 
-__all__ = ["explain_failed_rewards", "explain_failures", "explain_left_threads", "explain_silence", "explain_timeouts"]
+__all__ = [
+    "explain_failed_rewards",
+    "explain_failures",
+    "explain_left_threads",
+    "explain_no_rewards",
+    "explain_silence",
+    "explain_timeouts",
+]
 
 _LONGEST = 400
 """Characters of somebody else's message."""
@@ -61,7 +68,20 @@ def explain_failures(trajectories: Sequence[Trajectory]) -> str:
     outcomes = Counter(trajectory.outcome.value for trajectory in trajectories)
     counts = ", ".join(f"{count} {name}" for name, count in outcomes.items())
     failed = next(trajectory for trajectory in trajectories if trajectory.outcome is not Outcome.SUCCEEDED)
-    return f"every rollout failed ({counts}); first, {failed.rollout_id!r}: {_short(failed.error or 'no message')}"
+    error = failed.error or "no message"
+    if not failed.outcome.is_agents_own:  # nothing is wrong with the lines of the agent that it came through
+        error = error.partition('\n  File "')[0]
+    return f"every rollout failed ({counts}); first, {failed.rollout_id!r}: {_short(error)}"
+
+
+def explain_no_rewards(trajectories: Sequence[Trajectory], remedy: str | None = None) -> str:
+    """Why none of them has a reward, and what next; `remedy`: for failures of the rollouts themselves."""
+    if failed := [trajectory for trajectory in trajectories if trajectory.unrewarded is not None]:
+        return f"no rollout of {len(trajectories)} has a reward; {explain_failed_rewards(failed)}; mend that"
+    if any(trajectory.outcome is Outcome.SUCCEEDED for trajectory in trajectories):
+        return f"no rollout of {len(trajectories)} has a reward; check that the rewards return numbers"
+    is_agents_own = any(trajectory.outcome.is_agents_own for trajectory in trajectories)
+    return f"{explain_failures(trajectories)}; {remedy or ('mend the agent' if is_agents_own else 'mend that')}"
 
 
 def explain_failed_rewards(failed: Sequence[Trajectory]) -> str:

@@ -9,13 +9,35 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from lightningrl.errors import ConfigError
 from lightningrl.look.reader import StoredRun, open_run
-from lightningrl.store.protocol import RolloutFilter
+from lightningrl.store.protocol import RolloutFilter, StepRecord
 from lightningrl.types import RolloutMode, Trajectory
 
-__all__ = ["find_measured", "read_measured", "read_rollouts"]
+__all__ = ["check_steps", "find_measured", "read_measured", "read_rollouts"]
 
 ALL = 1_000_000
+_MOST_SPANS = 5
+
+
+def check_steps(folder: Path, records: Sequence[StepRecord], steps: Collection[int]) -> None:
+    """Raises ConfigError naming those of `steps` that the run has no rollouts of: not trained, or forgotten."""
+    there = [record.step for record in records if record.rollout_ids]
+    if missing := sorted(set(steps) - set(there)):
+        known = f"it has those of {_spans(there)}" if there else "it has none"
+        raise ConfigError(f"run {str(folder)!r} has no trained rollouts of {_spans(missing)}; {known}")
+
+
+def _spans(steps: Sequence[int]) -> str:
+    """`step 3`, `steps 1 to 4, 9`; of steps in order."""
+    ends: list[tuple[int, int]] = []
+    for step in steps:
+        if ends and step == ends[-1][1] + 1:
+            ends[-1] = ends[-1][0], step
+        else:
+            ends.append((step, step))
+    shown = [str(first) if first == last else f"{first} to {last}" for first, last in ends]
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(shown[:_MOST_SPANS])}{' …' if len(shown) > _MOST_SPANS else ''}"
 
 
 async def read_rollouts(run: StoredRun, rollout_ids: Sequence[str]) -> tuple[list[Trajectory], list[Trajectory]]:

@@ -17,7 +17,7 @@ from lightningrl.look.reader import open_run
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
 from lightningrl.training.parts import build_credit
-from lightningrl.training.recorded import read_rollouts
+from lightningrl.training.recorded import check_steps, read_rollouts
 from lightningrl.types import Array, Trajectory
 
 __all__ = ["Recredit", "recredit"]
@@ -45,11 +45,14 @@ class Recredit:
 
 
 async def recredit(folder: Path, recipe: Recipe, steps: Collection[int] | None = None) -> list[Recredit]:
-    """Of the steps that were trained; None = all of them. An assigner that remembers begins anew with the first. Raises LightningError."""
+    """Of the steps that were trained; None = all of them. An assigner that remembers begins anew with the first. Raises LightningError,
+    also for a step that the run does not have."""
     evaluator, scorer = build_credit(recipe, load_plugins(), RunOrigin.read(folder).models)
     found: list[Recredit] = []
     async with open_run(folder) as run:
-        for step in await run.look.steps():
+        records = await run.look.steps()
+        check_steps(folder, records, steps or ())
+        for step in records:
             if steps is not None and step.step not in steps:
                 continue
             rollouts, branches = await read_rollouts(run, step.rollout_ids)

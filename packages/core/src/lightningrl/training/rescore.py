@@ -98,7 +98,7 @@ async def rescore(
         raise ConfigError("no reward is given to try; give one: --reward file.py:new")
     found = await recredit(folder, recipe.with_settings({**chosen, **(settings or {})}), steps)
     if not found:
-        raise LightningError(f"run {str(folder)!r} has trained no such step; there is no rollout to try a reward on")
+        raise LightningError(f"run {str(folder)!r} has no trained rollouts; there is none to try a reward on")
     return summarize(found)
 
 

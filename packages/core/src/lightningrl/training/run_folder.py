@@ -44,9 +44,11 @@ FREE_ON_RESUME = re.compile(
 """Settings that may change when a run goes on; all others make it another run."""
 
 
+_LOCK_S = 0.5
+"""Pages that ask whether the run is live hold its lock for a moment."""
 RUN_FILES = (
-    *("run.json", "store.sqlite*", "metrics.jsonl", "curve.png", "view.key", "checkpoints", "branches", "logs", "tensorboard", "wandb"),
-    ".*.new",
+    *("run.json", "store.sqlite*", "metrics.jsonl", "curve.png", "view.key", "checkpoints", "branches", "evaluations", "logs"),
+    *("tensorboard", "wandb", ".*.new"),
 )
 
 
@@ -248,14 +250,17 @@ class RunFolder:
                 _write_durably(self.path / "run.json", json.dumps({**saved, "store": moved}, indent=2) + "\n")
 
     def _empty(self) -> None:
-        """Remove what a run writes; whatever else lies here stays. `recipe.json` goes first: what is left is no run. But nothing goes
-        where the database is not there."""
+        """Remove what a run writes; whatever else lies here stays. Checkpoints go first, at once, and `recipe.json` last: what a kill
+        leaves is a run that never began, and makes room. But nothing goes where the database is not there."""
         if not self.store_url.startswith("sqlite"):
             from lightningrl.store.schemas import drop_schema
 
             drop_schema(self.store_url, self.path)
-        (self.path / "recipe.json").unlink(missing_ok=True)
-        for name in RUN_FILES:
+        scratch = self.path / ".checkpoints.new"
+        shutil.rmtree(scratch, ignore_errors=True)
+        if (self.path / "checkpoints").exists():
+            (self.path / "checkpoints").rename(scratch)
+        for name in (*RUN_FILES, "recipe.json"):
             for found in self.path.glob(name):
                 shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
 
@@ -313,19 +318,27 @@ def find_checkpoint(path: Path, which: str | int | None = None) -> Checkpoint:
 def _take_lock(path: Path) -> IO[str]:
     (path / ".lock").touch(mode=0o600)
     lock = (path / ".lock").open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    give_up = time.monotonic() + _LOCK_S
+    while not _try_lock(lock):
+        if time.monotonic() < give_up:
+            time.sleep(0.02)
+            continue
         lock.seek(0)
         holder = lock.read().strip() or "unknown"
         lock.close()
-        raise RunFolderError(
-            f"run folder {str(path)!r} is in use by process {holder}; wait for it, stop it, or give another --run"
-        ) from None
+        raise RunFolderError(f"run folder {str(path)!r} is in use by process {holder}; wait for it, stop it, or give another --run")
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
     return lock
+
+
+def _try_lock(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _check_same(old: Recipe, new: Recipe, path: Path) -> None:

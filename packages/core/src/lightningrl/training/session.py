@@ -110,7 +110,7 @@ async def train_run(
         if any(name.startswith("validation/") for name in metrics):
             curve.draw_soon()
 
-    curve = _Curve(folder, title=recipe.name)
+    curve = _Curve(folder, recipe)
     stack = ExitStack()
     try:
         runtime = recipe.runtime
@@ -266,10 +266,11 @@ async def _measure(backend: Backend) -> Speed | None:
 class _Curve:
     """The learning curve, drawn anew in a thread whenever there is a new point."""
 
-    def __init__(self, folder: RunFolder, *, title: str) -> None:
+    def __init__(self, folder: RunFolder, recipe: Recipe) -> None:
         self._folder = folder
-        self._title = title
+        self._recipe = recipe
         self._drawing: asyncio.Task[None] | None = None
+        self._warned = ""
 
     def draw_soon(self) -> None:
         """Where one is being drawn already, the next has the point."""
@@ -284,9 +285,12 @@ class _Curve:
     def _draw(self) -> None:
         try:
             if self._folder.metrics.is_file():
-                draw_curve(self._folder.metrics, self._folder.curve, title=self._title)
+                temperature = self._recipe.validation_sampling.temperature
+                draw_curve(self._folder.metrics, self._folder.curve, title=self._recipe.name, validation_temperature=temperature)
         except LightningError as error:
-            logger.warning("%s", error)
+            if str(error) != self._warned:
+                logger.warning("%s", error)
+            self._warned = str(error)
 
 
 class _Starter:

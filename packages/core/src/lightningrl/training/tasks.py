@@ -110,7 +110,7 @@ def read_tasks(which: str, reference: Any, options: Mapping[str, Any], resolve: 
     check_options(source, options, what=f"tasks.{which} {reference!r}")
     try:
         loaded = source(**options)
-        items = list(loaded) if isinstance(loaded, Iterable) else None
+        items = list(loaded) if isinstance(loaded, Iterable) and not isinstance(loaded, str | bytes | Mapping) else None
     except Exception as error:
         raise ConfigError(f"tasks.{which} {reference!r} raised {describe_raised(error)}") from error
     if items is None:

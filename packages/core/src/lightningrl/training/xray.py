@@ -28,7 +28,7 @@ from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.protocols import CreditAssigner
 from lightningrl.store.protocol import RolloutFilter, Score
 from lightningrl.training.parts import build_assigner, build_scorer, required_settings
-from lightningrl.training.recorded import find_measured, read_measured, read_rollouts
+from lightningrl.training.recorded import check_steps, find_measured, read_measured, read_rollouts
 from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
 
 __all__ = ["RunXRay", "TriedMethod", "open_xray"]
@@ -95,12 +95,9 @@ class RunXRay:
         return steps[0], steps[-1]
 
     async def of_run(self, steps: Collection[int] | None = None, *, most: int | None = MOST) -> XRay:
-        """Of all steps, or of these. Raises LightningError where none was trained, or one of these was not."""
+        """Of all steps, or of these. Raises LightningError where none was trained, or there is nothing of one of these."""
         records = await self._run.look.steps()
-        trained = [record.step for record in records]
-        if missing := sorted(set(steps or ()) - set(trained)):
-            known = f"it has {trained[0]} to {trained[-1]}" if trained else "it has none yet"
-            raise ConfigError(f"step {missing[0]} of run {str(self._folder)!r} was not trained; {known}")
+        check_steps(self._folder, records, steps or ())
         methods = self._methods()
         remembers = any(method.scorer is not None and method.scorer.remembers for method in methods)
         if remembers:
