@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from lightningrl.errors import ConfigError
-from lightningrl.scaffold import new_adapter
+from lightningrl.scaffold import new_package
 
 
 def test_a_new_adapter_passes_its_own_tests(tmp_path: Path) -> None:
-    folder = new_adapter("my-framework", tmp_path / "mine")
+    folder = new_package("adapter", "my-framework", tmp_path / "mine")
     assert "class MyFrameworkAdapter(BaseInstrumentor)" in (folder / "src/lightningrl_my_framework/adapter.py").read_text()
     assert [str(file) for file in folder.rglob("*") if "NAME_" in str(file) or (file.is_file() and "NAME_" in file.read_text())] == []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
@@ -31,7 +31,7 @@ def test_a_new_adapter_passes_its_own_tests(tmp_path: Path) -> None:
 
 
 def test_its_plugin_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = new_adapter("other", tmp_path / "other")
+    folder = new_package("adapter", "other", tmp_path / "other")
     monkeypatch.syspath_prepend(str(folder / "src"))
     from lightningrl_other import plugin  # type: ignore[import-not-found]
 
@@ -45,10 +45,10 @@ def test_its_plugin_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("name", ["", "My Framework", "1st", "class", "a/b"])
 def test_a_name_that_is_no_package_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="lower-case"):
-        new_adapter(name, tmp_path / "x")
+        new_package("adapter", name, tmp_path / "x")
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="in use"):
-        new_adapter("fine", tmp_path)
+        new_package("adapter", "fine", tmp_path)

@@ -11,7 +11,7 @@ import math
 import re
 from typing import Any, Final
 
-__all__ = ["DEEPEST", "clean_json", "clean_text", "finite", "is_deeper", "parse_json", "printable"]
+__all__ = ["DEEPEST", "as_text", "clean_json", "clean_text", "finite", "is_deeper", "one_line", "parse_json", "printable"]
 
 DEEPEST: Final = 100
 """Levels of lists and objects in a JSON value."""
@@ -70,6 +70,17 @@ def is_deeper(value: Any, levels: int) -> bool:
 def finite(value: float) -> float:
     """The number, or 0.0 where it is none (NaN, infinite)."""
     return value if math.isfinite(value) else 0.0
+
+
+def as_text(value: Any) -> str:
+    """Text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def one_line(text: str, most: int) -> str:
+    """Somebody else's text for a person: one line of at most `most` characters, made `printable`."""
+    line = printable(" ".join(clean_text(text[: 4 * most]).split()))
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def printable(text: str) -> str:

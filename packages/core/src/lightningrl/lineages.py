@@ -1,12 +1,15 @@
-"""Which calls of an attempt came of which: a discount or a potential never crosses from one branch of a history to another."""
+"""Which calls of an attempt came of which, and where tokens part: a discount or a potential never crosses from one branch of a history to
+another."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightningrl.types import Transition
+import numpy as np
 
-__all__ = ["following", "successors"]
+from lightningrl.types import IntArray, Transition
+
+__all__ = ["common_tokens", "following", "successors"]
 
 
 def following(transitions: Sequence[Transition]) -> list[list[int]]:
@@ -52,3 +55,10 @@ def successors(transitions: Sequence[Transition]) -> list[list[int]]:
                 beyond.update(came_of[k])
         found.append(direct)
     return found
+
+
+def common_tokens(one: IntArray, other: IntArray) -> int:
+    """How many both begin with."""
+    shorter = min(len(one), len(other))
+    differs = np.flatnonzero(one[:shorter] != other[:shorter])
+    return int(differs[0]) if len(differs) else shorter

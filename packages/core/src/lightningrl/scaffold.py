@@ -9,7 +9,7 @@ from typing import Final
 
 from lightningrl.errors import ConfigError
 
-__all__ = ["new_adapter", "new_agent", "new_package"]
+__all__ = ["new_agent", "new_package"]
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 CLASS_ENDINGS: Final = {"adapter": "Adapter", "backend": "Backend", "credit": "Credit", "reward": "Reward"}
@@ -33,11 +33,6 @@ def new_package(kind: str, name: str, folder: Path | str | None = None) -> Path:
     }
     target = Path(folder) if folder is not None else Path(f"lightningrl-{distribution}")
     return _copy(TEMPLATES / kind, target, words)
-
-
-def new_adapter(name: str, folder: Path | str | None = None) -> Path:
-    """`new_package` for an agent framework; it runs on a toy framework."""
-    return new_package("adapter", name, folder)
 
 
 def new_agent(folder: Path | str) -> Path:

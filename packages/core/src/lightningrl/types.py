@@ -101,6 +101,11 @@ class ToolStatus(_Choice):
     TIMEOUT = "timeout"
     UNKNOWN = "unknown"
 
+    @property
+    def is_failure(self) -> bool:
+        """Somebody said that it did not work."""
+        return self not in {ToolStatus.OK, ToolStatus.UNKNOWN}
+
 
 class OtherCallKind(_Choice):
     """Why a model call is no transition."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from lightningrl.clean import printable
+from lightningrl.clean import one_line, printable
 from lightningrl.cli.stopping import progress_bar
 from lightningrl.look.text import number
 from lightningrl.run import Run
@@ -43,7 +43,7 @@ def branch_command(
     table = Table(*numbers, Column("the next call says"), box=None, padding=(0, 1, 0, 0))
     for row in _rows(branched):
         shown = str(row["calls"]), number(row["value"]), number(row["error"]), str(len(row["returns"])), str(row["diverged"])
-        table.add_row(*shown, _cut(printable(row["next"])))
+        table.add_row(*shown, one_line(row["next"], LONGEST))
     console.print(table, highlight=False)
     for why in dict.fromkeys(why for state in branched.states for why in state.divergences):
         console.print(f"diverged: {printable(why)}", highlight=False, soft_wrap=True)
@@ -62,7 +62,3 @@ def _rows(branched: BranchedRollout) -> Iterator[dict[str, Any]]:
             "why": state.divergences,
             "next": " ".join("".join(branched.said[state.calls : state.calls + 1]).split()),
         }
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

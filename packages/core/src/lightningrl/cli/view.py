@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import webbrowser
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.errors import RunFolderError
 from lightningrl.look.reader import open_run
 from lightningrl.look.runs import run_folders
-from lightningrl.server.process import bind
+from lightningrl.server.process import Server, bind
 from lightningrl.store.places import has_store
 from lightningrl.training.run_folder import newest_run
 from lightningrl.view.app import create_viewer
@@ -26,14 +26,6 @@ from lightningrl.view.page import ViewedRun
 from lightningrl.view.runs import OneRun, RunsFolder
 
 __all__ = ["view_command"]
-
-
-class _Server(uvicorn.Server):
-    """Signals are ours."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def view_command(folder: Path | None, *, runs: Path, port: int, browser: bool) -> None:
@@ -56,7 +48,7 @@ async def _view(folder: Path, port: int, *, is_run: bool, browser: bool) -> None
         console.print("stop it with Ctrl-C", highlight=False)
         if browser:
             webbrowser.open(link)
-        await _Server(uvicorn.Config(app, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=1)).serve([listener])
+        await Server(uvicorn.Config(app, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=1)).serve([listener])
 
 
 @asynccontextmanager

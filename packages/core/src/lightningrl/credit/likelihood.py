@@ -21,7 +21,6 @@ are evidence, not a term of the loss: no gradient goes through them, and no toke
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from lightningrl.clean import as_text
 from lightningrl.credit.baselines import Baseline, FloatArray, baseline_advantages, check_baseline
 from lightningrl.credit.evidence import evidence_of, mean_evidence
 from lightningrl.credit.spread import to_tokens
@@ -200,7 +200,7 @@ class InformationGain(_Likelihood):
         if task.answer is None or task.answer == []:
             raise ConfigError(f"task {task.id!r} has no answer to be likely; give each task one, or take another assigner")
         answers: list[Any] = task.answer if isinstance(task.answer, list) else [task.answer]
-        return [self.answer.replace("{answer}", one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)) for one in answers]
+        return [self.answer.replace("{answer}", as_text(one)) for one in answers]
 
 
 class Hindsight(_Likelihood):
@@ -245,7 +245,7 @@ class Hindsight(_Likelihood):
         calls = trajectory.transitions
         if not self._succeeded(trajectory):
             return Evidence(calls={"ratio": np.ones(len(calls), np.float32)})
-        output = trajectory.output if isinstance(trajectory.output, str) else json.dumps(trajectory.output, ensure_ascii=False, default=str)
+        output = as_text(trajectory.output)
         told = await _encode(self.told.replace("{output}", output[:_LONGEST_OUTPUT]), calls, ask)
         contexts = [np.concatenate((told[call.policy], call.prompt_ids)) for call in calls]
         asked = (_probability(call.completion_ids, context, call.policy, ask) for call, context in zip(calls, contexts, strict=True))

@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from lightningrl.errors import ConfigError, PluginError
+from lightningrl.lineages import common_tokens
 from lightningrl.types import Advantages, Array, RolloutMode, Sample, Trajectory, TrajectoryGroup, Transition
 
 __all__ = ["Aggregation", "Rows", "build_samples", "check_advantages", "count_distinct", "sort_by_tokens", "teaching_rows"]
@@ -131,13 +132,7 @@ def sort_by_tokens(samples: Iterable[Sample]) -> tuple[list[Sample], list[int]]:
     """The rows so that neighbours share the longest prefixes, and how many tokens each has in common with the one before it."""
     # big-endian bytes compare like the token ids themselves
     order = sorted(samples, key=lambda sample: sample.token_ids.astype(">u4").tobytes())
-    return order, [0, *(_common_prefix(one, other) for one, other in pairwise(order))][: len(order)]
-
-
-def _common_prefix(one: Sample, other: Sample) -> int:
-    length = min(len(one.token_ids), len(other.token_ids))
-    differences = np.flatnonzero(one.token_ids[:length] != other.token_ids[:length])
-    return int(differences[0]) if len(differences) else length
+    return order, [0, *(common_tokens(one.token_ids, other.token_ids) for one, other in pairwise(order))][: len(order)]
 
 
 def _check_settings(rows: str, aggregation: str, constant_length: int | None) -> None:

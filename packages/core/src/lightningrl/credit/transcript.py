@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final
 
-from lightningrl.clean import clean_json
+from lightningrl.clean import as_text, clean_json
 from lightningrl.types import ToolCall, Trajectory
 
 __all__ = ["Messages", "clip", "shared_lines", "transcripts"]
@@ -106,7 +106,7 @@ def _line(fields: Mapping[str, Any], most: int) -> str:
     """One line of JSON in which no text is longer than `most`; a value that is no text is written as one where it is longer."""
     shown: dict[str, Any] = {}
     for name, value in fields.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        text = as_text(value)
         shown[name] = clip(text, most) if isinstance(value, str) or len(text) > most else value
     line = json.dumps(clean_json(shown, cut=True), ensure_ascii=False, default=str)
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", line)

@@ -12,10 +12,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lightningrl.clean import one_line
 from lightningrl.config import Recipe
 from lightningrl.doctor.bill import Bill, BillLine, make_bill
 from lightningrl.doctor.checks import CHECKS
-from lightningrl.doctor.findings import Check, Finding, Verdict, failed, passed, short
+from lightningrl.doctor.findings import LONGEST, Check, Finding, Verdict, failed, passed
 from lightningrl.doctor.observation import Observation
 from lightningrl.doctor.report import Diagnosis, Row
 from lightningrl.errors import ConfigError, LightningError, PluginError
@@ -66,4 +67,4 @@ def _with_log(sentence: str, scratch: Path) -> str:
     """A log that the sentence names goes with the scratch folder: its last line stands here."""
     logs = [path for path in scratch.glob("logs/*") if str(path) in sentence]
     lines = [line for path in logs for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return sentence if not lines else f"{sentence}: {short(lines[-1])}"
+    return sentence if not lines else f"{sentence}: {one_line(lines[-1], LONGEST)}"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from lightningrl.clean import clean_text, printable
+from lightningrl.clean import one_line
 
 if TYPE_CHECKING:
     from lightningrl.doctor.observation import Observation
 
-__all__ = ["Check", "Finding", "Verdict", "failed", "passed", "short", "warned"]
+__all__ = ["LONGEST", "Check", "Finding", "Verdict", "failed", "passed", "warned"]
 
 LONGEST = 400
 """Characters of a sentence."""
@@ -45,18 +45,12 @@ class Check:
 
 
 def passed(evidence: str) -> Finding:
-    return Finding(verdict=Verdict.PASS, evidence=short(evidence))
+    return Finding(verdict=Verdict.PASS, evidence=one_line(evidence, LONGEST))
 
 
 def warned(evidence: str, remedy: str) -> Finding:
-    return Finding(verdict=Verdict.WARN, evidence=short(evidence), remedy=short(remedy))
+    return Finding(verdict=Verdict.WARN, evidence=one_line(evidence, LONGEST), remedy=one_line(remedy, LONGEST))
 
 
 def failed(evidence: str, remedy: str) -> Finding:
-    return Finding(verdict=Verdict.FAIL, evidence=short(evidence), remedy=short(remedy))
-
-
-def short(text: str, longest: int = LONGEST) -> str:
-    """One line of bounded length that no terminal obeys: agents, tools and rewards wrote parts of it."""
-    line = printable(" ".join(clean_text(text[: 4 * longest]).split()))
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+    return Finding(verdict=Verdict.FAIL, evidence=one_line(evidence, LONGEST), remedy=one_line(remedy, LONGEST))

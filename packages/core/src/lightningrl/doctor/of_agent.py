@@ -239,7 +239,7 @@ def tools_work(seen: Observation) -> Finding:
     messages: dict[str, str] = {}
     for tool in (tool for one in seen.rollouts for tool in one.tool_calls):
         statuses.setdefault(tool.name, Counter())[tool.status] += 1
-        if tool.status not in (ToolStatus.OK, ToolStatus.UNKNOWN):
+        if tool.status.is_failure:
             messages.setdefault(tool.name, tool.result or tool.error_type or "")
     if not statuses:
         return passed("no tool was seen")

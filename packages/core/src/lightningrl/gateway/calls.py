@@ -15,12 +15,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+import numpy as np
+
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
 from lightningrl.gateway.choices import ChoiceSampler, SampledChoice
 from lightningrl.gateway.conversations import Conversation, Conversations
 from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
-from lightningrl.gateway.history import History, PastCall, as_ids, as_logprobs, extend_digest, history_key, offered_tools
+from lightningrl.gateway.history import History, PastCall, as_ids, extend_digest, history_key, offered_tools
 from lightningrl.gateway.prompts import Prompt, PromptBuilder
 from lightningrl.gateway.replay import Replay
 from lightningrl.gateway.request import Answer, AnswerStart, CallContext, CallRequest, Delivery
@@ -344,7 +346,7 @@ class PolicyCalls:
             policy_version=choice.version,
             prompt_ids=prompt.array,
             completion_ids=as_ids(choice.completion.token_ids),
-            logprobs=as_logprobs(choice.completion.logprobs),
+            logprobs=np.asarray(choice.completion.logprobs, dtype=np.float32),
             finish_reason=choice.completion.finish_reason,
             parent_id=prompt.parent_id,
             is_break=prompt.is_break,

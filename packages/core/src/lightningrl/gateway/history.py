@@ -19,14 +19,13 @@ import msgspec
 import numpy as np
 
 from lightningrl.store.protocol import CallRecord
-from lightningrl.types import Array, IntArray
+from lightningrl.types import IntArray
 
 __all__ = [
     "History",
     "Match",
     "PastCall",
     "as_ids",
-    "as_logprobs",
     "chain_digests",
     "digest_tools",
     "extend_digest",
@@ -156,11 +155,6 @@ def as_ids(token_ids: Sequence[int]) -> IntArray:
     if len(token_ids) <= _PART:
         return np.asarray(token_ids, dtype=np.int32)
     return np.concatenate([np.asarray(token_ids[start : start + _PART], dtype=np.int32) for start in range(0, len(token_ids), _PART)])
-
-
-def as_logprobs(logprobs: Sequence[float]) -> Array:
-    """Logprobs as the store and the learner keep them."""
-    return np.asarray(logprobs, dtype=np.float32)
 
 
 def _call_meaning(call: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallRequest
+from lightningrl.lineages import common_tokens
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.store.protocol import DIVERGED_CODE, CallRecord
 from lightningrl.types import FinishReason, IntArray
@@ -76,9 +77,9 @@ def _describe(left: Sequence[Choices], policy: str, prompt_ids: IntArray, reques
     same = [choices for choices in left if choices[0].transition.policy == policy]
     if not same:
         return f"the branch diverged: policy {policy!r} was asked, where the recorded rollout asked {left[0][0].transition.policy!r}"
-    choices = max(same, key=lambda one: _common(one[0].transition.prompt_ids, prompt_ids))
+    choices = max(same, key=lambda one: common_tokens(one[0].transition.prompt_ids, prompt_ids))
     recorded = choices[0].transition
-    start = _common(recorded.prompt_ids, prompt_ids)
+    start = common_tokens(recorded.prompt_ids, prompt_ids)
     what = f"the branch diverged at call {recorded.index}"
     if start == len(prompt_ids) == len(recorded.prompt_ids):
         return f"{what}: it asked for {request.n} choices, where {len(choices)} were recorded"
@@ -88,13 +89,6 @@ def _describe(left: Sequence[Choices], policy: str, prompt_ids: IntArray, reques
     who = "its prompt differs" if tool is None else f"tool {tool!r} answered otherwise"
     quoted = f"{_quote(now)} now, {_quote(then)} then"
     return f"{what}: {who} from token {start} on: {quoted}; fix clocks, ids and seeds: what an agent sees must repeat"
-
-
-def _common(one: IntArray, other: IntArray) -> int:
-    """Tokens that both begin with."""
-    shorter = min(len(one), len(other))
-    differs = np.flatnonzero(one[:shorter] != other[:shorter])
-    return int(differs[0]) if len(differs) else shorter
 
 
 def _changed_tool(request: CallRequest, recorded: str) -> str | None:

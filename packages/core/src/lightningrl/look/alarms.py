@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, Final, Literal
 
 from lightningrl.store.overview import Mark, ToolCount
-from lightningrl.types import Outcome, ToolStatus
+from lightningrl.types import Outcome
 
 __all__ = ["Alarm", "find_alarms"]
 
@@ -148,7 +148,7 @@ def _of_tools(tools: Sequence[ToolCount]) -> list[Alarm]:
         return []
     failures = Counter[str]()
     for tool in tools:
-        if tool.status not in {ToolStatus.OK, ToolStatus.UNKNOWN}:
+        if tool.status.is_failure:
             failures[tool.name] += tool.count
     worst = max(failures, key=lambda name: failures[name], default=None)
     means = f"Over the whole run; most failures are of {worst!r}." if worst else None

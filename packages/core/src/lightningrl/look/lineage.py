@@ -92,7 +92,7 @@ def _node(call: CallTrace, depth: int, by_id: dict[str, CallTrace]) -> LineageNo
         replayed_from=made.replayed_from,
         refused=_count(call.other_calls, OtherCallKind.REFUSED),
         judged=_count(call.other_calls, OtherCallKind.JUDGE),
-        failed_tools=sum(tool.status.value not in ("ok", "unknown") for tool in call.tool_calls),
+        failed_tools=sum(tool.status.is_failure for tool in call.tool_calls),
     )
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightningrl.lineages import common_tokens
 from lightningrl.look.segments import SegmentReader
 from lightningrl.store.protocol import RolloutRecord, Score
-from lightningrl.types import IntArray, ToolCall, Trajectory, Transition
+from lightningrl.types import ToolCall, Trajectory, Transition
 
 __all__ = ["Divergence", "Sibling", "SiblingCall", "Siblings", "build_siblings", "find_divergence"]
 
@@ -127,10 +128,10 @@ def find_divergence(rollouts: Sequence[Sequence[Transition]]) -> Divergence | No
         first, *others = calls
         if len(calls) < len(rollouts):  # some have ended here, others go on
             return Divergence(call=index, token=0, in_prompt=False)
-        prompt = min(_common(first.prompt_ids, call.prompt_ids) for call in others)
+        prompt = min(common_tokens(first.prompt_ids, call.prompt_ids) for call in others)
         if any(len(call.prompt_ids) != prompt for call in calls):
             return Divergence(call=index, token=prompt, in_prompt=True)
-        sampled = min(_common(first.completion_ids, call.completion_ids) for call in others)
+        sampled = min(common_tokens(first.completion_ids, call.completion_ids) for call in others)
         if any(len(call.completion_ids) != sampled for call in calls):
             return Divergence(call=index, token=sampled, in_prompt=False)
     return None
@@ -157,10 +158,3 @@ def _read_call(
 
 def _mean(credit: Sequence[np.ndarray]) -> float | None:
     return float(np.concatenate(credit).mean()) if credit else None
-
-
-def _common(one: IntArray, other: IntArray) -> int:
-    """Tokens that both begin with."""
-    shorter = min(len(one), len(other))
-    differs = np.flatnonzero(one[:shorter] != other[:shorter])
-    return int(differs[0]) if len(differs) else shorter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final
@@ -14,7 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from lightningrl.clean import printable
+from lightningrl.clean import as_text, printable
 from lightningrl.look.reader import Group, RunReader, read_group
 from lightningrl.look.segments import Segment, SegmentKind
 from lightningrl.look.trace import CallTrace, Trace, whole_row
@@ -131,7 +130,7 @@ def _credit(call: CallTrace) -> Text:
 
 
 def _tool(tool: ToolCall) -> tuple[str, Text]:
-    failed = "" if tool.status.value in ("ok", "unknown") else "red"
+    failed = "red" if tool.status.is_failure else ""
     said = _join(f"{tool.name}({_short(tool.arguments)})", *([f"by {tool.agent}"] if tool.agent else []))
     said.append(f"\n→ {tool.status.value}", style=failed)
     said.append_text(_plain(f" {_short(tool.error_type or '')} {_short(tool.result)}".replace("  ", " ").rstrip()))
@@ -186,5 +185,5 @@ def _cut(text: str, *, full: bool) -> str:
 
 
 def _short(value: Any, limit: int = 600) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = as_text(value)
     return text if len(text) <= limit else f"{text[:limit]} …"

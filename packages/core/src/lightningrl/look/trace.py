@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from lightningrl.lineages import common_tokens
 from lightningrl.look.segments import Segment, SegmentKind, SegmentReader
 from lightningrl.store.protocol import RolloutRecord, Score
 from lightningrl.types import Array, OtherCall, ToolCall, Trajectory, Transition
@@ -198,9 +199,7 @@ def _most_alike(call: Transition, segments: Sequence[Segment], rows: Sequence[tu
     for earlier, row in rows[-_EARLIER:]:
         if earlier.policy != call.policy:
             continue
-        shorter = min(len(row), len(call.prompt_ids))
-        differs = np.flatnonzero(row[:shorter] != call.prompt_ids[:shorter])
-        alike = int(differs[0]) if len(differs) else shorter
+        alike = common_tokens(row, call.prompt_ids)
         seen = max((segment.end for segment in segments if segment.end <= alike), default=0)
         if seen > best[0]:
             best = seen, earlier.id

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightningrl.clean import as_text
 from lightningrl.errors import ConfigError
 from lightningrl.types import Task
 
@@ -30,9 +30,7 @@ def pick(value: Any, path: str | None) -> Any:
 
 def text_of(value: Any) -> str:
     """Text as it is, None as nothing, anything else as JSON."""
-    if value is None:
-        return ""
-    return value[:LONGEST] if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)[:LONGEST]
+    return "" if value is None else as_text(value)[:LONGEST]
 
 
 class Extract:

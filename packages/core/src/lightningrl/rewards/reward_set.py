@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightningrl.beside import is_being_cancelled
-from lightningrl.clean import clean_text
+from lightningrl.clean import one_line
 from lightningrl.errors import ConfigError, describe_raised
 from lightningrl.rewards.threads import DaemonThreads
 from lightningrl.rewards.value import BadValue, Range, check_range, read_value
@@ -160,5 +160,4 @@ def _failed(reward: NamedReward, why: str) -> _RewardFailure:
 
 def describe_failure(name: str, why: str) -> str:
     """One clean line of bounded length."""
-    text = clean_text(f"{name}: {' '.join(why.split())}")
-    return text if len(text) <= _LONGEST_FAILURE else f"{text[: _LONGEST_FAILURE - 1]}…"
+    return one_line(f"{name}: {why}", _LONGEST_FAILURE)

@@ -16,7 +16,7 @@ from lightningrl.attribution.scope import ActiveRollout, RolloutScope
 from lightningrl.errors import PluginError
 from lightningrl.telemetry import semconv
 from lightningrl.telemetry.providers import ProviderWatch
-from lightningrl.telemetry.spans import RolloutSpanProcessor, build_tracer_provider, encode_otlp
+from lightningrl.telemetry.spans import RolloutSpanProcessor, WorkerTracerProvider, encode_otlp
 
 __all__ = ["Telemetry", "instrument", "load_adapter"]
 
@@ -26,7 +26,7 @@ class Telemetry:
 
     def __init__(self, scope: RolloutScope, adapters: Sequence[Adapter]) -> None:
         self._processor = RolloutSpanProcessor(scope)
-        self.provider = build_tracer_provider(self._processor)
+        self.provider = WorkerTracerProvider(self._processor)
         self._tracer = self.provider.get_tracer("lightningrl")
         self._adapters = tuple(sorted(adapters, key=lambda adapter: bool(getattr(adapter, "is_fallback", False))))
         self._watch = ProviderWatch(self.provider)

@@ -7,15 +7,14 @@ POST {OPENAI_BASE_URL}/tool_calls    {"tool_calls": [{"name": "search", "status"
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
+from lightningrl.clean import as_text
 from lightningrl.control import api
 from lightningrl.control.api import ReportedToolCall
 from lightningrl.dialects import Dialect, call_of
@@ -71,8 +70,8 @@ def _record(told: ReportedToolCall, transition_id: str | None) -> ToolCallRecord
     call = ToolCall(
         id=call_id,
         name=told.name,
-        arguments=_text(told.arguments),
-        result=_text(told.result),
+        arguments="" if told.arguments is None else as_text(told.arguments),
+        result="" if told.result is None else as_text(told.result),
         status=ToolStatus(told.status),
         duration_s=told.duration_s,
         transition_id=transition_id,
@@ -80,10 +79,3 @@ def _record(told: ReportedToolCall, transition_id: str | None) -> ToolCallRecord
         error_type=told.error_type,
     )
     return ToolCallRecord(tool_call=call, span_id=f"reported:{call_id}", started_at=time.time() - told.duration_s)
-
-
-def _text(value: Any) -> str:
-    """Texts as they are, None as nothing, the rest as JSON."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

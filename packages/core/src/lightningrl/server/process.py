@@ -27,7 +27,7 @@ from lightningrl.errors import LightningError, ServerError
 from lightningrl.server.settings import ServerSettings, read_upstream
 from lightningrl.stdout import take_stdout
 
-__all__ = ["main", "run_server"]
+__all__ = ["Server", "bind", "main", "run_server"]
 
 logger = logging.getLogger(__name__)
 
@@ -91,10 +91,10 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Signals are ours, and readiness is told."""
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None] = lambda: None) -> None:
         super().__init__(config)
         self._on_started = on_started
 
@@ -178,7 +178,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
         )
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        server = _Server(config, lambda: on_ready(url) if on_ready else None)
+        server = Server(config, lambda: on_ready(url) if on_ready else None)
 
         loop = asyncio.get_running_loop()
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from lightningrl.clean import as_text
 from lightningrl.roles import LONGEST_ROLE
 from lightningrl.telemetry import semconv
 from lightningrl.types import ToolStatus
@@ -32,7 +33,6 @@ __all__ = [
     "read_agent",
     "read_kind",
     "read_span",
-    "text_of",
     "with_events",
 ]
 
@@ -189,7 +189,7 @@ def asked_calls(attributes: Mapping[str, Any]) -> list[AskedCall]:
     if isinstance(messages, list):
         parts = [part for message in messages if isinstance(message, dict) for part in message.get("parts") or ()]
         return [
-            AskedCall(id=str(part.get("id") or ""), name=str(part.get("name") or ""), arguments=text_of(part.get("arguments", "")))
+            AskedCall(id=str(part.get("id") or ""), name=str(part.get("name") or ""), arguments=as_text(part.get("arguments", "")))
             for part in parts
             if isinstance(part, dict) and part.get("type") == "tool_call"
         ]
@@ -202,7 +202,7 @@ def asked_calls(attributes: Mapping[str, Any]) -> list[AskedCall]:
                     AskedCall(
                         id=str(attributes.get(stem + call_id) or ""),
                         name=str(attributes[key]),
-                        arguments=text_of(attributes.get(stem + arguments, "")),
+                        arguments=as_text(attributes.get(stem + arguments, "")),
                     )
                 )
     return found
@@ -236,11 +236,6 @@ FLAT_ANSWERS: Final = {
 """Answers as numbered attributes: `llm.output_messages.0.message.tool_calls.0.tool_call.id`, `gen_ai.completion.0.tool_calls.0.id`."""
 
 
-def text_of(value: Any) -> str:
-    """Text as it is, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
 def _status(attributes: Mapping[str, Any], error_type: str, *, failed: bool) -> ToolStatus:
     said = attributes.get(semconv.TOOL_STATUS)
     if said is not None:
@@ -255,7 +250,7 @@ def _status(attributes: Mapping[str, Any], error_type: str, *, failed: bool) -> 
 
 
 def _first(attributes: Mapping[str, Any], keys: Sequence[str]) -> str:
-    return next((text_of(attributes[key]) for key in keys if attributes.get(key) not in (None, "")), "")
+    return next((as_text(attributes[key]) for key in keys if attributes.get(key) not in (None, "")), "")
 
 
 def _untitled(name: str) -> str:
@@ -281,7 +276,7 @@ def _bare_arguments(arguments: str) -> str:
     if not isinstance(call, dict) or not isinstance(call.get("kwargs"), dict) or call.get("args") or not call.keys() <= _PYTHON_CALL:
         return arguments
     kwargs = call["kwargs"]
-    return text_of({name: value for name, value in kwargs.items() if name != "ctx" or not str(value).startswith("<")})
+    return as_text({name: value for name, value in kwargs.items() if name != "ctx" or not str(value).startswith("<")})
 
 
 def _unwrap(result: str) -> tuple[str, str, bool]:
@@ -289,13 +284,13 @@ def _unwrap(result: str) -> tuple[str, str, bool]:
     other result is as it is."""
     output = _parse(result) if '"is_error"' in result else None
     if isinstance(output, dict) and output.keys() >= {"tool_name", "raw_output", "is_error"}:
-        return text_of(output["raw_output"]), "", output["is_error"] is True
+        return as_text(output["raw_output"]), "", output["is_error"] is True
     message = _parse(result) if "tool_call_id" in result else None
     message = message.get("output", message) if isinstance(message, dict) else None
     message = message.get("data", message.get("kwargs", message)) if isinstance(message, dict) else None
     if not isinstance(message, dict) or "content" not in message or "tool_call_id" not in message:
         return result, "", False
-    return text_of(message["content"]), str(message["tool_call_id"] or ""), message.get("status") == "error"
+    return as_text(message["content"]), str(message["tool_call_id"] or ""), message.get("status") == "error"
 
 
 def _parse(text: Any) -> Any:

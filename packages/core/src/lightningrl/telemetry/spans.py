@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope
 
-__all__ = ["OpenSpan", "RolloutSpanProcessor", "WorkerTracerProvider", "build_tracer_provider", "encode_otlp"]
+__all__ = ["OpenSpan", "RolloutSpanProcessor", "WorkerTracerProvider", "encode_otlp"]
 
 MAX_SPANS: Final = 10_000
 """Per attempt; what comes after is dropped with a warning."""
@@ -137,11 +137,6 @@ class WorkerTracerProvider(TracerProvider):
         super().__init__(sampler=ALWAYS_ON, resource=Resource({"service.name": "lightningrl-worker"}), shutdown_on_exit=False)
         self.add_span_processor(spans)
         self.rollout_spans = spans
-
-
-def build_tracer_provider(processor: RolloutSpanProcessor) -> WorkerTracerProvider:
-    """The worker's provider."""
-    return WorkerTracerProvider(processor)
 
 
 def encode_otlp(spans: Sequence[ReadableSpan]) -> bytes:

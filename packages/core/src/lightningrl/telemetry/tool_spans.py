@@ -22,7 +22,6 @@ __all__ = ["ReadTools", "SeenSpan", "comparable", "read_tools"]
 
 _NEAREST: Final = 32
 """Spans of one name that are compared with another on each side: more of them do not run at once."""
-_FAILURES = frozenset(ToolStatus) - {ToolStatus.OK, ToolStatus.UNKNOWN}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +105,7 @@ def distinct_tools(tools: Sequence[SeenSpan]) -> list[SeenSpan]:
     parents = {tool.span_id: tool.parent_span_id for tool in tools}
     if len({tool.scope for tool in tools}) < 2 and not any(parent in parents for parent in parents.values()):
         return list(tools)
-    ranked = sorted(tools, key=lambda tool: (not tool.is_ours, tool.reading.status not in _FAILURES, not tool.reading.tool_call_id))
+    ranked = sorted(tools, key=lambda tool: (not tool.is_ours, not tool.reading.status.is_failure, not tool.reading.tool_call_id))
     kept = _KeptTools()
     told: set[tuple[str, str]] = set()
     for tool in ranked:

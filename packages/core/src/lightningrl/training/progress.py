@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -16,6 +15,7 @@ from rich.progress import Progress as RichBars
 from rich.table import Table
 from rich.text import Text
 
+from lightningrl.clean import as_text
 from lightningrl.types import Outcome, Trajectory
 
 __all__ = ["LineProgress", "LiveProgress", "NotebookProgress", "make_progress", "sparkline"]
@@ -78,9 +78,7 @@ class _Sample:
         if self._latest is None:
             return None
         reward = "-" if self._latest.reward is None else f"{self._latest.reward:.3f}"
-        output = self._latest.output
-        said = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False, default=str)
-        line = f"{self._latest.task.id} \u2192 {' '.join(said.split())}"
+        line = f"{self._latest.task.id} \u2192 {' '.join(as_text(self._latest.output).split())}"
         room = max(8, width - len(reward) - 10)
         return f"{line if len(line) <= room else line[: room - 2] + ' …'}  reward {reward}"
 

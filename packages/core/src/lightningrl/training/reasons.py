@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from lightningrl.clean import one_line
 from lightningrl.types import OtherCallKind, Outcome, Trajectory
 
 __all__ = [
@@ -54,7 +55,7 @@ def _explain_no_calls(trajectories: Sequence[Trajectory]) -> str:
     refusals = [(trajectory, call) for trajectory, call in others if call.kind is OtherCallKind.REFUSED]
     if refusals:
         trajectory, first = refusals[0]
-        return f"every model call was refused ({len(refusals)}); first, of {trajectory.rollout_id!r}: {_short(first.message)}"
+        return f"every model call was refused ({len(refusals)}); first, of {trajectory.rollout_id!r}: {one_line(first.message, _LONGEST)}"
     none = f"none of {len(trajectories)} rollouts made a model call that came here"
     hosts = Counter(call.path for _, call in others if call.kind is OtherCallKind.ELSEWHERE)
     if hosts:
@@ -71,7 +72,7 @@ def explain_failures(trajectories: Sequence[Trajectory]) -> str:
     error = failed.error or "no message"
     if not failed.outcome.is_agents_own:  # nothing is wrong with the lines of the agent that it came through
         error = error.partition('\n  File "')[0]
-    return f"every rollout failed ({counts}); first, {failed.rollout_id!r}: {_short(error)}"
+    return f"every rollout failed ({counts}); first, {failed.rollout_id!r}: {one_line(error, _LONGEST)}"
 
 
 def explain_no_rewards(trajectories: Sequence[Trajectory], remedy: str | None = None) -> str:
@@ -114,8 +115,3 @@ def explain_timeouts(trajectories: Sequence[Trajectory], call_speed: float | Non
         f"so {answer} of the {timeout_s:g} s that a rollout has; "
         "raise runtime.timeout_s, or give a new run a lower sampling.max_tokens"
     )
-
-
-def _short(message: str) -> str:
-    text = " ".join(message.split())
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

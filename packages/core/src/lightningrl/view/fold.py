@@ -5,13 +5,11 @@ Budget(100_000).fold("call-2-0", text, 2_000)  ─►  LongText(text="…", rest
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 from lightningrl.clean import printable
 
-__all__ = ["Budget", "LongText", "as_text"]
+__all__ = ["Budget", "LongText"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +48,3 @@ def html_size(text: str) -> int:
     """Bytes of it in a page."""
     quoted = 4 * (text.count("&") + text.count("'") + text.count('"')) + 3 * (text.count("<") + text.count(">"))
     return len(text.encode("utf-8", "replace")) + quoted
-
-
-def as_text(value: Any) -> str:
-    """A text as it is; other JSON written out."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

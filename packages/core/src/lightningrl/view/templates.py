@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lightningrl.clean import printable
+from lightningrl.clean import as_text, one_line, printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -119,8 +118,7 @@ def clean(text: object) -> str:
 
 def short(text: object, length: int = 80) -> str:
     """The beginning, cleaned."""
-    line = " ".join(str(text)[: length * 4].split())
-    return printable(line if len(line) <= length else line[: length - 1] + "…")
+    return one_line(str(text), length)
 
 
 def preview(value: Any, length: int = 80) -> str:
@@ -128,7 +126,7 @@ def preview(value: Any, length: int = 80) -> str:
     if isinstance(value, Mapping):
         asked = next((value[name] for name in _ASKS if isinstance(value.get(name), str)), None)
         value = asked if asked is not None else value
-    return short(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), length)
+    return one_line(as_text(value), length)
 
 
 FILTERS: Final[Mapping[str, Callable[..., str]]] = {

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from lightningrl.clean import as_text
 from lightningrl.errors import RunFolderError
 from lightningrl.look.gradient import NoGradient, explain_calls, explain_rollout
 from lightningrl.look.lineage import LineageNode, read_lineage
@@ -23,7 +24,7 @@ from lightningrl.look.trace import CallTrace, Trace, Window
 from lightningrl.origin import RunOrigin
 from lightningrl.store.protocol import AttemptRecord
 from lightningrl.types import OtherCall, ToolCall
-from lightningrl.view.fold import Budget, LongText, as_text
+from lightningrl.view.fold import Budget, LongText
 from lightningrl.view.page import Asked, NoSuchPage, Page, Shown, ViewedRun
 
 __all__ = ["PAGE", "TEXT"]
@@ -63,10 +64,6 @@ class _Tool:
     call: ToolCall
     arguments: LongText
     result: LongText
-
-    @property
-    def is_failed(self) -> bool:
-        return self.call.status.value not in ("ok", "unknown")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

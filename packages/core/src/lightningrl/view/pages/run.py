@@ -11,7 +11,6 @@ from typing import Final
 from lightningrl.look.summary import Summary, read_summary
 from lightningrl.origin import read_values
 from lightningrl.store.overview import ToolCount
-from lightningrl.types import ToolStatus
 from lightningrl.view.charts import Series, draw_chart, sparkline
 from lightningrl.view.page import Asked, Page, Shown, ViewedRun
 
@@ -61,7 +60,7 @@ def list_tools(counts: Sequence[ToolCount]) -> list[ToolLine]:
     calls, failed = Counter[str](), Counter[str]()
     for found in counts:
         calls[found.name] += found.count
-        failed[found.name] += found.count * (found.status not in {ToolStatus.OK, ToolStatus.UNKNOWN})
+        failed[found.name] += found.count * found.status.is_failure
     lines = [ToolLine(name=name, calls=count, failed=failed[name]) for name, count in calls.items()]
     return sorted(lines, key=lambda line: (-line.failed, -line.calls, line.name))
 
