@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ from lightningrl.config import Recipe, read_recipe
 from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError, Stopped
 from lightningrl.plugins import load_plugins
-from lightningrl.runtime.launcher import build_launcher
 from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
-from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 
@@ -39,26 +36,16 @@ def try_command(source: Path, *, task: str | None, full: bool, settings: Mapping
             asyncio.run(_attempt(recipe, parts, chosen, scratch, console))
         except asyncio.CancelledError:
             raise Stopped("stopped") from None
-        (scratch / "run.json").write_text(json.dumps({"models": dict(parts.models)}), encoding="utf-8")
         show_command(ROLLOUT, run=scratch, runs=scratch, full=full)
 
 
 async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, console: Console) -> None:
     """One rollout, rewarded, in the scratch folder's store."""
-    from lightningrl.training.session import serve_policy, server_settings
+    from lightningrl.training.session import serve_recipe
 
     cancel_on_signals()
     with console.status("starting") as status:
-        served = serve_policy(
-            server_settings(recipe, parts, f"sqlite:///{scratch / 'store.sqlite'}"),
-            parts,
-            scratch / "logs",
-            None,
-            workers=recipe,
-            launchers=[build_launcher(recipe.runtime, load_plugins())],
-            starting=status.update,
-        )
-        async with served as running:
+        async with serve_recipe(recipe, parts, scratch, starting=status.update) as (recipe, served):
             status.update(f"running the agent on task {task.id!r}")
             spec = RolloutSpec(
                 id=ROLLOUT,
@@ -66,11 +53,11 @@ async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, cons
                 group_id=ROLLOUT,
                 mode=RolloutMode.VALIDATION,
                 sampling=recipe.validation_sampling,
-                timeout_s=give_time(recipe, running.policies.speed).runtime.limit_s,
+                timeout_s=recipe.runtime.limit_s,
             )
-            await running.client.create_rollouts([spec])
-            (trajectory,) = await parts.evaluator.reward(await fetch_ended(running.client, [ROLLOUT]))
-            await running.client.set_scores([score_of(trajectory)])
+            await served.client.create_rollouts([spec])
+            (trajectory,) = await parts.evaluator.reward(await fetch_ended(served.client, [ROLLOUT]))
+            await served.client.set_scores([score_of(trajectory)])
             status.update("stopping")
 
 

@@ -15,7 +15,6 @@ from lightningrl.config import load_recipe
 from lightningrl.dialects import build_dialects
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
-from lightningrl.runtime.launcher import build_launcher
 from lightningrl.training.agent_check import check_agent_file
 from lightningrl.training.workers import start_pool
 
@@ -37,7 +36,6 @@ def work_command(source: Path, *, server: str, key: str, settings: Mapping[str, 
     if recipe.runtime.workers == 0:
         raise ConfigError("runtime.workers is 0, so there is nothing to start; say how many, for example --workers 4")
     plugins = load_plugins()
-    launcher = build_launcher(recipe.runtime, plugins)
     for adapter in recipe.adapters:
         plugins.find("lightningrl_adapters", adapter)
     check_agent_file(recipe)
@@ -45,7 +43,7 @@ def work_command(source: Path, *, server: str, key: str, settings: Mapping[str, 
 
     async def main() -> None:
         cancel_on_signals()
-        pool = start_pool(recipe, server, key, None, launcher, dialects=dialects)
+        pool = start_pool(recipe, server, key, None, plugins, dialects=dialects)
         assert pool is not None
         try:
             await pool.start()

@@ -27,11 +27,8 @@ from lightningrl.doctor.machine import cpu_seconds, folder_bytes, free_disk, mem
 from lightningrl.doctor.observation import Cost, Costs, Lesson, Observation, Repeat
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.loggers import JsonlLogger, draw_curve
-from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
-from lightningrl.runtime.launcher import build_launcher
 from lightningrl.training.collector import fetch_ended
-from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts
 from lightningrl.training.tasks import plan_branches, plan_group, plan_validation
 from lightningrl.types import BranchPoint, RolloutSpec, Sample, Task, Trajectory
@@ -53,22 +50,12 @@ async def observe(
     recipe: Recipe, parts: Parts, scratch: Path, runs: Path, starting: Callable[[str], None] = lambda what: None
 ) -> Observation:
     """Try the recipe in the folder `scratch`; `runs`: where its runs will be written. Raises LightningError where it cannot be started."""
-    from lightningrl.training.session import serve_policy, server_settings
+    from lightningrl.training.session import serve_recipe
 
     clock = _Clock()
-    served = serve_policy(
-        server_settings(recipe, parts, f"sqlite:///{scratch / 'store.sqlite'}", host=recipe.runtime.server_host),
-        parts,
-        scratch / "logs",
-        None,
-        workers=recipe,
-        launchers=[build_launcher(recipe.runtime, load_plugins())],
-        starting=starting,
-    )
-    async with served as running:
+    async with serve_recipe(recipe, parts, scratch, starting=starting) as (recipe, served):
         start = clock.lap()
-        recipe = give_time(recipe, running.policies.speed)
-        examination = _Examination(recipe=recipe, parts=parts, served=running, starting=starting)
+        examination = _Examination(recipe=recipe, parts=parts, served=served, starting=starting)
         seen = await examination.run(scratch, runs)
     return replace(seen, costs=replace(seen.costs, start=_sum(start, seen.costs.start)))
 

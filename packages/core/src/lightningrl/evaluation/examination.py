@@ -29,16 +29,13 @@ from lightningrl.evaluation.result import EvaluatedTask, Evaluation, sample_of
 from lightningrl.evaluation.statistics import Verdict
 from lightningrl.loading import is_reference
 from lightningrl.plugins import load_plugins
-from lightningrl.runtime.launcher import build_launcher
 from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
-from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts, resolve
 from lightningrl.training.reasons import explain_no_rewards
-from lightningrl.training.session import RunningServices, serve_policy, server_settings
+from lightningrl.training.session import RunningServices, serve_recipe
 from lightningrl.training.tasks import plan_evaluation, read_tasks
 from lightningrl.types import SamplingSettings, Task, Trajectory
-from lightningrl.wire import encode
 
 __all__ = ["Examination", "examine"]
 
@@ -208,27 +205,19 @@ class _Candidate:
 async def _open(
     candidate: Candidate, how: Examination, folder: Path, slices: Sequence[str], known: Evaluation | None, show: Show
 ) -> AsyncIterator[_Candidate]:
-    recipe, plugins = candidate.recipe, load_plugins()
+    recipe = candidate.recipe
     how.sampling(recipe)
     show("checking the recipe", 0, 0)
-    parts = build_checked(recipe, plugins)
+    parts = build_checked(recipe, load_plugins())
     tasks = how.choose(recipe, parts)
     _check_tasks(tasks, slices, known)
-    settings = server_settings(recipe, parts, _make_folder(folder, parts), host=recipe.runtime.server_host)
+    changes: dict[str, Any] = {}
     if candidate.upstream is not None:
         parts = replace(parts, backends={})
-        upstream = UpstreamConfig(models={"*": candidate.upstream})
-        settings = settings.model_copy(update={"policies": {}, "default_policy": None, "upstream": upstream})
-    async with serve_policy(
-        settings,
-        parts,
-        folder / "logs",
-        None if candidate.checkpoint is None else candidate.checkpoint.folder,
-        workers=recipe,
-        launchers=[build_launcher(recipe.runtime, plugins)],
-        starting=lambda what: show(what, 0, 0),
-    ) as served:
-        candidate = replace(candidate, recipe=give_time(recipe, served.policies.speed))
+        changes = {"policies": {}, "default_policy": None, "upstream": UpstreamConfig(models={"*": candidate.upstream})}
+    weights = None if candidate.checkpoint is None else candidate.checkpoint.folder
+    async with serve_recipe(recipe, parts, folder, weights, changes=changes, starting=lambda what: show(what, 0, 0)) as (recipe, served):
+        candidate = replace(candidate, recipe=recipe)
         yield _Candidate(candidate=candidate, how=how, parts=parts, served=served, tasks=tasks, folder=folder, done=[])
 
 
@@ -241,13 +230,6 @@ def _check_tasks(tasks: Sequence[Task], slices: Sequence[str], known: Evaluation
             raise ConfigError(f"no task has {key!r} in its metadata or its input, so there is no such slice; there are: {names}")
     if known is not None and not {task.id for task in tasks} & known.task_means.keys():
         raise ConfigError(f"the earlier evaluation, of {known.policy!r}, has no result of these tasks; evaluate both on the same")
-
-
-def _make_folder(folder: Path, parts: Parts) -> str:
-    """For rollouts and logs; returns its store's URL."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_bytes(encode({"models": dict(parts.models)}))
-    return f"sqlite:///{folder.absolute() / 'store.sqlite'}"
 
 
 def _read(source: str, recipe: Recipe) -> tuple[Task, ...]:

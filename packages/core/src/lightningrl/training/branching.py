@@ -8,7 +8,6 @@ already is not run again: more samples only add to them, and what was killed goe
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import Counter
@@ -25,12 +24,10 @@ from lightningrl.look.reader import open_run
 from lightningrl.look.segments import SegmentKind
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
-from lightningrl.runtime.launcher import build_launcher
 from lightningrl.store import SqlStore
 from lightningrl.store.protocol import CallRecord, ToolCallRecord
 from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
-from lightningrl.training.pace import give_time
 from lightningrl.training.run_folder import checkpoints
 from lightningrl.training.tasks import plan_branches
 from lightningrl.types import BranchPoint, Outcome, RolloutSpec, Trajectory
@@ -103,7 +100,7 @@ async def branch_rollout(
 ) -> BranchedRollout:
     """Branch a run's rollout after so many calls (`at`; None = everywhere), `samples` times at each. The agent's answers are rewarded as in
     training. Raises LightningError."""
-    from lightningrl.training.session import serve_policy, server_settings
+    from lightningrl.training.session import serve_recipe
 
     if samples < 1:
         raise ConfigError(f"samples is {samples}; branch once or more at each state")
@@ -114,19 +111,12 @@ async def branch_rollout(
     saved = next(reversed(checkpoints(folder)), None)
     step = saved.state.step if saved else 0
     own = folder / "branches" / f"step-{step:06d}" / rollout_id
-    own.mkdir(parents=True, exist_ok=True)
     show("checking the recipe", 0, 0)
     parts = build_checked(recipe, load_plugins())
-    (own / "run.json").write_text(json.dumps({"models": dict(parts.models)}), encoding="utf-8")
-    url = f"sqlite:///{own / 'store.sqlite'}"
-    source = await _copy(url, spec, recorded, calls)
-    launcher = build_launcher(recipe.runtime, load_plugins())
-    server = server_settings(recipe, parts, url)
+    own.mkdir(parents=True, exist_ok=True)
+    source = await _copy(f"sqlite:///{own / 'store.sqlite'}", spec, recorded, calls)
     weights = saved.folder if saved else None
-    async with serve_policy(
-        server, parts, own / "logs", weights, workers=recipe, launchers=[launcher], starting=lambda what: show(what, 0, 0)
-    ) as served:
-        recipe = give_time(recipe, served.policies.speed)
+    async with serve_recipe(recipe, parts, own, weights, starting=lambda what: show(what, 0, 0)) as (recipe, served):
         specs = {
             point: plan_branches(recipe, source, BranchPoint(rollout_id=rollout_id, attempt=source.attempt, calls=point), samples)
             for point in points

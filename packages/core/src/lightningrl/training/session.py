@@ -26,10 +26,9 @@ from lightningrl.engines.link import EngineLink, EngineLinks
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.keys import view_key, worker_key
 from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve, read_metrics
-from lightningrl.plugins import PluginManager
+from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.protocols import Backend, Measured, Speed
 from lightningrl.runtime.address import reachable_url
-from lightningrl.runtime.launcher import WorkerLauncher, build_launcher
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
@@ -43,7 +42,7 @@ from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.workers import start_pool
 from lightningrl.types import RolloutMode, RolloutState
 
-__all__ = ["Address", "RunningServices", "serve_policy", "server_settings", "train_run"]
+__all__ = ["Address", "RunningServices", "serve_policy", "serve_recipe", "server_settings", "train_run"]
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +116,6 @@ async def train_run(
         settings = server_settings(recipe, parts, folder.store_url, host=runtime.server_host, port=runtime.server_port)
         settings = settings.model_copy(update={"folder": folder.path.resolve()})
         folder.write_view_key(view_key(settings.run_key))
-        launchers = [build_launcher(runtime, plugins) for _ in range(runtime.servers)]
         checkpoint = saved.folder if saved else None
         spans = stack.enter_context(open_spans(recipe.telemetry, os.environ, run=folder.path.name))
         async with serve_policy(
@@ -127,7 +125,6 @@ async def train_run(
             checkpoint,
             spans=spans,
             workers=recipe,
-            launchers=launchers,
             servers=runtime.servers,
             starting=lambda what: progress.phase(what, 0, 0),
         ) as served:
@@ -190,15 +187,14 @@ async def serve_policy(
     checkpoint: Path | None,
     *,
     workers: Recipe | None,
-    launchers: Sequence[WorkerLauncher] = (),
     servers: int = 1,
     spans: StepSpans = NO_SPANS,
     starting: Callable[[str], None] = lambda what: None,
 ) -> AsyncIterator[RunningServices]:
     """Servers, workers and engines, up and watched; the body is cancelled with the sentence of whatever fails for good.
 
-    `launchers`: where workers run, one for each server; none = here. `starting` is told what is being waited for. With a checkpoint the
-    body starts the workers: what a killed run left queued belongs to newer weights, which it makes first.
+    `starting` is told what is being waited for. With a checkpoint the body starts the workers: what a killed run left queued belongs to
+    newer weights, which it makes first.
     """
     async with AsyncExitStack() as stack:
         starting("starting the server, loading weights")
@@ -220,7 +216,7 @@ async def serve_policy(
                 reachable_url(server.url),
                 settings.run_key,
                 logs,
-                launchers[number] if launchers else None,
+                load_plugins(),
                 dialects=settings.dialects,
                 patience_s=PATIENCE_S,
                 part=(number, servers),
@@ -256,6 +252,30 @@ async def serve_policy(
             links=links,
             start_workers=starter.ready,
         )
+
+
+@asynccontextmanager
+async def serve_recipe(
+    recipe: Recipe,
+    parts: Parts,
+    folder: Path,
+    checkpoint: Path | None = None,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    starting: Callable[[str], None] = lambda what: None,
+) -> AsyncIterator[tuple[Recipe, RunningServices]]:
+    """All of a run but its loop, in a folder that `lightningrl rollouts --run` reads; and the recipe with the time that rollouts have here.
+    `changes`: of the server's settings."""
+    settings = server_settings(recipe, parts, _make_folder(folder, parts), host=recipe.runtime.server_host).model_copy(update=changes)
+    async with serve_policy(settings, parts, folder / "logs", checkpoint, workers=recipe, starting=starting) as served:
+        yield give_time(recipe, served.policies.speed), served
+
+
+def _make_folder(folder: Path, parts: Parts) -> str:
+    """For rollouts and logs; returns its store's URL."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text(json.dumps({"models": dict(parts.models)}), encoding="utf-8")
+    return f"sqlite:///{folder.absolute() / 'store.sqlite'}"
 
 
 async def _measure(backend: Backend) -> Speed | None:

@@ -8,9 +8,10 @@ from typing import Any
 
 from lightningrl.config import Recipe
 from lightningrl.dialects import DIALECTS, Dialect
+from lightningrl.plugins import PluginManager
 from lightningrl.runtime.agent_loader import runs_in_process
 from lightningrl.runtime.in_process import ThreadLauncher
-from lightningrl.runtime.launcher import WorkerLauncher
+from lightningrl.runtime.launcher import build_launcher
 from lightningrl.runtime.pool import WorkerPool
 
 __all__ = ["start_pool"]
@@ -21,7 +22,7 @@ def start_pool(
     server_url: str,
     run_key: str,
     logs: Path | None,
-    launcher: WorkerLauncher | None = None,
+    plugins: PluginManager,
     *,
     dialects: Sequence[Dialect] = DIALECTS,
     patience_s: float = 60.0,
@@ -46,6 +47,6 @@ def start_pool(
         dialects=dialects,
         base_dir=recipe.folder,
         log_folder=logs,
-        launcher=ThreadLauncher(agent) if is_here else launcher,
+        launcher=ThreadLauncher(agent) if is_here else build_launcher(recipe.runtime, plugins),
         patience_s=patience_s,
     )
