@@ -8,11 +8,13 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from lightningrl import errors
 from lightningrl.beside import run_beside
+from lightningrl.cli import write_json
 from lightningrl.cli.app import app
 from lightningrl.cli.scratch import scratch_folder
 from lightningrl.cli.stopping import cancel_on_signals, progress_bar
@@ -172,3 +174,8 @@ def test_exported_files_can_be_read_by_whoever_serves_them(tmp_path: Path) -> No
     (tmp_path / "weights" / "model.safetensors").touch(mode=0o600)
     open_to_readers(tmp_path / "weights")
     assert [path.stat().st_mode & 0o777 for path in (tmp_path / "weights", tmp_path / "weights" / "model.safetensors")] == [0o755, 0o644]
+
+
+def test_a_number_that_is_none_is_null_in_json(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    write_json({"gain": float("nan"), "moved": np.float32(0.5), "tokens": np.arange(2)})
+    assert json.loads(capsysbinary.readouterr().out) == {"gain": None, "moved": 0.5, "tokens": [0, 1]}

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 
-__all__ = ["main", "run_command"]
+__all__ = ["escape", "main", "run_command", "write_json"]
 
 
 def main() -> None:
@@ -43,3 +43,10 @@ def escape(text: str) -> str:
     from rich.markup import escape as escape_markup
 
     return escape_markup(text)
+
+
+def write_json(value: object) -> None:
+    """On a line of standard output."""
+    import msgspec
+
+    sys.stdout.buffer.write(msgspec.json.encode(value, enc_hook=lambda of_numpy: of_numpy.tolist()) + b"\n")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from lightningrl.clean import one_line, printable
+from lightningrl.cli import write_json
 from lightningrl.cli.stopping import progress_bar
 from lightningrl.look.text import number
 from lightningrl.run import Run
@@ -34,7 +33,7 @@ def branch_command(
         branched = Run(run).branch(rollout_id, at=at, samples=samples, settings=settings, show=show)
     if as_json:
         for row in _rows(branched):
-            sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+            write_json(row)
         return
     console = Console()
     numbers = (Column(name, justify="right") for name in ("after", "value", "±", "branches", "diverged"))

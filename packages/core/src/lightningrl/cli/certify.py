@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import msgspec
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from lightningrl.clean import printable
-from lightningrl.cli import escape
+from lightningrl.cli import escape, write_json
 from lightningrl.evaluation.certificate import Certificate
 from lightningrl.run import Run
 
@@ -23,7 +22,7 @@ MARKS = {True: "[green]pass[/]", False: "[bold red]FAIL[/]", None: "[yellow]-[/]
 def certify_command(run: Path, *, as_json: bool) -> None:
     certificate = Run(run).certify()
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode({**msgspec.to_builtins(certificate), "is_passed": certificate.is_passed}) + b"\n")
+        write_json({**msgspec.to_builtins(certificate), "is_passed": certificate.is_passed})
     else:
         _print(Console(), certificate)
     if not certificate.is_passed:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lightningrl.beside import run_beside
+from lightningrl.cli import write_json
 from lightningrl.cli.stopping import stoppable
 from lightningrl.run import doctor
 
@@ -31,7 +30,7 @@ def doctor_command(source: Path, *, as_json: bool, runs: Path, settings: Mapping
     with stoppable("stopped"), Console(stderr=True).status("starting") as status:
         diagnosis = run_beside(doctor(source, settings=settings, runs=runs, starting=lambda what: status.update(f"trying {what}")))
     if as_json:
-        sys.stdout.write(json.dumps(diagnosis.as_json(), ensure_ascii=False) + "\n")
+        write_json(diagnosis.as_json())
     else:
         show(diagnosis, Console())
     return int(diagnosis.verdict is Verdict.FAIL)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from lightningrl.clean import printable
-from lightningrl.cli import escape
+from lightningrl.cli import escape, write_json
 from lightningrl.cli.stopping import progress_bar
 from lightningrl.evaluation.comparison import Comparison
 from lightningrl.evaluation.report import EvaluationReport
@@ -28,7 +26,7 @@ def evaluate_command(policy: str, *, as_json: bool, **options: Any) -> None:
     with progress_bar("stopped; what has run lies in the folder of its rollouts, without results") as show:
         report = evaluate(policy, show=show, **options)
     if as_json:
-        sys.stdout.write(json.dumps(report.numbers(), ensure_ascii=False) + "\n")
+        write_json(report.numbers())
         return
     _print(Console(), report)
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 from lightningrl.clean import printable
+from lightningrl.cli import write_json
 from lightningrl.cli.xray import from_here, read_steps, share
 from lightningrl.look.text import number
 from lightningrl.run import Run
@@ -31,7 +30,7 @@ def rescore_command(
     chosen = None if steps is None else read_steps(steps)
     rescore = Run(folder).rescore(from_here(reward), name=name, settings=settings, steps=chosen)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(rescore) + b"\n")
+        write_json(rescore)
         return
     _print(Console(), rescore)
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from lightningrl.clean import printable
+from lightningrl.cli import write_json
 from lightningrl.errors import ConfigError
 from lightningrl.look.reader import RunReader, open_run
 from lightningrl.look.text import number, show_rollout
@@ -57,7 +54,7 @@ def list_command(
     records = records[:limit]
     if as_json:
         for record in records:
-            sys.stdout.write(json.dumps(_json(record), ensure_ascii=False) + "\n")
+            write_json(_json(record))
         return
     task_id = Column("task", overflow="fold")  # however long, the other columns stay whole
     rollout_id, *whole = (Column(name, no_wrap=True) for name in ("rollout", "mode", "outcome"))
@@ -73,8 +70,7 @@ def list_command(
 def show_command(rollout_id: str, *, run: Path | None, runs: Path, full: bool, as_json: bool = False) -> None:
     folder = run or newest_run(runs)
     if as_json:
-        trace = _ask(folder, lambda reader: reader.trace(rollout_id))
-        sys.stdout.buffer.write(msgspec.json.encode(trace, enc_hook=np.ndarray.tolist) + b"\n")
+        write_json(_ask(folder, lambda reader: reader.trace(rollout_id)))
         return
     Console().print(_ask(folder, lambda reader: show_rollout(reader, rollout_id, full=full)))
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 from rich.console import Console
 from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
 from lightningrl.clean import printable
+from lightningrl.cli import write_json
 from lightningrl.credit.xray import Agreement, RolloutXRay, XRay
 from lightningrl.errors import ConfigError
 from lightningrl.loading import absolute_reference, is_reference
@@ -37,7 +36,7 @@ def xray_command(folder: Path, *, rollout: str | None, steps: str | None, method
 
     found = Run(folder).xray(rollout=rollout, steps=chosen, methods={name: from_here(use) for name, use in methods.items()})
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        write_json(found)
         return
     console = Console()
     if rollout is not None:

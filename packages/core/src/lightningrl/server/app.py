@@ -103,9 +103,7 @@ def create_app(
             *attempt_routes(store, store, access, workers, memory, spans, longest_wait_s=longest_wait_s),
             *telemetry_routes(access, spans, log_records),
             *worker_routes(store, access, workers, longest_wait_s=longest_wait_s),
-            *run_routes(
-                store, store, store, access, engines, forwarders.spans, vitals, tokenizers=tokenizers or {}, longest_wait_s=longest_wait_s
-            ),
+            *run_routes(store, store, store, access, engines, forwarders.spans, vitals, run=run, longest_wait_s=longest_wait_s),
             Route("/metrics", show_metrics),
             Route("/health", _health),
             Route("/openapi.json", _description),

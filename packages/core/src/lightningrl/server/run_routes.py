@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -43,11 +43,9 @@ def run_routes(  # noqa: C901  (one short function per endpoint)
     forwarder: ExportForwarder | None = None,
     vitals: Vitals | None = None,
     *,
-    tokenizers: Mapping[str, Any],
+    run: StoredRun,
     longest_wait_s: float,
 ) -> list[BaseRoute]:
-    run = StoredRun(look, tokenizers.get)
-
     async def create(_: Request, body: api.Create) -> api.Created:
         for spec in body.rollouts:
             _check(spec)

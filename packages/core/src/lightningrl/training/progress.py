@@ -118,14 +118,22 @@ def _learning(metrics: Mapping[str, float]) -> list[str]:
     return shown
 
 
-class LineProgress:
-    """A line per step, broken between its fields where it is longer than the page: for logs, pipes and CI."""
+class _Progress:
+    """The common part: a page, and what was seen of the run."""
 
     def __init__(self, console: Console, minutes: float | None = None, *, is_resumed: bool = False) -> None:
         self._console = console
         self._clock = _Clock(minutes)
         self._sample = _Sample()
         self._replays = _Replays(is_resumed=is_resumed)
+
+    def rollout(self, trajectory: Trajectory) -> None:
+        """One that has ended and been rewarded."""
+        self._sample.take(trajectory)
+
+
+class LineProgress(_Progress):
+    """A line per step, broken between its fields where it is longer than the page: for logs, pipes and CI."""
 
     def __enter__(self) -> LineProgress:
         return self
@@ -167,10 +175,6 @@ class LineProgress:
         """What a step will take."""
         self._say(["forecast:", *parts])
 
-    def rollout(self, trajectory: Trajectory) -> None:
-        """One that has ended and been rewarded."""
-        self._sample.take(trajectory)
-
     def _say(self, fields: list[str]) -> None:
         lines = [""]
         for field in fields:
@@ -183,14 +187,11 @@ class LineProgress:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-class LiveProgress:
+class LiveProgress(_Progress):
     """A live panel: bars, reward sparkline, validation scores, loss, a sample, tokens/s, outcomes, time left."""
 
     def __init__(self, console: Console, minutes: float | None = None, *, is_resumed: bool = False) -> None:
-        self._console = console
-        self._clock = _Clock(minutes)
-        self._sample = _Sample()
-        self._replays = _Replays(is_resumed=is_resumed)
+        super().__init__(console, minutes, is_resumed=is_resumed)
         self._bars = RichBars(
             TextColumn("{task.description:>12}"),
             BarColumn(bar_width=24),
@@ -241,10 +242,6 @@ class LiveProgress:
     def forecast(self, parts: Sequence[str]) -> None:
         """Shown until the first step says it better."""
         self._forecast = ", ".join(parts)
-
-    def rollout(self, trajectory: Trajectory) -> None:
-        """One that has ended and been rewarded."""
-        self._sample.take(trajectory)
 
     def __rich__(self) -> RenderableType:
         """The panel as it stands; any console can print it."""
