@@ -14,10 +14,10 @@ import pytest
 from sqlalchemy import event
 
 from lightningrl.errors import StoreError
+from lightningrl.recent import Recent
 from lightningrl.store import SqlStore
 from lightningrl.store.database import open_database
 from lightningrl.store.protocol import Lease
-from lightningrl.store.recent import Recent
 from lightningrl.store.transaction import Transaction
 from lightningrl.store.writes import append_calls
 from lightningrl.testing.store_conformance import leased, make_call, make_spec
@@ -109,6 +109,14 @@ def test_of_what_is_remembered_the_longest_unused_goes_first_and_what_is_large_i
     recent.put(3, "y", 5)
     assert recent.put(4, "too long", 8) == "too long"
     assert [recent.get(number) for number in range(5)] == ["x", None, "x", "y", None]
+
+
+def test_what_is_remembered_is_bounded_together() -> None:
+    recent = Recent[int, str](most=9, longest=9, together=10)
+    for number, size in enumerate((4, 4, 4)):
+        recent.put(number, "x", size)
+    recent.put(1, "y", 6)
+    assert [recent.get(number) for number in range(3)] == [None, "y", "x"]
 
 
 async def test_words_that_agents_choose_are_not_kept_in_memory(store: SqlStore) -> None:

@@ -10,17 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final
 
 import msgspec
 
 from lightningrl.errors import ConfigError, ContextOverflow
+from lightningrl.recent import Recent
 from lightningrl.rendering.bridging import TemplateBridge
 from lightningrl.rendering.tokenizer import QuickTokenizer, load_tokenizer
 
@@ -102,8 +101,9 @@ class PolicyRenderer:
         markup = getattr(config, "tool_parser", None) if config.name == "default" else config.name
         self._tool_id: int | None = added.get("<tool_call>") if markup == "qwen3" else None
         self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
-        self._prompts = _Recent()
-        self._suffixes = _Recent()
+        self._prompts, self._suffixes = (
+            Recent[bytes, tuple[int, ...]](_MOST_PROMPTS, _MOST_TOKENS, together=_MOST_TOKENS) for _ in range(2)
+        )
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, context_length: int | None = None
@@ -121,9 +121,7 @@ class PolicyRenderer:
             raise
         except Exception as error:  # a template is user code: whatever it raises is about these messages
             raise ValueError(f"the chat template of {self.name!r} cannot render these messages: {error}") from error
-        kept = tuple(ids)
-        self._prompts.keep(key, kept)
-        return kept
+        return self._prompts.put(key, tuple(ids), len(ids))
 
     def bridge(
         self,
@@ -231,31 +229,8 @@ class PolicyRenderer:
             suffix = self._bridge.suffix(new_messages)
             if suffix is None:
                 return None
-            self._suffixes.keep(key, suffix)
+            self._suffixes.put(key, suffix, len(suffix))
         return self._bridge.join(completion_ids, suffix)
-
-
-class _Recent:
-    """The token ids that were asked for last, by key; no more than `_MOST_PROMPTS` and `_MOST_TOKENS`. For several threads."""
-
-    def __init__(self) -> None:
-        self._values: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
-        self._tokens = 0
-        self._lock = Lock()
-
-    def get(self, key: bytes) -> tuple[int, ...] | None:
-        with self._lock:
-            if key not in self._values:
-                return None
-            self._values.move_to_end(key)
-            return self._values[key]
-
-    def keep(self, key: bytes, value: tuple[int, ...]) -> None:
-        with self._lock:
-            self._tokens += len(value) - len(self._values.pop(key, ()))
-            self._values[key] = value
-            while len(self._values) > _MOST_PROMPTS or self._tokens > _MOST_TOKENS:
-                self._tokens -= len(self._values.popitem(last=False)[1])
 
 
 def _resolve_config(tokenizer: Any, name: str, wanted: Any) -> Any:

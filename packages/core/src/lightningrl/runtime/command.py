@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from lightningrl.attribution.redirect import installed_redirection
 from lightningrl.errors import ConfigError, LightningError
+from lightningrl.parent import PR_SET_PDEATHSIG
 from lightningrl.runtime.environment import gateway_environment, telemetry_environment
-from lightningrl.runtime.lifeline import PR_SET_PDEATHSIG
 
 __all__ = ["CommandFailed", "command_agent"]
 

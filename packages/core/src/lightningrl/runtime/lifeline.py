@@ -1,4 +1,4 @@
-"""The ties of a worker process to its supervisor: a pipe that ends with it, a death with the parent, and a line for its first words.
+"""The ties of a worker process to its supervisor: a pipe that ends with it, and a line for its first words.
 
 The first words are the worker's: they are said before the agent runs, and nothing that is said later is heard.
 """
@@ -6,17 +6,14 @@ The first words are the worker's: they are said before the agent runs, and nothi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
-import sys
 from typing import BinaryIO, Final
 
 from lightningrl.runtime.descendants import MARK, kill_descendants
 
-__all__ = ["LOST_STATUS", "die_with_parent", "die_with_pipe", "kill_own_group", "read_failure", "say_first", "take_stdin"]
+__all__ = ["LOST_STATUS", "die_with_pipe", "kill_own_group", "read_failure", "say_first", "take_stdin"]
 
-PR_SET_PDEATHSIG: Final = 1
 LOST_STATUS: Final = 4
 """The exit status of a worker that gave up on the server."""
 READY: Final = b"\0ready\n"
@@ -46,16 +43,6 @@ def kill_own_group() -> None:
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process with its parent (Linux; elsewhere the end of stdin does it)."""
-    if not parent_pid:
-        return
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the line above
-        os._exit(1)
 
 
 def say_first(line: int, failure: str = "") -> None:

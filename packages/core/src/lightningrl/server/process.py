@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import json
 import logging
@@ -24,8 +23,8 @@ import uvicorn
 from pydantic import ValidationError
 
 from lightningrl.errors import LightningError, ServerError
+from lightningrl.parent import die_with_parent, take_stdout
 from lightningrl.server.settings import ServerSettings, read_upstream
-from lightningrl.stdout import take_stdout
 
 __all__ = ["Server", "bind", "main", "run_server"]
 
@@ -33,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _GRACE_S = 2
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -47,7 +45,7 @@ def main() -> int:
             settings = ServerSettings.model_validate_json(line)
             form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
             logging.basicConfig(level=settings.log_level.upper(), format=form, stream=sys.stderr)
-            _die_with(parent)
+            die_with_parent(parent)  # what was acknowledged is on disk
             run_server(settings, on_ready=lambda url: _say(stdout, {"url": url, "pid": os.getpid()}), lifeline=True)
         except ValidationError as error:
             first = error.errors()[0]
@@ -206,14 +204,6 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> 
         pass
     with contextlib.suppress(RuntimeError):  # the loop is closed already
         loop.call_soon_threadsafe(stop)
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process with its parent (Linux); what was acknowledged is on disk."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 def _fail(stdout: BinaryIO, error: LightningError) -> int:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from sqlalchemy import BindParameter, ColumnElement, Connection, Row, bindparam, case, func, select
 
+from lightningrl.recent import Recent
 from lightningrl.store.codec import as_number, decode_advantages, decode_output, decode_sampling
 from lightningrl.store.errors import UnknownRecord
 from lightningrl.store.prepared import PreparedStatement
@@ -27,7 +28,6 @@ from lightningrl.store.protocol import (
     StepRecord,
     StoreCounts,
 )
-from lightningrl.store.recent import Recent
 from lightningrl.store.schema import (
     FORGOTTEN,
     advantages,

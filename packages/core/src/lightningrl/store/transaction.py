@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, bindparam, func, insert, select, update
 
 from lightningrl.clean import clean_text
+from lightningrl.recent import Recent
 from lightningrl.store.codec import as_number, count_tokens
 from lightningrl.store.dialects import Database
 from lightningrl.store.errors import AttemptOver, UnknownRecord
@@ -23,7 +24,6 @@ from lightningrl.store.participants import Participants
 from lightningrl.store.prepared import PreparedStatement
 from lightningrl.store.protocol import AttemptInfo
 from lightningrl.store.reads import Reader, chunks
-from lightningrl.store.recent import Recent
 from lightningrl.store.schema import attempts, calls, rollouts, tool_calls, toolsets, words
 from lightningrl.types import Outcome, RolloutState
 
