@@ -32,7 +32,7 @@ _AT_ONCE: Final = 10_000
 MODES, STATES, OUTCOMES = tuple(RolloutMode), tuple(RolloutState), tuple(Outcome)
 """By the numbers that rows have."""
 _MODE, _STATE = ({member.value: number for number, member in enumerate(kind)} for kind in (MODES, STATES))
-_OUTCOME = {None: -1, **{member.value: number for number, member in enumerate(OUTCOMES)}}
+_OUTCOME: Final[dict[str | None, int]] = {None: -1, **{member.value: number for number, member in enumerate(OUTCOMES)}}
 _K = TypeVar("_K")
 _ROW: Final = np.dtype(
     [
@@ -115,12 +115,12 @@ class Census:
         rows["pk"] = pk
         rows["group"] = _numbers(self.groups, group)
         rows["task"] = _numbers(self.tasks, task)
-        rows["mode"] = [_MODE[one] for one in mode]
-        rows["state"] = [_STATE[one] for one in state]
-        rows["outcome"] = [_OUTCOME[one] for one in outcome]
+        rows["mode"] = [_MODE[name] for name in mode]
+        rows["state"] = [_STATE[name] for name in state]
+        rows["outcome"] = [_OUTCOME[name] for name in outcome]
         rows["reward"] = np.array(reward, np.float64)  # None is nan
         rows["duration"] = np.nan_to_num(np.array(duration, np.float64), nan=-1.0)
-        rows["unrewarded"] = [one is not None for one in unrewarded]
+        rows["unrewarded"] = [reason is not None for reason in unrewarded]
         rows["roles"], rows["tools"], rows["failed_tools"] = (_numbers(self.lists, lists) for lists in (roles, tools, failed))
         trained_steps = np.array([-1 if step is None else step for step in trained_in])
         in_order = np.array(planned) + (rows["mode"] != _MODE[RolloutMode.VALIDATION])

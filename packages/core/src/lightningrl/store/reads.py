@@ -263,11 +263,11 @@ class Reader:
         return tuple(found[rollout_id] for rollout_id in rollout_ids if rollout_id in found)
 
     def reported(self, db: Connection, attempt_pks: Sequence[int]) -> _Rewards:
-        """What agents reported, of each attempt, and of its calls by index."""
+        """Reports of agents, of each attempt, and of its calls by index."""
         return self._rewards(_REWARDS.read(db, pks=attempt_pks), db)
 
     def computed(self, db: Connection, attempt_pks: Sequence[int]) -> _Rewards:
-        """What the run's rewards said, of each attempt, and of its calls by index."""
+        """Scores of the run's rewards, of each attempt, and of its calls by index."""
         return self._rewards(_COMPUTED.read(db, pks=attempt_pks), db)
 
     def _rewards(self, rows: Sequence[Any], db: Connection) -> _Rewards:
