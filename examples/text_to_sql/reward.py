@@ -6,6 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,10 +56,17 @@ def calls(output: Any) -> int:
 
 def is_correct(task: Task, query: str | None) -> bool:
     db_path = task.input["db_path"]
-    expected = run_query(db_path, task.answer, time_limit_s=10.0)
-    if expected.error is not None:
-        raise ValueError(f"gold query {task.answer!r} failed on {db_path!r}: {expected.error}")
+    expected = gold_rows(db_path, task.answer)
     return query is not None and is_match(expected, elsewhere.run(db_path, query), ordered=is_ordered(task.answer))
+
+
+@lru_cache(maxsize=1024)
+def gold_rows(db_path: str, query: str) -> Result:
+    """What the gold query gives. Kept: all rollouts of a task ask."""
+    expected = run_query(db_path, query, time_limit_s=10.0)
+    if expected.error is not None:
+        raise ValueError(f"gold query {query!r} failed on {db_path!r}: {expected.error}")
+    return expected
 
 
 def is_match(expected: Result, actual: Result, *, ordered: bool) -> bool:

@@ -63,10 +63,14 @@ def _literal(value: object) -> str:
     return "null" if value is None else str(value)[:40]
 
 
-def connect(db_path: str | Path) -> sqlite3.Connection:
-    """Open a database file that the connection cannot change. Raises `FileNotFoundError` if there is none."""
+def check_file(db_path: str | Path) -> None:
     if not Path(db_path).is_file():
         raise FileNotFoundError(f"no database file {str(db_path)!r}; build the data with `python data.py`")
+
+
+def connect(db_path: str | Path) -> sqlite3.Connection:
+    """Open a database file that the connection cannot change. Raises `FileNotFoundError` if there is none."""
+    check_file(db_path)
     connection = sqlite3.connect(f"file:{quote(str(db_path))}?mode=ro&immutable=1", uri=True)
     connection.text_factory = lambda raw: raw.decode(errors="replace")
     return connection
@@ -122,7 +126,7 @@ class QueryProcess:
 
     def run(self, db_path: str | Path, query: str, time_limit_s: float = 2.0) -> Result:
         """As `run_query`; a query that the process did not survive is an error. Raises `FileNotFoundError` for a missing database."""
-        connect(db_path).close()
+        check_file(db_path)
         with self._lock:
             answer = self._ask(json.dumps([str(db_path), query, time_limit_s]))
             if not answer:
