@@ -110,3 +110,9 @@ def test_a_list_is_looked_up_as_sqlalchemy_does(db: Connection, ids: list[str]) 
     statement = PreparedStatement(wanted)
     for _ in range(2):
         assert [row._asdict() for row in statement.read(db, ids=ids)] == [row._asdict() for row in db.execute(wanted, {"ids": ids})]
+
+
+def test_a_list_beside_another_value_is_refused_not_read_without_it(db: Connection) -> None:
+    both = select(rollouts).where(rollouts.c.id.in_(bindparam("ids", expanding=True)), rollouts.c.step == bindparam("of_step"))
+    with pytest.raises(TypeError, match="ids"):
+        PreparedStatement(both).read(db, ids=["2"], of_step=3)

@@ -165,6 +165,21 @@ def test_the_best_checkpoint_stays_when_others_go_also_after_a_kill_before_they_
     folder.close()
 
 
+def killing(kill_at: int) -> TraceFunction:
+    """Traces, and kills this process at such a line of `run_folder.py`."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> TraceFunction:
+        nonlocal lines
+        if event == "line" and frame.f_code.co_filename.endswith("run_folder.py"):
+            lines += 1
+            if lines == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    return trace
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="fork and kill -9 are POSIX's")
 def test_a_kill_9_at_any_line_of_saving_the_best_checkpoint_leaves_a_whole_one_and_the_next_try_saves_it(
     source: Path, tmp_path: Path
@@ -172,18 +187,7 @@ def test_a_kill_9_at_any_line_of_saving_the_best_checkpoint_leaves_a_whole_one_a
     folder = start(source, tmp_path / "run")
 
     def save(step: int, score: float, kill_at: int = 0) -> None:
-        """`kill_at`: at which line of the module."""
-        lines = 0
-
-        def trace(frame: FrameType, event: str, _: object) -> TraceFunction:
-            nonlocal lines
-            if event == "line" and frame.f_code.co_filename.endswith("run_folder.py"):
-                lines += 1
-                if lines == kill_at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-
-        sys.settrace(trace if kill_at else None)
+        sys.settrace(killing(kill_at) if kill_at else None)
         scratch = folder.new_checkpoint(step)
         (scratch / "policies").mkdir()
         (scratch / "policies" / "weights").write_text(f"of step {step}")
@@ -218,18 +222,7 @@ def test_a_kill_9_while_a_run_is_written_over_leaves_nothing_of_it_to_the_next(s
     run, kills = tmp_path / "run", 0
 
     def write_over(kill_at: int) -> None:
-        """`kill_at`: at which line of the module."""
-        lines = 0
-
-        def trace(frame: FrameType, event: str, _: object) -> TraceFunction:
-            nonlocal lines
-            if event == "line" and frame.f_code.co_filename.endswith("run_folder.py"):
-                lines += 1
-                if lines == kill_at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-
-        sys.settrace(trace)
+        sys.settrace(killing(kill_at))
         RunFolder.create(run, load_recipe(source), str(source), {}, models={"policy": "starter"}, overwrite=True).close()
 
     while True:

@@ -32,6 +32,8 @@ class CompiledStatement:
         self._names: list[str] = list(compiled.positiontup if self._is_positional else binds)
         self._list: str | None = next((name for name in self._names if binds[name].expanding), None)
         """The one value that is a list, for `IN (…)`; such a statement has no other."""
+        if self._list is not None and len(self._names) > 1:
+            raise TypeError(f"a statement with the list {self._list!r} has other values, too: {self._names}; ask SQLAlchemy's own way")
         self._mark = "?" if self._is_positional else "%s"
         self._binds = [
             (
