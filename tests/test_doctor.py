@@ -28,10 +28,10 @@ from lightningrl.credit.unread import unread_rewards
 from lightningrl.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
 from lightningrl.doctor.bill import Bill, make_bill
 from lightningrl.doctor.examination import observe, reward
-from lightningrl.doctor.forecast import BEYOND, HALF_WAY_NATS, forecast, prompt_tokens, way_gone
+from lightningrl.doctor.forecast import BEYOND, HALF_WAY_NATS, ToCome, completion_tokens, forecast, prompt_tokens, way_gone
 from lightningrl.doctor.lesson import teach
 from lightningrl.doctor.machine import Machine, MemoryGrowth
-from lightningrl.doctor.observation import Cost, Costs, GpuMemory, Lesson
+from lightningrl.doctor.observation import Cost, Costs, GpuMemory, Lesson, TriedStep
 from lightningrl.doctor.of_recipe import tasks_differ
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
@@ -218,6 +218,11 @@ def complaints(found: Diagnosis) -> dict[str, tuple[Verdict, str]]:
     return {check: (finding.verdict, finding.evidence) for check, finding in found.complaints().items()}
 
 
+def row_of(found: Diagnosis, check: str) -> str:
+    """What was seen."""
+    return next(row.finding.evidence for row in found.rows if row.check == check)
+
+
 def assert_found(fault: Fault, found: Diagnosis) -> None:
     """By its check, with a remedy, and by no other check."""
     said = complaints(found)
@@ -311,7 +316,7 @@ def test_a_gpu_that_nobody_looked_at_has_not_passed(seen: Observation) -> None:
     tight = replace(lesson, gpu=GpuMemory(before=2 * 10**10, peak=7 * 10**10, total=8 * 10**10))
     found = [diagnose(replace(healthy, machine=machine, lessons={"policy": one})) for one in (lesson, looked_at, tight)]
     assert [complaints(one).keys() for one in found] == [{"memory"}, set(), {"memory"}]
-    said = [next(row.finding.evidence for row in one.rows if row.check == "memory") for one in found]
+    said = [row_of(one, "memory") for one in found]
     assert "of whose memory the backend says nothing" in said[0]
     assert "30.00 GB of 80.00 GB, 10.00 GB beyond" in said[1] and "70.00 GB of 80.00 GB" in said[2]
 
@@ -425,19 +430,75 @@ def test_the_bill_says_from_where_to_where_learning_may_lead(seen: Observation) 
     tokens = [sum(len(call.prompt_ids) for call in one.transitions) for one in (whole, first)]
     mean = sum(tokens) / 2
     for rewards, best in (((1.0, 0.0), tokens[0]), ((0.0, 1.0), tokens[1]), ((0.5, 0.5), mean)):
-        led = mean + BEYOND * (best - mean)
+        beyond = mean + BEYOND * (best - mean)
         pair = tuple(replace(one, reward=reward) for one, reward in zip((whole, first), rewards, strict=True))
         tried = replace(healthy, groups=(replace(healthy.groups[0], trajectories=pair),), lessons={})
         line, moved = (
             next(line for line in make_bill(replace(tried, lessons=lessons)).lines if line.what == "prompt tokens")
             for lessons in ({}, {"policy": Lesson(rows=1, gain=1e9)})
         )
-        assert (line.low, line.high) == pytest.approx((min(led, mean) / mean * line.amount, max(led, mean) / mean * line.amount))
-        assert f"leads to {100 * led / mean:.0f} % of that; 0 % of the way in 10 steps" in line.how, "nobody says how far a step goes"
-        assert moved.amount == pytest.approx(led / mean * line.amount)
+        assert (line.low, line.high) == pytest.approx((min(beyond, mean) / mean * line.amount, max(beyond, mean) / mean * line.amount))
+        assert f"leads to {100 * best / mean:.0f} % of that; 0 % of the way in 10 steps" in line.how, "nobody says how far a step goes"
+        assert moved.amount == pytest.approx(best / mean * line.amount)
         assert (moved.low, moved.high) == pytest.approx((line.low, line.high))
     nothing = make_bill(replace(healthy, groups=(), signals=()))
     assert all(line.low is None or line.low == pytest.approx(line.amount) for line in nothing.lines)
+
+
+def test_a_rehearsal_is_billed_as_it_was_and_what_comes_after_it_as_it_ended(seen: Observation) -> None:
+    """Four steps of rollouts of one call, where the policy as it is makes two: nothing else is left of its length in the run."""
+    healthy = replace(only(seen, "converse"), costs=COSTS, lessons={})
+    whole = healthy.rollouts[0]
+    assert len(whole.transitions) == 2
+
+    def step(calls: int, signal: bool = True) -> TriedStep:
+        one = replace(whole, transitions=whole.transitions[:calls], reward=None)
+        return TriedStep(groups=(replace(healthy.groups[0], trajectories=(one, one), branches=()),), signals=(signal,))
+
+    long, short = step(2), step(1)
+    share = prompt_tokens(short.groups[0].trajectories[0]) / prompt_tokens(long.groups[0].trajectories[0])
+    tried = with_loop(replace(healthy, groups=long.groups, signals=(True,), validation=()), steps=12, tasks_per_step=1, validation=0)
+    as_it_is = make_bill(tried)
+    bill = make_bill(replace(tried, rehearsed=(long, long, short, short, short, short)))
+    assert bill.prompt_tokens == pytest.approx(as_it_is.prompt_tokens * (2 + 10 * share) / 12)
+    (line,) = (line for line in bill.lines if line.what == "prompt tokens")
+    assert (
+        f"{100 * share:.0f} % of that after 6 rehearsed steps; learning leads to {100 * share:.0f} % of that; 0 % of the way in 6"
+        in line.how
+    )
+    assert (line.low, line.high) == pytest.approx((line.amount, line.amount))
+    # groups that fell silent
+    silent = make_bill(replace(tried, rehearsed=(long, *[step(2, signal=False)] * 5)))
+    assert silent.trained_tokens == pytest.approx(as_it_is.trained_tokens * 1 / 12)
+    # what collecting and learning took is of seven steps, of which four were short
+    both = [prompt_tokens(one) + completion_tokens(one) for one in (whole, short.groups[0].trajectories[0])]
+    shorter = both[1] / both[0]
+    assert 60 * bill.minutes == pytest.approx(6 + 3 * 0.5 + (2 + 1) * (2 + 10 * shorter) / (3 + 4 * shorter))
+
+
+def test_a_rehearsal_takes_steps_with_the_weights_of_those_before(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, **{"tasks.options.faults": ["converse"], "loop.steps": 7, "validation.every": 0})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(examination, "ENOUGH_S", 0.0)
+        seen = asyncio.run(observe(recipe, build_checked(recipe, load_plugins()), tmp_path, tmp_path, rehearse=1e9))
+    versions = [
+        {call.policy_version for group in step.groups for one in group.trajectories for call in one.transitions} for step in seen.steps
+    ]
+    assert versions == [{0}, {1}, {2}], "a third of seven steps, and each by the newest weights"
+    assert [group.trajectories[0].group_id for step in seen.steps for group in step.groups] == [f"g{number:06d}" for number in range(6)]
+    assert re.search(r"; mean reward [\d.]+, in 2 more steps [\d.]+$", row_of(diagnose(seen), "learning"))
+    assert "after 2 rehearsed steps" in next(line.how for line in make_bill(seen).lines if line.what == "prompt tokens")
+
+
+def test_a_learner_that_fails_in_a_rehearsal_is_found(tmp_path: Path) -> None:
+    settings = {"tasks.options.faults": ["converse"], "loop.steps": 30, "validation.every": 0, "learner.loss": f"{HERE}:fails_at_the_third"}
+    recipe = make_recipe(tmp_path, **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(examination, "ENOUGH_S", 0.0)
+        seen = asyncio.run(observe(recipe, build_checked(recipe, load_plugins()), tmp_path, tmp_path, rehearse=1e9))
+    assert len(seen.rehearsed) == 1
+    verdict, evidence = complaints(diagnose(seen))["learning"]
+    assert verdict is FAIL and "ValueError: no third step" in evidence
 
 
 def test_a_step_that_moves_rollouts_far_takes_a_run_where_learning_leads_and_none_leaves_it_where_it_is() -> None:
@@ -459,9 +520,10 @@ def test_a_range_of_the_bill_holds_the_mean_of_other_samples_in_95_of_100(seen: 
     for _ in range(trials):
         tried, real = rng.integers(0, 3, (8, 4)), rng.integers(0, 3, (40, 4))
         groups = [replace(seen.groups[0], trajectories=tuple(lengths[int(calls)] for calls in row), branches=()) for row in tried]
-        spread = forecast(groups, prompt_tokens, len(real))
+        step = TriedStep(groups=tuple(groups), signals=())
+        ahead = forecast([step], prompt_tokens, ToCome(steps=10, groups=len(real), gone=0.0))
         mean, truth = (np.mean([[tokens[int(calls)] for calls in row] for row in rows]) for rows in (tried, real))
-        held += bool(spread.low * mean <= truth <= spread.high * mean)
+        held += bool(ahead.low * mean <= truth <= ahead.high * mean)
     assert 0.92 * trials < held < 0.98 * trials, held
 
 

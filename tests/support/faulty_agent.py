@@ -247,6 +247,20 @@ def greedy(batch: Any) -> Any:
     return upside_down(batch)
 
 
+def fails_at_the_third(batch: Any) -> Any:
+    """A loss that raises on the real rows of a third step, which are one batch each."""
+    from lightningrl_torch.losses import TokenLosses
+
+    if not _is_tried(batch):
+        _batches.append(len(_batches))
+    if len(_batches) > 2:
+        raise ValueError("no third step")
+    return TokenLosses(losses=-batch.advantages * batch.logprobs)
+
+
+_batches: list[int] = []
+
+
 def _is_tried(batch: Any) -> bool:
     """Whether the backend only tries the loss, before the run: no policy has computed these log-probabilities."""
     return bool(batch.logprobs.is_leaf)

@@ -15,10 +15,13 @@ from pathlib import Path
 import httpx
 import pytest
 from sizes import PATIENCE_S
+from sqlalchemy import Connection
 from typer.testing import CliRunner
 
 from lightningrl.cli.app import app
+from lightningrl.cli.view import viewer_of
 from lightningrl.errors import LightningError, RunFolderError, ServerError
+from lightningrl.store.census import Census
 
 
 def refused(*words: str) -> LightningError:
@@ -75,6 +78,20 @@ def test_a_port_in_use_is_named(recorded_run: Path) -> None:
 
 def test_a_report_that_cannot_be_written_is_a_sentence(recorded_run: Path, tmp_path: Path) -> None:
     assert "the report cannot be written to" in str(refused("report", str(recorded_run), "--html", str(tmp_path / "no" / "a.html")))
+
+
+async def test_every_rollout_is_read_before_the_link_is_printed(recorded_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not for the first page."""
+    counts: list[int] = []
+
+    def update(census: Census, db: Connection) -> None:
+        read(census, db)
+        counts.append(len(census.rows))
+
+    read = Census.update
+    monkeypatch.setattr(Census, "update", update)
+    async with viewer_of(recorded_run, "a-key", is_run=True):
+        assert len(counts) == 1 and counts[0] > 0
 
 
 def test_the_command_shows_a_run_and_goes_with_ctrl_c(recorded_run: Path) -> None:

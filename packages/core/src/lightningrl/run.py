@@ -363,14 +363,16 @@ async def doctor(
     *,
     settings: Mapping[str, Any] | None = None,
     runs: str | Path = "runs",
+    rehearse: float = 40.0,
     starting: Callable[[str], None] = lambda what: None,
 ) -> Diagnosis:
-    """Run the recipe's agent a few times and take one learning step on a copy of the weights: what is wrong, and what the whole run will
-    take. What is wrong with the recipe is a finding, too; nothing is left behind."""
+    """Run the recipe's agent a few times and take some learning steps on a copy of the weights: what is wrong, and what the whole run
+    will take. What is wrong with the recipe is a finding, too; nothing is left behind. `rehearse`: seconds for the steps after the first,
+    which show how rollouts change while the policy learns; 0 = none."""
     from lightningrl.doctor import examine
 
     whole, wrong = _read(recipe, settings or {})
-    return await examine(whole, wrong=wrong, runs=Path(runs), starting=starting)
+    return await examine(whole, wrong=wrong, runs=Path(runs), rehearse=rehearse, starting=starting)
 
 
 def _read(source: Source, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:

@@ -96,10 +96,16 @@ def try_recipe(
 def doctor(
     recipe: Annotated[Path, typer.Argument(help="A recipe (.toml or .py), or a folder with a recipe.toml.", metavar="RECIPE")],
     as_json: Annotated[bool, typer.Option("--json", help="All findings and the bill as one JSON object.")] = False,
+    rehearse: Annotated[
+        float,
+        typer.Option(
+            min=0.0, metavar="SECONDS", help="For steps after the first, which show how rollouts change as the policy learns; 0 = none."
+        ),
+    ] = 40.0,
     runs: RunsOption = Path("runs"),
     settings: SetOption = None,
 ) -> None:
-    """Look before you train: run the agent a few times, take one learning step on a copy of the weights, say what is wrong and what the
+    """Look before you train: run the agent a few times, take some learning steps on a copy of the weights, say what is wrong and what the
     whole run will cost.
 
     Each check says pass, warn or fail, by what it was seen and what to do. The bill is of tokens, minutes, memory and disk. Nothing is left
@@ -111,7 +117,7 @@ def doctor(
     """
     from lightningrl.cli.doctor import doctor_command
 
-    if status := doctor_command(recipe, as_json=as_json, runs=runs, settings=_settings(settings, {})):
+    if status := doctor_command(recipe, as_json=as_json, runs=runs, rehearse=rehearse, settings=_settings(settings, {})):
         raise typer.Exit(status)
 
 

@@ -23,12 +23,13 @@ __all__ = ["doctor_command", "show"]
 STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def doctor_command(source: Path, *, as_json: bool, runs: Path, settings: Mapping[str, Any]) -> int:
+def doctor_command(source: Path, *, as_json: bool, runs: Path, rehearse: float, settings: Mapping[str, Any]) -> int:
     """Returns the exit status: 1 where a check failed."""
     from lightningrl.doctor import Verdict
 
     with stoppable("stopped"), Console(stderr=True).status("starting") as status:
-        diagnosis = run_beside(doctor(source, settings=settings, runs=runs, starting=lambda what: status.update(f"trying {what}")))
+        trying = doctor(source, settings=settings, runs=runs, rehearse=rehearse, starting=lambda what: status.update(f"trying {what}"))
+        diagnosis = run_beside(trying)
     if as_json:
         write_json(diagnosis.as_json())
     else:

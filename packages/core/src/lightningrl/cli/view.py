@@ -25,7 +25,7 @@ from lightningrl.view.app import create_viewer
 from lightningrl.view.page import ViewedRun
 from lightningrl.view.runs import OneRun, RunsFolder
 
-__all__ = ["view_command"]
+__all__ = ["view_command", "viewer_of"]
 
 
 def view_command(folder: Path | None, *, runs: Path, port: int, browser: bool) -> None:
@@ -40,7 +40,7 @@ def view_command(folder: Path | None, *, runs: Path, port: int, browser: bool) -
 async def _view(folder: Path, port: int, *, is_run: bool, browser: bool) -> None:
     cancel_on_signals()
     key = secrets.token_urlsafe(24)
-    async with _viewer(folder, key, is_run=is_run) as app:
+    async with viewer_of(folder, key, is_run=is_run) as app:
         listener = bind("127.0.0.1", port)
         link = f"http://127.0.0.1:{listener.getsockname()[1]}/?key={key}"
         console = Console()
@@ -52,9 +52,11 @@ async def _view(folder: Path, port: int, *, is_run: bool, browser: bool) -> None
 
 
 @asynccontextmanager
-async def _viewer(folder: Path, key: str, *, is_run: bool) -> AsyncIterator[ASGIApp]:
+async def viewer_of(folder: Path, key: str, *, is_run: bool) -> AsyncIterator[ASGIApp]:
+    """The application, which wants this key."""
     if is_run:
         async with open_run(folder) as run:
+            await run.look.reward_values()  # the first look of all reads every rollout: now, and not for somebody's page
             viewed = ViewedRun(name=folder.absolute().name, folder=folder, run=run)  # noqa: ASYNC240
             with contextlib.closing(viewed.credit):
                 yield create_viewer(OneRun(viewed), key=key)

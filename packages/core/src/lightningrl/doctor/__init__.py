@@ -1,5 +1,5 @@
-"""The doctor: before anything is trained, a few real rollouts and one learning step, looked at by a table of checks, and the bill of the
-whole run.
+"""The doctor: before anything is trained, a few real rollouts and learning steps, looked at by a table of checks, and the bill of the whole
+run.
 
 recipe ─► examine ─► Observation ─► each row of CHECKS ─► Finding (pass, warn, fail; evidence; remedy)
                          └─► make_bill ─► tokens, minutes, memory, disk
@@ -26,10 +26,16 @@ __all__ = ["CHECKS", "Bill", "BillLine", "Check", "Diagnosis", "Finding", "Obser
 
 
 async def examine(
-    recipe: Recipe, *, wrong: Sequence[str] = (), runs: Path = Path("runs"), starting: Callable[[str], None] = lambda what: None
+    recipe: Recipe,
+    *,
+    wrong: Sequence[str] = (),
+    runs: Path = Path("runs"),
+    rehearse: float = 0.0,
+    starting: Callable[[str], None] = lambda what: None,
 ) -> Diagnosis:
     """Try the recipe and say what was found. What is wrong with it is a finding, not an error; `wrong`: what is known of keys that it is
-    read without. `runs`: where its runs will be written; `starting` is told what is being tried."""
+    read without. `runs`: where its runs will be written; `rehearse`: seconds for steps after the first; `starting` is told what is being
+    tried."""
     from lightningrl.doctor.examination import observe
     from lightningrl.training.checks import build_checked
 
@@ -44,7 +50,7 @@ async def examine(
         return Diagnosis(rows=tuple(_row("recipe", failed(str(sentence), remedy)) for sentence in error.args), bill=None)
     scratch = Path(tempfile.mkdtemp(prefix="lightningrl-doctor-"))
     try:
-        seen = await observe(recipe, parts, scratch, runs, starting)
+        seen = await observe(recipe, parts, scratch, runs, starting, rehearse=rehearse)
     except LightningError as error:
         return Diagnosis(rows=(_row("recipe", failed(_with_log(str(error), scratch), "mend that; nothing more was tried")),), bill=None)
     finally:

@@ -1,4 +1,4 @@
-"""The bill: what the whole run will take, from the few rollouts and the one step that were tried.
+"""The bill: what the whole run will take, from the few rollouts and steps that were tried.
 
 run = start + checkpoints + steps · (groups of a step · what a group took + learning) + validations · what one took
     + in CPU time a curve drawn for each step and validation
@@ -13,7 +13,16 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from lightningrl.doctor.forecast import Spread, completion_tokens, forecast, forecast_trained, prompt_tokens, way_gone
+from lightningrl.doctor.forecast import (
+    Forecast,
+    ToCome,
+    completion_tokens,
+    forecast,
+    forecast_trained,
+    mean_tokens,
+    prompt_tokens,
+    way_gone,
+)
 from lightningrl.doctor.observation import Cost, Costs, Observation
 from lightningrl.types import OtherCallKind, Trajectory
 
@@ -83,7 +92,10 @@ class _Plan:
     """In all steps."""
     validations: int
     checkpoints: int
+    tokens: float
+    """Of the groups that the policy as it is has made."""
     collect: float
+    """Of all that was collected, where rollouts are as the first are; so `learn`."""
     learn: float
     validate: float
 
@@ -93,13 +105,15 @@ class _Plan:
         groups = steps * _groups_per_step(seen)
         # one before the first step, one every so many, one after the last
         validations = 1 + math.ceil(steps / every) if every and seen.tasks.validation else 0
+        rehearsed = _rehearsed_groups(seen)
         return cls(
             steps=steps,
             groups=groups,
             validations=validations,
             checkpoints=1 + math.ceil(steps / loop.checkpoint_every),
-            collect=groups / max(1, len(seen.groups)),
-            learn=groups / max(1, seen.costs.learned_groups),
+            tokens=groups / max(1, len(seen.groups)),
+            collect=groups / max(1.0, len(seen.groups) + rehearsed),
+            learn=groups / max(1.0, seen.costs.learned_groups + rehearsed),
             validate=validations * len(seen.tasks.validation) / max(1, len(seen.validation)),
         )
 
@@ -120,35 +134,40 @@ class _Plan:
 class _Outlook:
     """How the rollouts will change while the policy learns."""
 
-    gone: float
-    """Share of the way to where learning leads, on average over the run."""
-    prompts: Spread
-    completions: Spread
-    tokens: Spread
+    to_come: ToCome
+    prompts: Forecast
+    completions: Forecast
+    tokens: Forecast
     """Both."""
-    trained: Spread
+    trained: Forecast
 
     @classmethod
     def of(cls, seen: Observation, plan: _Plan) -> _Outlook:
-        def both(trajectory: Trajectory) -> int:
-            return prompt_tokens(trajectory) + completion_tokens(trajectory)
+        left = max(0, plan.steps - len(seen.rehearsed))
+        to_come = ToCome(steps=left, groups=plan.groups * left / max(1, plan.steps), gone=way_gone(_moved(seen), left))
+        prompts, completions, tokens = (forecast(seen.steps, count, to_come) for count in (prompt_tokens, completion_tokens, _both))
+        return cls(to_come=to_come, prompts=prompts, completions=completions, tokens=tokens, trained=forecast_trained(seen.steps, to_come))
 
-        prompts, completions, tokens = (forecast(seen.groups, count, plan.groups) for count in (prompt_tokens, completion_tokens, both))
-        return cls(
-            gone=way_gone(_moved(seen), plan.steps),
-            prompts=prompts,
-            completions=completions,
-            tokens=tokens,
-            trained=forecast_trained(seen.groups, seen.signals, plan.groups),
-        )
+    def explain(self, ahead: Forecast, rehearsed: int) -> str:
+        seen = f"{100 * ahead.now:.0f} % of that after {rehearsed} rehearsed steps; " if rehearsed else ""
+        way = f"{100 * self.to_come.gone:.0f} % of the way in {self.to_come.steps} steps"
+        return f"{seen}learning leads to {100 * ahead.learned:.0f} % of that; {way}"
 
-    def of_line(self, line: BillLine, spread: Spread) -> BillLine:
-        """With its range."""
-        present = line.amount / spread.after(self.gone)
-        return replace(line, low=spread.low * present, high=spread.high * present)
 
-    def explain(self, spread: Spread, steps: int) -> str:
-        return f"learning leads to {100 * spread.learned:.0f} % of that; {100 * self.gone:.0f} % of the way in {steps} steps"
+def _both(trajectory: Trajectory) -> int:
+    return prompt_tokens(trajectory) + completion_tokens(trajectory)
+
+
+def _rehearsed_groups(seen: Observation) -> float:
+    """In groups of the policy as it is: one of twice the tokens counts twice, for it takes twice the time."""
+    first, *rehearsed = seen.steps
+    mean = mean_tokens(first, _both)
+    return sum(len(step.groups) * (mean_tokens(step, _both) / mean if mean else 1.0) for step in rehearsed)
+
+
+def _with_range(line: BillLine, ahead: Forecast) -> BillLine:
+    present = line.amount / ahead.amount if ahead.amount else 0.0
+    return replace(line, low=ahead.low * present, high=ahead.high * present)
 
 
 def _moved(seen: Observation) -> float:
@@ -169,7 +188,7 @@ def make_bill(seen: Observation) -> Bill:
     recipe, costs = seen.recipe, seen.costs
     plan = _Plan.of(seen, _steps(seen))
     outlook = _Outlook.of(seen, plan)
-    longer = outlook.tokens.after(outlook.gone)
+    longer = outlook.tokens.amount
     trained = _Tokens.count(member for group in seen.groups for member in group.members)
     checked = _Tokens.count(seen.validation)
     rollouts = round(plan.groups * recipe.loop.group_size + plan.validations * len(seen.tasks.validation))
@@ -178,15 +197,14 @@ def make_bill(seen: Observation) -> Bill:
     bill = Bill(
         steps=plan.steps,
         rollouts=rollouts,
-        prompt_tokens=(plan.collect * trained.prompt + plan.validate * checked.prompt) * outlook.prompts.after(outlook.gone),
-        completion_tokens=(plan.collect * trained.completion + plan.validate * checked.completion)
-        * outlook.completions.after(outlook.gone),
-        trained_tokens=plan.collect * costs.trained_tokens * outlook.trained.after(outlook.gone),
-        judge_calls=plan.collect * trained.judged,
+        prompt_tokens=(plan.tokens * trained.prompt + plan.validate * checked.prompt) * outlook.prompts.amount,
+        completion_tokens=(plan.tokens * trained.completion + plan.validate * checked.completion) * outlook.completions.amount,
+        trained_tokens=plan.tokens * costs.trained_tokens * outlook.trained.amount,
+        judge_calls=plan.tokens * trained.judged,
         minutes=_minutes(plan, costs, _wall, longer) or 0.0,
         cpu_minutes=_minutes(plan, costs, _cpu, longer),
         memory_bytes=None if seen.machine is None else seen.machine.memory_used,
-        disk_bytes=rollouts * costs.store_bytes / tried + kept * costs.checkpoint_bytes,
+        disk_bytes=rollouts * longer * costs.store_bytes / tried + kept * costs.checkpoint_bytes,
     )
     return replace(bill, lines=tuple(_lines(bill, plan, outlook, seen, kept)))
 
@@ -227,7 +245,7 @@ def _steps(seen: Observation) -> int:
 
 def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, kept: int) -> Iterator[BillLine]:
     loop, costs = seen.recipe.loop, seen.costs
-    here = f"{len(seen.rollouts)} rollouts tried of {len(seen.groups)} tasks"
+    here, rehearsed = f"{len(seen.rollouts)} rollouts tried of {len(seen.groups)} tasks", len(seen.rehearsed)
     per_step = plan.groups / max(1, plan.steps)
     early = f", of {loop.steps}: loop.minutes = {loop.minutes:g} ends it" if plan.steps < loop.steps and loop.minutes else ""
     validated = f" + {plan.validations} validations of {len(seen.tasks.validation)}" if plan.validations else ""
@@ -235,14 +253,14 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, kept: 
     yield BillLine(
         what="rollouts", amount=bill.rollouts, unit="", how=f"{plan.steps} steps × {per_step:.3g} tasks × {loop.group_size}{validated}"
     )
-    for what, tokens, spread in (
+    for what, tokens, ahead in (
         ("prompt tokens", bill.prompt_tokens, outlook.prompts),
         ("completion tokens", bill.completion_tokens, outlook.completions),
     ):
-        how = f"as many each as the {here}; {outlook.explain(spread, plan.steps)}"
-        yield outlook.of_line(BillLine(what=what, amount=tokens, unit="", how=how), spread)
+        how = f"as many each as the {here}; {outlook.explain(ahead, rehearsed)}"
+        yield _with_range(BillLine(what=what, amount=tokens, unit="", how=how), ahead)
     signal = f"{sum(seen.signals)} of {len(seen.signals)} groups had an advantage; from half, as groups fall silent, to all of them"
-    yield outlook.of_line(BillLine(what="trained tokens", amount=bill.trained_tokens, unit="", how=signal), outlook.trained)
+    yield _with_range(BillLine(what="trained tokens", amount=bill.trained_tokens, unit="", how=signal), outlook.trained)
     if bill.judge_calls:
         yield BillLine(what="judge calls", amount=bill.judge_calls, unit="", how="as many each as those")
     collect, learn, validate = (
@@ -258,7 +276,7 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, kept: 
     how = f"start {costs.start.seconds:.0f} s + {plan.steps} × ({collect:.1f} s collecting + {learning})"
     how += f" + {plan.validations} × {validate:.1f} s validating" if plan.validations else ""
     how += f" + {plan.checkpoints} checkpoints × {costs.save.seconds:.2f} s"
-    longer = outlook.tokens.after(outlook.gone)
+    longer = outlook.tokens.amount
     how += f"; collecting, learning, validating × {longer:.2f}, as rollouts change" if round(longer, 2) != 1.0 else ""
     for what, amount, of, words in (
         ("minutes", bill.minutes, _wall, how),
@@ -269,6 +287,6 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, kept: 
             yield BillLine(what=what, amount=amount, unit="", how=words, low=low, high=high)
     if bill.memory_bytes is not None:
         yield BillLine(what="memory", amount=bill.memory_bytes, unit="bytes", how="the most that all processes had; longer rows need more")
-    each = costs.store_bytes / max(1, len(seen.rollouts) + len(seen.validation))
+    each = longer * costs.store_bytes / max(1, len(seen.rollouts) + len(seen.validation))
     disk = f"{bill.rollouts} rollouts × {each / 1e3:.1f} kB + {kept} checkpoints × {costs.checkpoint_bytes / 1e6:.1f} MB"
     yield BillLine(what="disk", amount=bill.disk_bytes, unit="bytes", how=disk)

@@ -1,30 +1,31 @@
 """The examination: the real agent, server, workers, engine and learner for one validation, a step or a few, and one lesson.
 
-serve ─► validation ─► groups of training tasks ─► some again, answered as before ─► one step ─► one checkpoint
+serve ─► validation ─► groups of training tasks ─► some again, answered as before ─► one step ─► more steps ─► one checkpoint
             all of it in a scratch folder; the weights are a copy and go with it
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lightningrl.config import Recipe
 from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.scoring import CreditedGroup
 from lightningrl.credit.unread import unread_rewards
-from lightningrl.doctor.lesson import teach
+from lightningrl.doctor.lesson import failed_lesson, teach
 from lightningrl.doctor.machine import cpu_seconds, folder_bytes, free_disk, memory_used, read_machine
-from lightningrl.doctor.observation import Cost, Costs, Lesson, Observation, Repeat
+from lightningrl.doctor.observation import Cost, Costs, Lesson, Observation, Repeat, TriedStep
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.loggers import JsonlLogger, draw_curve
 from lightningrl.protocols import LearnReport
@@ -44,18 +45,22 @@ MOST_STEPS = 4
 """That are collected."""
 REPEATS = 8
 """Rollouts that are run again, each of another task."""
+NO_COST: Final = Cost(cpu_seconds=0.0)
+REHEARSED: Final = 1 / 3
+"""Of the run's steps, at most."""
 
 
 async def observe(
-    recipe: Recipe, parts: Parts, scratch: Path, runs: Path, starting: Callable[[str], None] = lambda what: None
+    recipe: Recipe, parts: Parts, scratch: Path, runs: Path, starting: Callable[[str], None] = lambda what: None, *, rehearse: float = 0.0
 ) -> Observation:
-    """Try the recipe in the folder `scratch`; `runs`: where its runs will be written. Raises LightningError where it cannot be started."""
+    """Try the recipe in the folder `scratch`; `runs`: where its runs will be written; `rehearse`: seconds for steps beyond the first.
+    Raises LightningError where it cannot be started."""
     from lightningrl.training.session import serve_recipe
 
     clock = _Clock()
     async with serve_recipe(recipe, parts, scratch, starting=starting) as (recipe, served):
         start = clock.lap()
-        examination = _Examination(recipe=recipe, parts=parts, served=served, starting=starting)
+        examination = _Examination(recipe=recipe, parts=parts, served=served, starting=starting, rehearse=rehearse)
         seen = await examination.run(scratch, runs)
     return replace(seen, costs=replace(seen.costs, start=_sum(start, seen.costs.start)))
 
@@ -74,6 +79,21 @@ class _Clock:
 
 
 @dataclass(kw_only=True, slots=True)
+class _Rehearsal:
+    """Steps of the run after its first, and what they took."""
+
+    steps: list[TriedStep] = field(default_factory=list[TriedStep])
+    collect: Cost = NO_COST
+    learn: Cost = NO_COST
+    failed: dict[str, Lesson] = field(default_factory=dict[str, Lesson])
+    """Of policies whose learner failed, which ended it."""
+
+    @property
+    def seconds(self) -> float:
+        return self.collect.seconds + self.learn.seconds
+
+
+@dataclass(kw_only=True, slots=True)
 class _Examination:
     """What is tried of a recipe that is being served."""
 
@@ -81,13 +101,14 @@ class _Examination:
     parts: Parts
     served: RunningServices
     starting: Callable[[str], None]
+    rehearse: float
     reward_error: str | None = None
     memory_used: int | None = None
 
     async def run(self, scratch: Path, runs: Path) -> Observation:
         recipe, scorer = self.recipe, self.parts.scorer
         validation, validate = await self._validate()
-        credited, collect = await self._collect_steps()
+        credited, steps, collect = await self._collect_steps()
         rollouts = [one for group in credited for one in group.group.members]
         status = await self.served.client.status()
         sampled = sum(link.tokens for link in self.served.links.values())
@@ -96,14 +117,16 @@ class _Examination:
         repeats = await self._repeat(rollouts)
         step = credited[: recipe.loop.tasks_per_step]
         lessons, learn, trained_tokens = await self._learn(step, credited)
+        rehearsal = await self._rehearse(lessons, steps, collect.seconds / steps + learn.seconds)
+        lessons |= rehearsal.failed
         size, save = await self._write_checkpoint(scratch, is_written=not any(lesson.error for lesson in lessons.values()))
         first, draw = await asyncio.to_thread(_draw, scratch)
         self._look_at_memory()
         costs = Costs(
             start=first,
             draw=draw,
-            collect=collect,
-            learn=learn,
+            collect=_sum(collect, rehearsal.collect),
+            learn=_sum(learn, rehearsal.learn),
             validate=validate,
             save=save,
             checkpoint_bytes=size,
@@ -116,6 +139,7 @@ class _Examination:
             tasks=self.parts.tasks,
             groups=tuple(one.group for one in credited),
             signals=tuple(one.has_signal for one in credited),
+            rehearsed=tuple(rehearsal.steps),
             requires=scorer.requires,
             missing_roles=scorer.missing_roles(rollouts) if any(one.transitions for one in rollouts) else None,
             reward_error=self.reward_error,
@@ -137,8 +161,8 @@ class _Examination:
         tasks = _some(self.parts.tasks.validation, self._wave()) if self.recipe.validation.every else []
         return await self._try(plan_validation(tasks, self.recipe, 0)), clock.lap()
 
-    async def _collect_steps(self) -> tuple[list[CreditedGroup], Cost]:
-        """As many as there is time for, one at least."""
+    async def _collect_steps(self) -> tuple[list[CreditedGroup], int, Cost]:
+        """As many as there is time for, one at least, and how many they are."""
         clock = _Clock()
         credited: list[CreditedGroup] = []
         collect, steps = Cost(seconds=0.0, cpu_seconds=0.0), 0
@@ -146,7 +170,7 @@ class _Examination:
             self.starting(f"the agent on the tasks of step {steps + 1}")
             credited += await self._collect(steps)
             collect, steps = _sum(collect, clock.lap()), steps + 1
-        return credited, collect
+        return credited, steps, collect
 
     async def _learn(self, step: Sequence[CreditedGroup], credited: Sequence[CreditedGroup]) -> tuple[dict[str, Lesson], Cost, int]:
         """What a step of these groups teaches and costs, and the tokens that all that were collected would train."""
@@ -155,6 +179,35 @@ class _Examination:
         scored = await asyncio.to_thread(build, step)
         everything = scored if len(step) == len(credited) else await asyncio.to_thread(build, credited)
         return *(await self._teach(scored.samples)), int(everything.metrics["trained_tokens"])
+
+    async def _rehearse(self, lessons: Mapping[str, Lesson], begun: int, expected: float) -> _Rehearsal:
+        """Further steps, while there is time: `expected` seconds for the first of them. `begun`: steps whose tasks were tried."""
+        done, clock = _Rehearsal(), _Clock()
+        is_taught = bool(lessons) and not any(lesson.error or lesson.is_planted for lesson in lessons.values())
+        most = math.ceil(REHEARSED * self.recipe.loop.steps) - 1 if is_taught and self.reward_error is None else 0
+        while len(done.steps) < most and done.seconds + (done.seconds / len(done.steps) if done.steps else expected) < self.rehearse:
+            self.starting(f"step {len(done.steps) + 2} of {most + 1}, as the run will take them")
+            credited = await self._collect(begun + len(done.steps))
+            collect = clock.lap()
+            done.failed = await self._learn_further(credited)
+            if done.failed or self.reward_error:
+                break
+            done.collect, done.learn = _sum(done.collect, collect), _sum(done.learn, clock.lap())
+            done.steps.append(_tried(credited))
+        return done
+
+    async def _learn_further(self, credited: Sequence[CreditedGroup]) -> dict[str, Lesson]:
+        """Returns the lessons of policies whose learner failed."""
+        scored = await asyncio.to_thread(self.parts.scorer.build, credited)
+        failed: dict[str, Lesson] = {}
+        for name in self._trained:
+            rows = [row for row in scored.samples if row.policy == name]
+            try:
+                self._look_at_memory()
+                await self.served.policies.learn(rows)
+            except Exception as error:  # noqa: BLE001  the boundary to a backend and to a loss of the user's
+                failed[name] = failed_lesson(error, rows=len(rows))
+        return failed
 
     async def _write_checkpoint(self, scratch: Path, *, is_written: bool) -> tuple[int, Cost]:
         """Its size, and what it cost. `is_written`: no; a learner that has failed is only guessed at."""
@@ -218,9 +271,14 @@ class _Examination:
             took.append(clock.lap())
             return reports[rows[0].policy]
 
-        trained = [name for name, policy in self.recipe.all_policies.items() if policy.trainable]
-        lessons = {name: await teach(self.served.backends[name], [row for row in samples if row.policy == name], learn) for name in trained}
+        lessons = {
+            name: await teach(self.served.backends[name], [row for row in samples if row.policy == name], learn) for name in self._trained
+        }
         return lessons, reduce(_sum, took)
+
+    @property
+    def _trained(self) -> list[str]:
+        return [name for name, policy in self.recipe.all_policies.items() if policy.trainable]
 
     def _look_at_memory(self) -> None:
         self.memory_used = max((used for used in (self.memory_used, memory_used()) if used is not None), default=None)
@@ -231,7 +289,7 @@ class _Examination:
 
     def _save(self, scratch: Path, *, is_written: bool) -> int:
         """The size of a checkpoint; it is written where there is surely room for it, else guessed: weights and two moments."""
-        models = [Path(self.parts.models[name]) for name, policy in self.recipe.all_policies.items() if policy.trainable]
+        models = [Path(self.parts.models[name]) for name in self._trained]
         guess = 6 * sum(folder_bytes(model) for model in models if model.is_dir())
         if not is_written or guess > free_disk(scratch) / 2:
             return guess
@@ -241,6 +299,10 @@ class _Examination:
             return folder_bytes(folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tried(credited: Sequence[CreditedGroup]) -> TriedStep:
+    return TriedStep(groups=tuple(part.group for part in credited), signals=tuple(part.has_signal for part in credited))
 
 
 async def reward(evaluator: Evaluator, trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], str | None]:

@@ -1,9 +1,12 @@
-"""A forecast of a run's rollouts from a few: as the policy is, and how far that moves while it learns.
+"""A forecast of a run's rollouts, from the few that the policy as it is has made, and from the steps that were rehearsed after them.
 
-present[group] = mean over its rollouts           learned[group] = present + BEYOND · (mean over those that earned the most of it - present)
-half = t · s · sqrt(1 / groups tried + 1 / groups of the run)      both are samples: 95 % of runs lie within it where nothing is learned
-Spread = from the lower end of either to the upper end of either, in multiples of present's mean
-way gone after n steps = 1 - 2^(-n · nats a step moves a rollout by ÷ HALF_WAY_NATS), on average over the run's steps
+present[group] = mean over its rollouts      learned[group] = mean over those of them that earned the most
+beyond[group] = present + BEYOND · (learned - present)
+half = t · s · sqrt(1 / groups tried + 1 / groups to come)      present is a sample: 95 % of runs lie within it where nothing is learned
+Spread = from the lower end of present or beyond to the upper end of either, in multiples of present's mean
+way gone after n steps = 1 - 2^(-n · nats a step moves a rollout by ÷ HALF_WAY_NATS), on average over these steps
+
+run = steps rehearsed, as they were + steps to come · (now + way gone · (learned - now))      now: the last steps that were rehearsed
 """
 
 from __future__ import annotations
@@ -14,18 +17,21 @@ from dataclasses import dataclass
 from statistics import fmean, pvariance
 from typing import Final
 
+from lightningrl.doctor.observation import TriedStep
 from lightningrl.look.summary import interval
 from lightningrl.types import Trajectory, TrajectoryGroup
 
-__all__ = ["AS_IT_IS", "Spread", "completion_tokens", "forecast", "forecast_trained", "prompt_tokens", "way_gone"]
+__all__ = ["Forecast", "Spread", "ToCome", "completion_tokens", "forecast", "forecast_trained", "mean_tokens", "prompt_tokens", "way_gone"]
 
 BEYOND: Final = 1.5
-"""How much farther learning leads than to the best of today's groups: a better policy has better ones. Chosen with runs of text_to_sql,
-math_tools, rag and two_policies in view; from_scratch and node_agent had no say (docs/doctor.md)."""
+"""How far the range goes beyond the best of today's groups: a better policy has better ones. Chosen with runs of text_to_sql, math_tools,
+rag and two_policies in view (docs/doctor.md)."""
 HALF_WAY_NATS: Final = 5.0
 """That a rollout's log-probability has been moved by when half of the way is gone. Chosen with text_to_sql and math_tools."""
 LONGEST: Final = 1e12
 """In halves: however far a step moves, a run does not go all of the way."""
+LAST: Final = 4
+"""Steps that say how the policy is after a rehearsal: one step's tasks are a small sample. After fewer, all that was tried says so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,12 +43,32 @@ class Spread:
     """To where learning leads."""
     high: float
 
-    def after(self, gone: float) -> float:
-        """Where so much of the way to `learned` is gone."""
-        return 1.0 + gone * (self.learned - 1.0)
-
 
 AS_IT_IS = Spread(low=1.0, learned=1.0, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToCome:
+    """The part of a run that was not rehearsed."""
+
+    steps: int
+    groups: float
+    """In all of them."""
+    gone: float
+    """Share of the way to where learning leads, on average over them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """Of a run's mean rollout, in multiples of the mean of those that the policy as it is has made."""
+
+    amount: float = 1.0
+    low: float = 1.0
+    high: float = 1.0
+    now: float = 1.0
+    """After the steps that were rehearsed."""
+    learned: float = 1.0
+    """Where learning leads."""
 
 
 def prompt_tokens(trajectory: Trajectory) -> int:
@@ -53,33 +79,27 @@ def completion_tokens(trajectory: Trajectory) -> int:
     return sum(len(call.completion_ids) for call in trajectory.transitions if call.replayed_from is None)
 
 
-def forecast(groups: Sequence[TrajectoryGroup], tokens: Callable[[Trajectory], int], wanted: float) -> Spread:
-    """Of a run of `wanted` groups."""
-    present = [fmean(tokens(one) for one in group.trajectories) for group in groups if group.trajectories]
-    best = [fmean(tokens(one) for one in _best(group)) for group in groups if group.trajectories]
-    learned = [max(0.0, now + BEYOND * (then - now)) for now, then in zip(present, best, strict=True)]
-    mean = fmean(present) if present else 0.0
-    if not mean:
-        return AS_IT_IS
-    ends = [end / mean for values in (present, learned) for end in _ends(values, wanted)]
-    return Spread(low=max(0.0, min(ends)), learned=fmean(learned) / mean, high=max(ends))
+def forecast(tried: Sequence[TriedStep], tokens: Callable[[Trajectory], int], to_come: ToCome) -> Forecast:
+    """`tried`: the policy as it is, then each step that was rehearsed."""
+    last = [group for step in _last(tried) for group in step.groups]
+    return _of_run([mean_tokens(step, tokens) for step in tried], _by_group(last, tokens), _spread(last, tokens, to_come.groups), to_come)
 
 
-def forecast_trained(groups: Sequence[TrajectoryGroup], signals: Sequence[bool], wanted: float) -> Spread:
+def forecast_trained(tried: Sequence[TriedStep], to_come: ToCome) -> Forecast:
     """Of tokens with an advantage: groups that teach nothing now may come to, and those that teach may fall silent one after the other
     until, at the end of the run, none is left: half of now."""
-    present = [
-        has_signal * fmean(completion_tokens(one) for one in group.trajectories)
-        for group, has_signal in zip(groups, signals, strict=True)
-        if group.trajectories
-    ]
-    mean = fmean(present) if present else 0.0
-    if not mean:
-        return AS_IT_IS
-    longer = forecast(groups, completion_tokens, wanted)
-    low, high = _ends(present, wanted)
-    all_teach = fmean(fmean(completion_tokens(one) for one in group.trajectories) for group in groups if group.trajectories)
-    return Spread(low=max(0.0, min(low / mean, longer.low) / 2), learned=longer.learned, high=max(high, longer.high * all_teach) / mean)
+    last = [present for step in _last(tried) for present in _trained_by_group(step)]
+    mean = fmean(last) if last else 0.0
+    groups = [group for step in _last(tried) for group in step.groups]
+    spread = AS_IT_IS
+    if mean:
+        longer = _spread(groups, completion_tokens, to_come.groups)
+        low, high = _ends(last, to_come.groups)
+        all_teach = fmean(_by_group(groups, completion_tokens))
+        spread = Spread(
+            low=max(0.0, min(low / mean, longer.low) / 2), learned=longer.learned, high=max(high, longer.high * all_teach) / mean
+        )
+    return _of_run([_mean(_trained_by_group(step)) for step in tried], last, spread, to_come)
 
 
 def way_gone(moved: float, steps: int) -> float:
@@ -87,6 +107,63 @@ def way_gone(moved: float, steps: int) -> float:
     `moved` nats in the direction asked for; 0 where nothing moves."""
     halves = min(max(0.0, moved) * steps / HALF_WAY_NATS, LONGEST)
     return 1.0 - (1.0 - 2.0**-halves) / (math.log(2.0) * halves) if halves > 1e-6 else 0.0
+
+
+def mean_tokens(step: TriedStep, tokens: Callable[[Trajectory], int]) -> float:
+    """Of a rollout of the step; 0 where it has none."""
+    return _mean(_by_group(step.groups, tokens))
+
+
+def _of_run(means: Sequence[float], last: Sequence[float], rest: Spread, to_come: ToCome) -> Forecast:
+    """`means` of the steps tried; `last`: by group what the steps to come begin with, and `rest` where they may lead."""
+    first, *rehearsed = means
+    steps = len(rehearsed) + to_come.steps
+    if not first or not steps:
+        return Forecast()
+    now = _mean(last) / first
+
+    def whole(longer: float) -> float:
+        return (sum(rehearsed) / first + to_come.steps * now * longer) / steps
+
+    return Forecast(
+        amount=whole(1.0 + to_come.gone * (rest.learned - 1.0)),
+        low=whole(rest.low),
+        high=whole(rest.high),
+        now=now,
+        learned=now * rest.learned,
+    )
+
+
+def _last(tried: Sequence[TriedStep]) -> Sequence[TriedStep]:
+    return tried[-LAST:] if len(tried) > LAST else tried
+
+
+def _spread(groups: Sequence[TrajectoryGroup], tokens: Callable[[Trajectory], int], wanted: float) -> Spread:
+    """From these to `wanted` more."""
+    present = _by_group(groups, tokens)
+    learned = [fmean(map(tokens, _best(group))) for group in groups if group.trajectories]
+    beyond = [max(0.0, now + BEYOND * (then - now)) for now, then in zip(present, learned, strict=True)]
+    mean = _mean(present)
+    if not mean:
+        return AS_IT_IS
+    ends = [end / mean for values in (present, beyond) for end in _ends(values, wanted)]
+    return Spread(low=max(0.0, min(ends)), learned=fmean(learned) / mean, high=max(ends))
+
+
+def _by_group(groups: Sequence[TrajectoryGroup], tokens: Callable[[Trajectory], int]) -> list[float]:
+    return [fmean(map(tokens, group.trajectories)) for group in groups if group.trajectories]
+
+
+def _trained_by_group(step: TriedStep) -> list[float]:
+    return [
+        has_signal * fmean(map(completion_tokens, group.trajectories))
+        for group, has_signal in zip(step.groups, step.signals, strict=True)
+        if group.trajectories
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
 
 
 def _best(group: TrajectoryGroup) -> Sequence[Trajectory]:

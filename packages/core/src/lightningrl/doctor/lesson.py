@@ -20,7 +20,7 @@ from lightningrl.errors import LightningError
 from lightningrl.protocols import Backend, Continuation, LearnReport, TokenScorer
 from lightningrl.types import Array, Sample
 
-__all__ = ["teach"]
+__all__ = ["failed_lesson", "teach"]
 
 MOST_ROWS = 64
 """That are scored; all are learned from."""
@@ -43,12 +43,7 @@ async def teach(backend: Backend, samples: Sequence[Sample], learn: Callable[[Se
         grown = growth.most()
         after = await asyncio.to_thread(_logprobs, backend, looked_at)
     except Exception as error:  # noqa: BLE001  the boundary to a backend and to a loss of the user's
-        return Lesson(
-            rows=len(teaching),
-            is_planted=is_planted,
-            error=str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}",
-            is_out_of_memory=_is_out_of_memory(error),
-        )
+        return failed_lesson(error, rows=len(teaching), is_planted=is_planted)
     return Lesson(
         rows=len(teaching),
         is_planted=is_planted,
@@ -57,6 +52,16 @@ async def teach(backend: Backend, samples: Sequence[Sample], learn: Callable[[Se
         learning_rate=report.metrics.get("lr"),
         grown=grown,
         gpu=_gpu(report.metrics),
+    )
+
+
+def failed_lesson(error: Exception, *, rows: int, is_planted: bool = False) -> Lesson:
+    """Of what backend or step raised."""
+    return Lesson(
+        rows=rows,
+        is_planted=is_planted,
+        error=str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}",
+        is_out_of_memory=_is_out_of_memory(error),
     )
 
 

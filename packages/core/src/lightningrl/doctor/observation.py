@@ -11,7 +11,7 @@ from lightningrl.doctor.machine import Machine
 from lightningrl.training.tasks import TaskSets
 from lightningrl.types import Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["Cost", "Costs", "GpuMemory", "Lesson", "Observation", "Repeat"]
+__all__ = ["Cost", "Costs", "GpuMemory", "Lesson", "Observation", "Repeat", "TriedStep"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,9 +30,9 @@ class Costs:
     start: Cost = Cost()
     """Until the policy was served and the workers were ready; with the CPU time of what draws curves, which is imported once."""
     collect: Cost = Cost()
-    """All groups, rewards and branches included."""
+    """All groups, those of rehearsed steps, rewards and branches included."""
     learn: Cost = Cost()
-    """One step."""
+    """The first step and those that were rehearsed."""
     validate: Cost = Cost()
     """The validation rollouts that were tried."""
     save: Cost = Cost()
@@ -43,9 +43,9 @@ class Costs:
     store_bytes: int = 0
     """For all rollouts that were tried."""
     trained_tokens: int = 0
-    """In the rows of the step that was learned."""
+    """In the rows of all groups that the policy as it is has made."""
     learned_groups: int = 0
-    """That this step had."""
+    """That the first step had."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,9 +91,18 @@ class Repeat:
     again: Trajectory
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TriedStep:
+    """Groups of one policy version, as they were credited."""
+
+    groups: tuple[TrajectoryGroup, ...]
+    signals: tuple[bool, ...]
+    """By group: whether some trained call has an advantage other than 0."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
-    """A few real rollouts and one learning step."""
+    """A few real rollouts and one learning step, or some."""
 
     recipe: Recipe
     tasks: TaskSets
@@ -101,6 +110,8 @@ class Observation:
     """As they were credited: calls of roles that are not trained are not `trainable`."""
     signals: tuple[bool, ...]
     """By group: whether some trained call has an advantage other than 0."""
+    rehearsed: tuple[TriedStep, ...] = ()
+    """Further steps of the run, each collected with the weights that those before it have left, and learned."""
     requires: frozenset[str] = frozenset()
     """What the credit assigner needs of the run."""
     missing_roles: str | None = None
@@ -123,6 +134,11 @@ class Observation:
     """By policy."""
     costs: Costs = Costs()
     machine: Machine | None = None
+
+    @cached_property
+    def steps(self) -> tuple[TriedStep, ...]:
+        """The policy as it is, then each step that was rehearsed."""
+        return TriedStep(groups=self.groups, signals=self.signals), *self.rehearsed
 
     @cached_property
     def rollouts(self) -> tuple[Trajectory, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
+from statistics import fmean
 
 from lightningrl.doctor.findings import Finding, failed, passed, warned
 from lightningrl.doctor.observation import Lesson, Observation
@@ -121,7 +123,20 @@ def reward_reaches_tokens(seen: Observation) -> Finding:
     if not seen.lessons:
         return failed("no call of a trained policy and role was recorded, so nothing would be learned", "see the findings above")
     findings = [_taught(name, lesson, many=len(seen.lessons) > 1) for name, lesson in seen.lessons.items()]
-    return max(findings, key=lambda finding: ("pass", "warn", "fail").index(finding.verdict))
+    worst = max(findings, key=lambda finding: ("pass", "warn", "fail").index(finding.verdict))
+    return replace(worst, evidence=worst.evidence + _after_rehearsal(seen))
+
+
+def _after_rehearsal(seen: Observation) -> str:
+    """Of the reward in the steps after the first; nothing where there are none."""
+    before, after = (
+        [rollout.reward for step in steps for group in step.groups for rollout in group.trajectories if rollout.reward is not None]
+        for steps in (seen.steps[:1], seen.steps[1:])
+    )
+    if not before or not after:
+        return ""
+    steps = f"{len(seen.rehearsed)} more step{'s' if len(seen.rehearsed) > 1 else ''}"
+    return f"; mean reward {fmean(before):.3f}, in {steps} {fmean(after):.3f}"
 
 
 def _taught(policy: str, lesson: Lesson, *, many: bool) -> Finding:
