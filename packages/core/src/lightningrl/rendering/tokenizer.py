@@ -115,8 +115,8 @@ class QuickTokenizer:
         if "\ufffd" not in text:
             return text.encode()
         written = str(self._core.id_to_token(token_id))
-        if one := _ONE_BYTE.fullmatch(written):
-            return bytes.fromhex(one[1])
+        if byte := _ONE_BYTE.fullmatch(written):
+            return bytes.fromhex(byte[1])
         return bytes(_BYTES[mark] for mark in written) if set(written) <= _BYTES.keys() else None
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
