@@ -191,6 +191,8 @@ async def test_logprobs_are_the_recorded_ones(gateway: LiveGateway, stream: bool
     (transition,) = await attempt.transitions()
     assert [entry.logprob for entry in entries] == transition.logprobs.tolist()
     assert entries[0].token == "h"
+    joined = bytes(byte for entry in entries for byte in entry.bytes or ())
+    assert joined.decode() == "hé<|im_end|>", "tokens that are parts of a character have their own bytes"
 
 
 @pytest.mark.parametrize("stream", [False, True])

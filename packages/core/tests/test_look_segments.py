@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightningrl.look.segments import Segment, SegmentKind, SegmentReader
+from lightningrl.rendering.tokenizer import QuickTokenizer
 from lightningrl.testing.tokenizers import tiny_tokenizer
 
 LLAMA_3 = """
@@ -170,3 +171,9 @@ def test_a_turn_of_nobody_we_know_is_shown_and_unknown() -> None:
 def test_without_a_tokenizer_tokens_are_their_numbers() -> None:
     segments, _ = SegmentReader(None).read([1, 2], [70_000], kind=SegmentKind.MARKUP)
     assert [(part.kind.value, part.text) for part in segments] == [("unknown", "1 2 "), ("assistant", "70000 ")]
+
+
+@pytest.mark.parametrize("tokenizer", [PIECES, tiny_tokenizer()], ids=["tokens for bytes", "bytes as characters"])
+def test_a_token_that_is_a_part_of_a_character_has_its_own_bytes(tokenizer: Any) -> None:
+    ids = tokenizer.encode("日", add_special_tokens=False)[-3:]
+    assert [QuickTokenizer(tokenizer).bytes_of(one) for one in ids] == [b"\xe6", b"\x97", b"\xa5"]

@@ -102,6 +102,19 @@ async def test_what_a_stopped_pool_did_not_finish_is_finished_by_another_uncharg
 
 
 @pytest.mark.slow
+async def test_what_runs_beside_an_attempt_that_overruns_is_run_again_uncharged(folder: Path) -> None:
+    """It used up the tries of its neighbours: of an agent whose rollouts often take too long, most of the others were lost with it."""
+    async with live_gateway(folder, attach=False) as control:
+        await control.store.create_rollouts([make_spec("a", "hang", timeout_s=2.0), make_spec("b", "hang once", max_attempts=1)])
+        async with make_pool(control.url, control.run_key, folder, concurrency=2):
+            await control.store.wait_finished(["a", "b"], PATIENCE_S)
+        assert (await control.store.rollout("a")).outcome is Outcome.TIMEOUT
+        first, second = (await control.store.rollout("b")).attempts
+    assert first.error == "its worker was killed because another attempt ran longer than its time limit"
+    assert second.outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.slow
 async def test_a_lease_whose_answer_is_under_way_when_its_pool_stops_is_given_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with live_gateway(folder, attach=False) as control:
         lease, leased = control.store.lease, asyncio.Event()

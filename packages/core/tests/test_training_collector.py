@@ -57,6 +57,7 @@ class Server:
         self.kept: list[str] = []
         self.wrong: set[str] = set()
         self.failed: set[str] = set()
+        self.forgotten: set[str] = set()
         self.most_out = 0
         self.is_gone = False
 
@@ -90,7 +91,10 @@ class Server:
         return [self._trajectory(self.specs[name]) for name in rollout_ids]
 
     async def set_scores(self, scores: Sequence[Score]) -> None:
-        self.kept += [score.rollout_id for score in scores]
+        for score in scores:
+            if score.rollout_id in self.forgotten:
+                raise ServerError(f"rollout {score.rollout_id!r} has no attempt 1; attempts start with a lease")
+            self.kept.append(score.rollout_id)
 
     async def mark_trained(self, step: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]) -> None:
         self.trained[step] = list(rollout_ids)
@@ -100,7 +104,11 @@ class Server:
         return 0
 
     async def forget_rollouts(self, through: int, slack: int = 0) -> int:
-        return 0
+        trained = {name: step for step, names in self.trained.items() for name in names}
+        planned = {spec.id: spec.step or 0 for spec in self.specs.values() if spec.id in self.ended}
+        gone = {name for name, step in planned.items() if (trained[name] <= through if name in trained else step < through - slack)}
+        self.forgotten |= gone
+        return len(gone)
 
     async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int:
         self.ended -= set(rollout_ids)
@@ -343,6 +351,16 @@ async def test_asynchronous_steps_wait_for_no_straggler_and_leave_out_what_becam
         assert len(names) == 6
     assert state.position is not None
     assert state.position > 2, "what was left out is done with"
+
+
+async def test_what_a_straggler_s_group_has_so_far_is_not_forgotten_however_late_it_is(scene: Scene) -> None:
+    """Its group was rewarded when the straggler came, and the run ended: the store had no attempt of the others any more."""
+    kept = {"keep_rollouts": 1, "keep_checkpoints": 1}
+    async with scene.agents(random.Random(1), slow=("g000001-001",), stuck=True):
+        scene.backend.learning = lambda: scene.server.end("g000001-001") if scene.server.version == 6 else None
+        await scene.train(max_staleness=1, asynchronous=True, steps=10, **kept)
+    assert {"g000001-000", "g000001-001"} <= set(scene.server.kept)
+    assert "g000000-000" in scene.server.forgotten
 
 
 async def test_asynchronous_on_policy_is_refused(scene: Scene) -> None:

@@ -7,7 +7,7 @@ import io
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -292,6 +292,20 @@ def test_groups_that_agree_within_themselves_are_told_from_equal_rewards() -> No
     assert why.startswith("in each of 2 groups all rewards are equal (over the step from 0 to 1); raise loop.group_size")
     assert explain_silence([make("a", 0.0), make("a", 1.0)]) == "the credit assigner gives every trained call 0"
     assert "roles of the calls: 'write'" in explain_silence([make("a", 0.0, trainable=False)])
+
+
+def test_a_seed_of_the_agents_own_is_the_reason_where_groups_agree_by_it() -> None:
+    """More rollouts and a higher temperature, which were advised, change nothing there."""
+
+    def ask(seeds: Sequence[int | None]) -> str:
+        calls = [make_transition(f"r{number}/0") for number in range(len(seeds))]
+        calls = [replace(call, sampling=replace(call.sampling, seed=seed)) for call, seed in zip(calls, seeds, strict=True)]
+        made = [(call, float(number > 1), "ab"[number > 1]) for number, call in enumerate(calls)]
+        return explain_silence([make_trajectory(call.id, [call], reward=reward, group_id=group) for call, reward, group in made])
+
+    assert ask([42, 42, 42, 42]).endswith("let it send no `seed` while it is trained")
+    assert ask([1, 2, 3, 4]).startswith(equal := "in each of 2 groups all rewards are equal")
+    assert ask([None, None, 42, 42]).startswith(equal)
 
 
 # ---------------------------------------------------------------------- validation, and time limits

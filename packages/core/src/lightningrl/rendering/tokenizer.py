@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,6 +18,12 @@ _SHORT = 256
 _BLOCK = 16_384
 _RARE = 8
 """Characters a token on average stands for at most in any text that people write; beyond them a long text is counted in blocks first."""
+_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
+_BYTES = {chr(byte): byte for byte in _PRINTED} | {chr(256 + number): byte for number, byte in enumerate(_OTHERS)}
+"""What byte-level vocabularies write for a byte: `Ã©` for the two of `é` (GPT-2)."""
+_ONE_BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""What the others write for one that they have no token for."""
 _SLACK = 4
 """How many contexts of tokens are made before a prompt is refused unfinished: cut blocks and renderers that encode twice count too much."""
 
@@ -101,6 +108,16 @@ class QuickTokenizer:
         if options or self._cleans:
             return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens, **options))
         return str(self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)) if token_ids else ""
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """A token's own bytes, which may be a part of a character; None = they cannot be told."""
+        text = self.decode([token_id])
+        if "\ufffd" not in text:
+            return text.encode()
+        written = str(self._core.id_to_token(token_id))
+        if byte := _ONE_BYTE.fullmatch(written):
+            return bytes.fromhex(byte[1])
+        return bytes(_BYTES[mark] for mark in written) if set(written) <= _BYTES.keys() else None
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         return self._token_id(tokens) if isinstance(tokens, str) else self._tokenizer.convert_tokens_to_ids(tokens)

@@ -213,9 +213,9 @@ class Supervisor:
                 await self._report(
                     [held], Outcome.TIMEOUT, f"the agent ran longer than its time limit of {limit_s:g} s; its worker was killed"
                 )
-            why = "ran longer than its time limit" if life.is_overdue else "was cancelled"
-            rest = [held for held in life.held.values() if held not in overdue]
-            await self._report(rest, Outcome.INFRASTRUCTURE_ERROR, f"its worker was killed because another attempt {why}")
+            if len(life.held) > len(overdue):  # a slot's id goes on after a slash: `w-1/` is none of `w-10`
+                why = "ran longer than its time limit" if life.is_overdue else "was cancelled"
+                await give_back(self._client, f"{life.worker_id}/", f"its worker was killed because another attempt {why}")
             return
         if life.process.failure:
             raise ConfigError(clean_text(life.process.failure))
@@ -258,10 +258,10 @@ async def tell_failure(client: ServerClient, name: str, error: Exception) -> Non
         logger.error("%s; nor can the server be told: %s", error, problem)
 
 
-async def give_back(client: ServerClient, prefix: str) -> None:
-    """Have others run what workers of this prefix did not finish: they were stopped. Also what they were leased and never received."""
+async def give_back(client: ServerClient, prefix: str, reason: str = "the worker pool was stopped") -> None:
+    """Have others run what workers of this prefix did not finish, uncharged. Also what they were leased and never received."""
     try:
-        await client.ask(api.INTERRUPT_WORKERS, api.InterruptWorkers(prefix=prefix, reason="the worker pool was stopped"))
+        await client.ask(api.INTERRUPT_WORKERS, api.InterruptWorkers(prefix=prefix, reason=reason))
     except ServerError as problem:
         logger.warning("what workers ran could not be given back: %s", problem)
 

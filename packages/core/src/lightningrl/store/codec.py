@@ -20,6 +20,7 @@ from lightningrl.types import Array, IntArray, SamplingSettings
 
 __all__ = [
     "as_number",
+    "column_text",
     "count_tokens",
     "decode_advantages",
     "decode_floats",
@@ -118,6 +119,11 @@ def encode_advantages(values: Array) -> bytes:
 def decode_advantages(data: bytes, length: int) -> Array:
     values = np.frombuffer(data, "<f4", offset=1)
     return np.full(length, values[0], np.float32) if data[:1] == b"c" else values
+
+
+def column_text(text: str) -> str:
+    """A short text as it stands in a column: PostgreSQL's have no NUL."""
+    return clean_text(text).replace("\0", "\ufffd")
 
 
 def encode_text(text: str | None) -> bytes | None:

@@ -10,7 +10,7 @@ from sqlalchemy import Dialect, Enum, Float, LargeBinary, Text
 from sqlalchemy.types import TypeDecorator
 
 from lightningrl import wire
-from lightningrl.clean import clean_text, finite
+from lightningrl.clean import finite
 from lightningrl.store import codec
 from lightningrl.types import Array
 
@@ -74,13 +74,13 @@ class Wire(TypeDecorator[Any]):
 
 
 class CleanText(TypeDecorator[str]):
-    """Short text of an agent's, without lone surrogates."""
+    """Short text of an agent's, without lone surrogates and NUL."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        return None if value is None else clean_text(value)
+        return None if value is None else codec.column_text(value)
 
 
 class SpanId(TypeDecorator[str]):

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Table, bindparam, func, insert, select, updat
 
 from lightningrl.clean import clean_text
 from lightningrl.recent import Recent
-from lightningrl.store.codec import as_number, count_tokens
+from lightningrl.store.codec import as_number, column_text, count_tokens
 from lightningrl.store.dialects import Database
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.events import EndEvent, Event, QueueEvent, StartEvent
@@ -159,7 +159,7 @@ class Transaction:
 
     def word(self, text: str) -> int:
         """The number a text is interned under."""
-        text = clean_text(text)
+        text = column_text(text)
         known = self._words.get(text)
         if known is None:
             known = self.db.execute(_WORD, {"text": text}).scalar()

@@ -523,6 +523,21 @@ class StoreConformance:
         with pytest.raises(UnknownRecord):
             await store.call_ids("a", 2)
 
+    async def test_a_text_with_nul_in_it_is_kept_with_a_replacement_character(self, store: Store) -> None:
+        """Such as a policy or a user's reward may write; PostgreSQL has no NUL in its texts."""
+        await store.create_rollouts([make_spec("a")])
+        await leased(store)
+        tool_call = ToolCall(id="x\0", name="n\0", arguments="\0", result="\0", agent="g\0", error_type="\0")
+        await store.append_tool_calls("a", 1, [ToolCallRecord(tool_call=tool_call)])
+        await store.append_other_calls("a", 1, [OtherCall(kind=OtherCallKind.ELSEWHERE, path="p\0", model="m\0", code="\0", message="\0")])
+        await store.finish_attempt("a", 1, Outcome.AGENT_ERROR, {"k\0": "\0"}, error="e\0")
+        await store.set_scores([Score(rollout_id="a", attempt=1, unrewarded="style: ValueError: \0")])
+        (kept,) = await store.trajectories(["a"])
+        (call,), (other,) = kept.tool_calls, kept.other_calls
+        assert (call.id, call.name, call.agent, call.error_type) == ("x\ufffd", "n\ufffd", "g\ufffd", "\ufffd")
+        assert (other.path, other.model, other.code, kept.unrewarded) == ("p\ufffd", "m\ufffd", "\ufffd", "style: ValueError: \ufffd")
+        assert (call.arguments, call.result, other.message, kept.output, kept.error) == ("\0", "\0", "\0", {"k\0": "\0"}, "e\0")
+
     async def test_text_that_utf_8_cannot_carry_is_kept_with_replacement_characters(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])
         await leased(store)

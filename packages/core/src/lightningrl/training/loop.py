@@ -424,10 +424,12 @@ class Trainer:
         loop = self.recipe.loop
         if loop.keep_rollouts is None:
             return
-        oldest = self.folder.checkpoints()[-loop.keep_checkpoints :][0].state.step
-        through = min(self.state.step - loop.keep_rollouts, oldest)
+        oldest = self.folder.checkpoints()[-loop.keep_checkpoints :][0].state
+        through = min(self.state.step - loop.keep_rollouts, oldest.step)
+        # a straggler's group is of a step long past; whoever goes on from that checkpoint orders it, too
+        done = oldest.step if oldest.position is None else oldest.position // loop.tasks_per_step
         if through > 0:
-            await self.control.forget_rollouts(through, loop.max_staleness)
+            await self.control.forget_rollouts(through, max(0, through - done))
 
     def _write_checkpoint(self) -> None:
         try:

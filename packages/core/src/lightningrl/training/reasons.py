@@ -36,18 +36,29 @@ def explain_silence(trajectories: Sequence[Trajectory]) -> str:
     if not rewarded:
         return "no rollout has a reward"
     rewards = sorted({trajectory.reward for trajectory in rewarded if trajectory.reward is not None})
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in rewarded:
+        groups.setdefault(trajectory.group_id, []).append(trajectory)
+    if any(len({rollout.reward for rollout in members}) > 1 for members in groups.values()):
+        return "the credit assigner gives every trained call 0"
+    if _have_fixed_seeds([members for members in groups.values() if len(members) > 1]):
+        return (
+            "the agent asks for a fixed seed, by which the rollouts of a group say the same, and earn the same; "
+            "let it send no `seed` while it is trained"
+        )
     if len(rewards) == 1:
         example = rewarded[0].rollout_id
         return f"all {len(rewarded)} rewards are {rewards[0]:g}; `lightningrl rollouts show {example}` shows one"
-    groups: dict[str, set[float | None]] = {}
-    for trajectory in rewarded:
-        groups.setdefault(trajectory.group_id, set()).add(trajectory.reward)
-    if all(len(values) == 1 for values in groups.values()):
-        return (
-            f"in each of {len(groups)} groups all rewards are equal (over the step from {rewards[0]:g} to {rewards[-1]:g}); "
-            "raise loop.group_size or sampling.temperature, or take tasks that the policy solves now and then"
-        )
-    return "the credit assigner gives every trained call 0"
+    return (
+        f"in each of {len(groups)} groups all rewards are equal (over the step from {rewards[0]:g} to {rewards[-1]:g}); "
+        "raise loop.group_size or sampling.temperature, or take tasks that the policy solves now and then"
+    )
+
+
+def _have_fixed_seeds(groups: Sequence[Sequence[Trajectory]]) -> bool:
+    """Whether in each group the first calls of all rollouts were sampled with one seed, which the agent gave."""
+    seeds = [{rollout.transitions[0].sampling.seed if rollout.transitions else None for rollout in members} for members in groups]
+    return bool(seeds) and all(len(of_group) == 1 and None not in of_group for of_group in seeds)
 
 
 def _explain_no_calls(trajectories: Sequence[Trajectory]) -> str:

@@ -122,8 +122,8 @@ def token_logprobs(token_ids: Sequence[int], logprobs: Sequence[float], renderer
     """Of the sampled tokens. `top_logprobs` names the sampled token alone: the engine reports no others."""
     content = []
     for token_id, logprob in zip(token_ids, logprobs, strict=True):
-        text = renderer.decode([token_id])
-        entry: dict[str, Any] = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        own = renderer.tokenizer.bytes_of(token_id)
+        entry: dict[str, Any] = {"token": renderer.decode([token_id]), "logprob": logprob, "bytes": None if own is None else list(own)}
         content.append({**entry, "top_logprobs": [entry] if top else []})
     return content
 
