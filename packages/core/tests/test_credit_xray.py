@@ -295,6 +295,8 @@ def test_which_reward_is_meant_has_to_be_said(tmp_path: Path) -> None:
         run.rescore(upside_down, name="long")
     with pytest.raises(lightningrl.ConfigError, match="no reward is given"):
         run.rescore()
+    dotted = recorded(tmp_path / "dotted", {'rewards."v1.5".use': f"{recorded_runs.__file__}:coin"}, steps=1)
+    assert dotted.rescore(upside_down, name="v1.5").rollouts == 8
     halved = run.rescore(settings={"rewards.short.weight": 0.0})
     assert halved.after.mean == pytest.approx((halved.before.mean or 0.0) / 1.5)
     said = ask("rescore", str(run.folder), "--reward", f"{__file__}:upside_down", "--name", "short")

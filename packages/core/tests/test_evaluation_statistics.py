@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 
+from lightningrl.config import PolicyConfig, Recipe, RewardConfig, TasksConfig
 from lightningrl.evaluation.comparison import compare
+from lightningrl.evaluation.gap import FEWEST, Gap, judge_gaps
 from lightningrl.evaluation.result import EvaluatedSample, EvaluatedTask, Evaluation
 from lightningrl.evaluation.statistics import (
     Verdict,
@@ -169,6 +172,11 @@ def test_what_the_agent_breaks_is_the_lowest_reward_and_what_we_break_is_nothing
     found = replace(whole, tasks=tuple(tasks), price=(1.0, 2.0))
     assert found.task_means == {"a": 0.5, "b": 1.0}
     assert (found.failed, found.without_result) == (1, 1)
+    wrong = replace(whole.tasks[0].samples[0], reward=-1.0)
+    minus = replace(whole, tasks=(replace(tasks[0], samples=(wrong, broken)),))
+    assert minus.task_means == {"a": -1.0}, "an error is no better than a wrong answer that costs more than the recipe says"
+    right = replace(whole, tasks=(replace(tasks[0], samples=(broken, broken)),))
+    assert compare(right, minus).difference.mean == 0.0, "also where the other policy alone was wrong"
     at_two = found.pass_at(2)
     assert at_two is not None and at_two.mean == 1.0, "of the one task that has two results"
     assert found.tokens is None and found.cost is None, "where one call's tokens are not known, their sum is not"
@@ -185,3 +193,15 @@ def test_rewards_beyond_their_range_get_no_sequential_verdict() -> None:
 def test_equal_differences_that_rounding_sets_apart_make_nothing_certain() -> None:
     found = mean_interval([0.9 - 0.8, 0.8 - 0.7], bounds=DIFFERENCES)
     assert (found.low, found.high) == DIFFERENCES
+
+
+def test_a_gap_that_is_no_number_is_no_rounding_of_few_tokens_either() -> None:
+    recipe = Recipe(
+        agent="agent.py:answer",
+        tasks=TasksConfig(train="tasks.py:train"),
+        policy=PolicyConfig(model="org/model"),
+        rewards={"right": RewardConfig(use="exact")},
+        backend="verl",
+    )
+    gap = Gap(part="all", tokens=FEWEST - 1, mean=math.nan, p99=math.nan, largest=math.nan, far=0.0)
+    assert [check.is_passed for check in judge_gaps({"policy": [gap]}, recipe)] == [False]

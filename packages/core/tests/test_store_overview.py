@@ -12,7 +12,7 @@ from sizes import sized
 from lightningrl.errors import StoreError
 from lightningrl.store import SqlStore, census
 from lightningrl.store.errors import UnknownRecord
-from lightningrl.store.overview import FacetCount, Mark, Part, RolloutQuery, Sort, ToolCount
+from lightningrl.store.overview import FacetCount, Mark, Part, RewardValues, RolloutQuery, Sort, ToolCount
 from lightningrl.store.protocol import Score, SpanRecord, ToolCallRecord
 from lightningrl.testing.store_conformance import make_call
 from lightningrl.types import FinishReason, Outcome, RolloutMode, RolloutSpec, RolloutState, Task, ToolCall, ToolStatus
@@ -116,7 +116,7 @@ async def test_counts_by_step_task_role_and_tool(store: SqlStore) -> None:
         ToolCount(name="look", status=ToolStatus.OK, count=5),
         ToolCount(name="look", status=ToolStatus.ERROR, count=1),
     }
-    assert await store.reward_values() == (0.0, 0.5, 1.0)
+    assert await store.reward_values() == RewardValues(values=(0.0, 0.5, 1.0), is_all=True)
     assert await store.cut_calls() == {1: 1}
     found = {(step.step, step.mode.value): (step.count, step.mean, step.groups, step.variance) for step in await store.step_rewards()}
     assert found == {(0, "validation"): (1, 0.5, 1, 0.0), (1, "train"): (4, 0.75, 2, 0.0625)}

@@ -8,8 +8,9 @@ import json
 import re
 import shutil
 import statistics
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -19,12 +20,14 @@ from lightningrl.loggers import read_metrics
 from lightningrl.look.reader import open_run
 from lightningrl.look.summary import interval, read_summary
 from lightningrl.run import Run
-from lightningrl.store.protocol import RolloutFilter, RolloutRecord
-from lightningrl.types import RolloutMode
+from lightningrl.store import SqlStore
+from lightningrl.store.protocol import RolloutFilter, RolloutRecord, Score
+from lightningrl.testing.store_conformance import make_spec
+from lightningrl.types import Outcome, RolloutMode
 from lightningrl.view.app import create_viewer
 from lightningrl.view.page import ViewedRun
 from lightningrl.view.report import make_report
-from lightningrl.view.runs import OneRun, RunsFolder
+from lightningrl.view.runs import OneFolder, OneRun, Runs, RunsFolder
 
 KEY = "the-view-key"
 
@@ -45,7 +48,7 @@ async def browsing(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @asynccontextmanager
-async def _browser(runs: OneRun | RunsFolder) -> AsyncIterator[httpx.AsyncClient]:
+async def _browser(runs: Runs) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(create_viewer(runs, key=KEY))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as browser:
         await browser.get("/", params={"key": KEY})
@@ -194,6 +197,70 @@ async def test_a_facet_counts_what_choosing_it_gives(recorded_run: Path) -> None
             assert shown is not None and shown[1].replace(",", "") == number, address
 
 
+async def reward_run(folder: Path, rewards: Sequence[float], *, group: int = 8, mode: RolloutMode = RolloutMode.TRAIN) -> None:
+    """A store of rollouts that earned these."""
+    store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
+    specs = [
+        replace(make_spec(f"r{number:03d}"), group_id=f"g{number // group}", mode=mode, step=number // group)
+        for number in range(len(rewards))
+    ]
+    await store.create_rollouts(specs)
+    for spec, reward in zip(specs, rewards, strict=True):
+        assert await store.lease("w", 60.0) is not None
+        await store.finish_attempt(spec.id, 1, Outcome.SUCCEEDED)
+        await store.set_scores([Score(rollout_id=spec.id, attempt=1, reward=reward)])
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "choices"),
+    [
+        (
+            [number / 10 for number in range(11)],
+            {"0.00 to 0.20": 2, "0.20 to 0.40": 2, "0.40 to 0.60": 2, "0.60 to 0.80": 2, "0.80 to 1.00": 3},
+        ),
+        ([-1.0, -1.0, 1.0], {"−1.00": 2, "1.00": 1}),
+    ],
+    ids=["tenths", "right or wrong"],
+)
+async def test_a_facet_of_partial_rewards_counts_what_choosing_it_gives(
+    tmp_path: Path, rewards: list[float], choices: dict[str, int]
+) -> None:
+    """Eleven tenths were shown as 0.00 and 1.00, and a range's end was in it and in the next."""
+    await reward_run(tmp_path, rewards)
+    async with browsing(tmp_path) as browser:
+        text = await page(browser, "/rollouts")
+        found = re.findall(r'<a href="(/rollouts[?]reward=[^"]+)"><bdi class="choice">([^<]*)</bdi><span class="n">(\d+)', text)
+        assert {name: int(number) for _, name, number in found} == choices
+        for address, number in [*((address, number) for address, _, number in found), ("/rollouts?reward=-0.35..0.35", None)]:
+            text = await page(browser, address)
+            shown = re.search(r'<span class="muted">(\d+)', text)
+            assert shown is not None and int(shown[1]) == len(listed(text)) == int(number or shown[1]), address
+        assert "reward is 'nan'; write a number" in await page(browser, "/rollouts?reward=nan", 404)
+
+
+async def test_a_group_larger_than_its_page_has_the_mean_of_all(tmp_path: Path) -> None:
+    """Of 40 rollouts with the first 32 wrong it said: 32 rollouts, reward 0.000, nothing to learn."""
+    await reward_run(tmp_path, [float(number >= 32) for number in range(40)], group=40)
+    async with browsing(tmp_path) as browser:
+        text = await page(browser, "/groups/g0")
+    assert "the first 32 of 40 rollouts" in text and "reward 0.200 ± 0.400" in text and "nothing to learn" not in text
+    assert len(listed(text)) == 32
+
+
+async def test_of_equal_validations_the_first_is_the_best_as_it_is_for_checkpoints(tmp_path: Path) -> None:
+    await reward_run(tmp_path, [0.0, 1.0, 1.0], group=1, mode=RolloutMode.VALIDATION)
+    async with browsing(tmp_path) as browser:
+        text = await page(browser, "/")
+    assert re.search(r"Best validation.*?1\.000.*?step 1<", text)
+
+
+async def test_equal_rewards_of_any_size_have_a_curve(tmp_path: Path) -> None:
+    await reward_run(tmp_path, [1e17, 1e17])
+    async with browsing(tmp_path) as browser:
+        assert 'class="chart"' in await page(browser, "/")
+
+
 async def test_a_peek_shows_the_task_what_was_said_and_what_it_earned(recorded_run: Path, records: dict[str, RolloutRecord]) -> None:
     name, record = next(item for item in records.items() if item[1].reward == 1.0)
     async with browsing(recorded_run) as browser:
@@ -251,9 +318,53 @@ async def test_runs_of_a_folder_stand_beside_each_other_and_are_compared(recorde
         assert "its run is just starting" in await page(browser, "/runs/begun/", 503)
 
 
-async def test_a_run_without_a_step_has_pages_too(tmp_path: Path) -> None:
-    from lightningrl.store import SqlStore
+async def test_older_runs_and_a_comparison_keep_what_was_chosen(recorded_run: Path, tmp_path: Path) -> None:
+    """The second page was that of all runs, and comparing forgot the search and the runs of other pages."""
+    for number in range(42):
+        for name in (f"mine-{number:02d}", f"other-{number:02d}"):
+            (tmp_path / name).mkdir()
+            for file in ("run.json", "recipe.json", "store.sqlite", "metrics.jsonl"):
+                shutil.copy(recorded_run / file, tmp_path / name)
+    async with browsing(tmp_path) as browser:
+        first = await page(browser, "/?q=mine&compare=mine-03")
+        (older,) = re.findall(r'href="([^"]+)"[^>]*rel="next"', first)
+        second = await page(browser, older)
+    runs = re.findall(r'data-open href="/runs/([^/"]+)/"', first), re.findall(r'data-open href="/runs/([^/"]+)/"', second)
+    assert (len(runs[0]), len(runs[1])) == (40, 2) and all(name.startswith("mine") for part in runs for name in part)
+    assert 'class="chart"' in second
+    kept = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', second[second.index("</section>") :])
+    assert kept == [("q", "mine"), ("after", "40"), *([] if "mine-03" in runs[1] else [("compare", "mine-03")])]
 
+
+@pytest.mark.parametrize("name", ["lr#2", "done?", "50%25 a"])
+async def test_a_run_of_any_name_has_pages(recorded_run: Path, tmp_path: Path, name: str) -> None:
+    """Links of `lr#2` led to the run `lr`; the store of `done?` was looked for, and written, in a folder `done`."""
+    shutil.copytree(recorded_run, tmp_path / name, ignore=shutil.ignore_patterns("checkpoints"))
+    async with browsing(tmp_path) as browser:
+        (address,) = re.findall(r'data-open href="([^"]+)"', await page(browser, "/"))
+        text = await page(browser, address)
+        for link in re.findall(r'<a href="([^"]+)"[^>]*data-key="g [lse]"', text):
+            assert "Not found" not in await page(browser, link), link
+
+
+async def test_a_run_that_is_written_over_is_read_anew(recorded_run: Path, tmp_path: Path) -> None:
+    """After `train --overwrite` a viewer went on to show the rollouts that were gone, beside the new run's metrics."""
+    folder = tmp_path / "mine"
+    shutil.copytree(recorded_run, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    one, several = OneFolder(folder), RunsFolder(tmp_path)
+    async with _browser(one) as browser, _browser(several) as lister:
+        assert "r000" not in listed(await page(browser, "/rollouts")) + listed(await page(lister, "/runs/mine/rollouts"))
+        for file in folder.glob("store.sqlite*"):
+            file.unlink()
+        await reward_run(folder, [1.0])
+        assert [listed(await page(browser, "/rollouts")), listed(await page(lister, "/runs/mine/rollouts"))] == [["r000"], ["r000"]]
+        shutil.rmtree(folder)
+        assert "name the folder of a run" in await page(browser, "/", 503)
+    await one.close()
+    await several.close()
+
+
+async def test_a_run_without_a_step_has_pages_too(tmp_path: Path) -> None:
     await (await SqlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}")).close()
     async with browsing(tmp_path) as browser:
         assert "Nothing was rewarded yet" in await page(browser, "/")

@@ -16,14 +16,12 @@ from starlette.types import ASGIApp
 
 from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.errors import RunFolderError
-from lightningrl.look.reader import open_run
 from lightningrl.look.runs import run_folders
 from lightningrl.server.process import Server, bind
 from lightningrl.store.places import has_store
 from lightningrl.training.run_folder import newest_run
 from lightningrl.view.app import create_viewer
-from lightningrl.view.page import ViewedRun
-from lightningrl.view.runs import OneRun, RunsFolder
+from lightningrl.view.runs import OneFolder, RunsFolder
 
 __all__ = ["view_command", "viewer_of"]
 
@@ -54,15 +52,11 @@ async def _view(folder: Path, port: int, *, is_run: bool, browser: bool) -> None
 @asynccontextmanager
 async def viewer_of(folder: Path, key: str, *, is_run: bool) -> AsyncIterator[ASGIApp]:
     """The application, which wants this key."""
-    if is_run:
-        async with open_run(folder) as run:
-            await run.look.reward_values()  # the first look of all reads every rollout: now, and not for somebody's page
-            viewed = ViewedRun(name=folder.absolute().name, folder=folder, run=run)  # noqa: ASYNC240
-            with contextlib.closing(viewed.credit):
-                yield create_viewer(OneRun(viewed), key=key)
-        return
-    several = RunsFolder(folder)
+    runs = OneFolder(folder) if is_run else RunsFolder(folder)
     try:
-        yield create_viewer(several, key=key)
+        if isinstance(runs, OneFolder):
+            async with runs.viewed() as viewed:  # one that cannot be read is refused at once
+                await viewed.run.look.reward_values()  # the first look reads every rollout: now, and not for somebody's page
+        yield create_viewer(runs, key=key)
     finally:
-        await several.close()
+        await runs.close()

@@ -57,7 +57,8 @@ class Comparison:
 
 def compare(first: Evaluation, second: Evaluation, slices: Sequence[str] = ()) -> Comparison:
     """Raises ConfigError where no task is in both."""
-    ours, theirs = first.task_means, second.task_means
+    lowest = min(first.lowest, second.lowest)  # a policy that breaks is no better than one that is wrong
+    ours, theirs = first.means(lowest), second.means(lowest)
     both = [task.id for task in first.tasks if task.id in ours and task.id in theirs]
     if not both:
         raise ConfigError(f"{first.policy!r} and {second.policy!r} have results of no task in common; evaluate both on the same tasks")

@@ -100,7 +100,7 @@ def judge_gaps(gaps: Mapping[str, Sequence[Gap]], recipe: Recipe) -> Iterator[Ch
 def _is_rounding(part: Gap, may: Rounding) -> bool:
     """A gap that is no number is none."""
     is_near = part.tokens < FEWEST or (part.mean <= may.mean and part.far <= may.far)
-    return is_near and (may.largest is None or part.largest <= may.largest)
+    return math.isfinite(part.mean) and is_near and (may.largest is None or part.largest <= may.largest)
 
 
 def _explain(parts: Sequence[Gap], may: Rounding) -> str:

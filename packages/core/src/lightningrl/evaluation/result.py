@@ -84,14 +84,23 @@ class Evaluation:
     at: float = 0.0
     """Unix seconds."""
 
-    def values(self) -> dict[str, list[float]]:
-        """By task, of the samples that have a result; tasks without any are not among them."""
-        found = {task.id: [value for one in task.samples if (value := one.value(self.bounds[0])) is not None] for task in self.tasks}
+    @property
+    def lowest(self) -> float:
+        """The value of the agent's own failures: the least that a reward may be, or less, where one was."""
+        return min([self.bounds[0], *(sample.reward for sample in self._all() if sample.reward is not None)])
+
+    def values(self, lowest: float | None = None) -> dict[str, list[float]]:
+        """By task, of the samples that have a result; tasks without any are not among them. `lowest` None = its own."""
+        least = self.lowest if lowest is None else lowest
+        found = {task.id: [value for one in task.samples if (value := one.value(least)) is not None] for task in self.tasks}
         return {task: values for task, values in found.items() if values}
+
+    def means(self, lowest: float | None = None) -> dict[str, float]:
+        return {task: float(np.mean(values)) for task, values in self.values(lowest).items()}
 
     @property
     def task_means(self) -> dict[str, float]:
-        return {task: float(np.mean(values)) for task, values in self.values().items()}
+        return self.means()
 
     @property
     def reward(self) -> Interval | None:

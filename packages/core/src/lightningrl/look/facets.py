@@ -5,12 +5,14 @@ Of each facet the numbers are those that choosing another of its values would gi
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from lightningrl.look.reader import StoredRun
-from lightningrl.store.overview import Cell, FacetCount, Part, RolloutQuery
+from lightningrl.store.overview import Cell, FacetCount, Part, RewardValues, RolloutQuery
 
 __all__ = ["Facets", "PartCounts", "RewardRange", "StepCount", "read_facets", "read_parts", "reward_ranges"]
 
@@ -67,7 +69,11 @@ async def read_facets(run: StoredRun, query: RolloutQuery, *, most_tasks: int = 
     overview = run.look
     ranges = reward_ranges(await overview.reward_values())
     wide = replace(query, first_step=None, last_step=None, mode=None, outcome=None, state=None, low=None, high=None, is_unrewarded=False)
-    cells = await overview.cells(wide, [found.low for found in ranges[1:]])
+    lows = [found.low for found in ranges[1:]]
+    after = None if query.high is None else math.nextafter(query.high, math.inf)
+    edges = sorted({*lows, *(edge for edge in (query.low, after) if edge is not None)})
+    begins = [-math.inf, *edges]  # the chosen rewards begin and end with a cell, wherever they lie in the ranges
+    cells = await overview.cells(wide, edges)
     checks: dict[str, Callable[[Cell], bool]] = {
         "step": lambda cell: (
             (query.first_step is None or cell.step >= query.first_step) and (query.last_step is None or cell.step <= query.last_step)
@@ -76,7 +82,7 @@ async def read_facets(run: StoredRun, query: RolloutQuery, *, most_tasks: int = 
         "ending": lambda cell: (
             (query.outcome is None or cell.outcome is query.outcome) and (query.state is None or cell.state is query.state)
         ),
-        "reward": lambda cell: _has_reward(cell, query, ranges),
+        "reward": lambda cell: _has_reward(cell, query, begins),
     }
 
     failed = [(cell, [name for name, check in checks.items() if not check(cell)]) for cell in cells]
@@ -85,18 +91,18 @@ async def read_facets(run: StoredRun, query: RolloutQuery, *, most_tasks: int = 
         return [cell for cell, names in failed if not names or names == [left_out]]
 
     chosen, of_rewards = but(""), but("reward")
-    by_bin = _count(of_rewards, lambda cell: cell.bin)
+    by_range = _count(of_rewards, lambda cell: None if cell.bin is None else bisect_right(lows, begins[cell.bin]))
     by_step: dict[int, list[Cell]] = defaultdict(list)
     for cell in but("step"):
         by_step[cell.step].append(cell)
     return Facets(
         count=_size(chosen),
         reward=_mean(chosen),
-        unrewarded=by_bin.get(None, 0),
+        unrewarded=by_range.get(None, 0),
         steps=tuple(StepCount(step=step, count=_size(found), reward=_mean(found)) for step, found in sorted(by_step.items())),
         modes=_facet(but("mode"), lambda cell: cell.mode.value),
         endings=_facet(but("ending"), lambda cell: cell.outcome.value if cell.outcome else cell.state.value),
-        rewards=tuple(replace(found, count=by_bin.get(number, 0)) for number, found in enumerate(ranges)),
+        rewards=tuple(replace(found, count=by_range.get(number, 0)) for number, found in enumerate(ranges)),
         tasks=await overview.task_counts(replace(query, task=None), most_tasks),
     )
 
@@ -107,24 +113,25 @@ async def read_parts(run: StoredRun, *, most: int = 12) -> PartCounts:
     return PartCounts(roles=roles, tools=tools)
 
 
-def reward_ranges(values: Sequence[float]) -> tuple[RewardRange, ...]:
-    """Each value of a few; of many, given by the least and the greatest, ranges of one width."""
-    if len(values) != 2 or set(values) <= {0.0, 1.0} or values[0] == values[1]:
-        return tuple(RewardRange(low=value, high=value) for value in values)
-    low, high = values
-    edges = [low + (high - low) * number / _RANGES for number in range(_RANGES)] + [high]
-    return tuple(RewardRange(low=edges[number], high=edges[number + 1]) for number in range(_RANGES))
+def reward_ranges(rewards: RewardValues) -> tuple[RewardRange, ...]:
+    """Each value of a few; of many ranges of one width, of which each ends just before the next."""
+    if rewards.is_all:
+        return tuple(RewardRange(low=value, high=value) for value in rewards.values)
+    low, high = rewards.values
+    lows = [low + (high - low) * number / _RANGES for number in range(_RANGES)]
+    highs = [*(math.nextafter(begin, -math.inf) for begin in lows[1:]), high]
+    return tuple(RewardRange(low=begin, high=end) for begin, end in zip(lows, highs, strict=True))
 
 
-def _has_reward(cell: Cell, query: RolloutQuery, ranges: Sequence[RewardRange]) -> bool:
+def _has_reward(cell: Cell, query: RolloutQuery, begins: Sequence[float]) -> bool:
     if query.is_unrewarded:
         return cell.bin is None
     if query.low is None and query.high is None:
         return True
     if cell.bin is None:
         return False
-    found = ranges[cell.bin]
-    return (query.low is None or found.low >= query.low) and (query.high is None or found.high <= query.high)
+    begin = begins[cell.bin]
+    return (query.low is None or begin >= query.low) and (query.high is None or begin <= query.high)
 
 
 def _facet(cells: Sequence[Cell], value: Callable[[Cell], str]) -> tuple[FacetCount, ...]:

@@ -86,7 +86,7 @@ class StoredRun:
         rollouts = (await read_group(self, group_id)).rollouts
         ended = [rollout.spec.id for rollout in rollouts[:most] if _has_ended(rollout)]
         trajectories, scores = await self.look.trajectories(ended), await self.look.scores(ended)
-        return await asyncio.to_thread(build_siblings, group_id, rollouts[:most], trajectories, scores, self._reader_of)
+        return await asyncio.to_thread(build_siblings, group_id, rollouts, trajectories, scores, self._reader_of, most)
 
     async def trace(self, rollout_id: str, window: Window | None = None) -> Trace:
         """`window`: what of it is read as text; None = all."""

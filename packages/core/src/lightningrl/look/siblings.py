@@ -66,7 +66,9 @@ class Siblings:
 
     group_id: str
     rollouts: tuple[Sibling, ...]
-    """In the order in which they were asked for."""
+    """In the order in which they were asked for; the first of them, where there are many."""
+    count: int
+    """Of all."""
     shared: tuple[SiblingCall, ...]
     """Calls that are the same in all of them."""
     divergence: Divergence | None
@@ -82,8 +84,9 @@ def build_siblings(
     trajectories: Sequence[Trajectory],
     scores: Sequence[Score],
     reader_of: Callable[[str], SegmentReader],
+    most: int,
 ) -> Siblings:
-    """`trajectories` and `scores`: of those that have ended."""
+    """`rollouts`: of the whole group, the first `most` become columns; `trajectories` and `scores`: of the columns that have ended."""
     ended = {trajectory.rollout_id: trajectory for trajectory in trajectories}
     credit = {score.rollout_id: score for score in scores}
     called = [trajectory.transitions for trajectory in trajectories if trajectory.transitions]
@@ -96,7 +99,7 @@ def build_siblings(
         return tuple(_read_call(trajectory, call, known, divergence, reader_of) for call in calls)
 
     columns = []
-    for rollout in rollouts:
+    for rollout in rollouts[:most]:
         trajectory = ended.get(rollout.spec.id)
         score = credit.get(rollout.spec.id)
         columns.append(
@@ -111,6 +114,7 @@ def build_siblings(
     return Siblings(
         group_id=group_id,
         rollouts=tuple(columns),
+        count=len(rollouts),
         shared=() if first is None else read(first, first.transitions[:apart]),
         divergence=divergence,
         mean=statistics.fmean(rewards) if rewards else None,

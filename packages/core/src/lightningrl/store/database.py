@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from sqlalchemy import Connection, insert, inspect, select, update
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from lightningrl.errors import StoreError
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 DIALECTS: Final = {"sqlite": open_sqlite, "postgresql": open_postgresql}
 """By the beginning of a store's URL."""
+_FILE: Final = "sqlite:///"
 
 
 def open_database(url: str, *, read_only: bool = False, pragmas: Mapping[str, int] | None = None) -> Database:
@@ -32,7 +33,7 @@ def open_database(url: str, *, read_only: bool = False, pragmas: Mapping[str, in
     Raises StoreError: unknown URL, in use by another process, corrupt, written by a newer version, or by an older one and `read_only`.
     """
     try:
-        parsed = make_url(url)
+        parsed = _parse(url)
         open_ = DIALECTS[parsed.get_backend_name()]
     except (ArgumentError, KeyError):
         raise StoreError(
@@ -50,6 +51,11 @@ def open_database(url: str, *, read_only: bool = False, pragmas: Mapping[str, in
         database.close()
         raise
     return database
+
+
+def _parse(url: str) -> URL:
+    """A file's path stands in it as it is: a folder may be called `50%25` or `done?`."""
+    return URL.create("sqlite", database=url.removeprefix(_FILE)) if url.startswith(_FILE) else make_url(url)
 
 
 def has_rollouts(url: str) -> bool:

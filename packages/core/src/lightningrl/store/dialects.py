@@ -175,7 +175,9 @@ def _means_sqlite(error: BaseException, name: str) -> StoreError | None:
 def _sqlite_engine(
     path: Path, begin: str, pragmas: Mapping[str, int | str], pool: type[NullPool] | type[QueuePool], **options: int
 ) -> Engine:
-    engine = create_engine(f"sqlite:///{path}", poolclass=pool, connect_args={"check_same_thread": False, "timeout": 30}, **options)
+    engine = create_engine(
+        URL.create("sqlite", database=str(path)), poolclass=pool, connect_args={"check_same_thread": False, "timeout": 30}, **options
+    )
 
     def connected(connection: sqlite3.Connection, _: object) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves

@@ -13,7 +13,19 @@ from typing import Any, Protocol
 
 from lightningrl.types import Outcome, RolloutMode, RolloutState, ToolStatus
 
-__all__ = ["Cell", "FacetCount", "Mark", "Overview", "Part", "RolloutQuery", "RolloutRow", "Sort", "StepReward", "ToolCount"]
+__all__ = [
+    "Cell",
+    "FacetCount",
+    "Mark",
+    "Overview",
+    "Part",
+    "RewardValues",
+    "RolloutQuery",
+    "RolloutRow",
+    "Sort",
+    "StepReward",
+    "ToolCount",
+]
 
 
 class Sort(StrEnum):
@@ -118,6 +130,15 @@ class FacetCount:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RewardValues:
+    """The rewards that occur, in order."""
+
+    values: tuple[float, ...]
+    is_all: bool
+    """They are at most eight; else the least and the greatest are given alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepReward:
     """The rewards of a step's rollouts. Those of a group share a task, so the mean's uncertainty is that of the groups' means."""
 
@@ -160,9 +181,7 @@ class Overview(Protocol):
         """Rollouts that have ended, by what took part in their deciding attempt; the most frequent first."""
         ...
 
-    async def reward_values(self) -> tuple[float, ...]:
-        """Those that occur, in order, where they are at most eight; else the least and the greatest alone."""
-        ...
+    async def reward_values(self) -> RewardValues: ...
 
     async def step_rewards(self) -> tuple[StepReward, ...]:
         """In order."""

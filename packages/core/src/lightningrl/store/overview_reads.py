@@ -17,7 +17,7 @@ from sqlalchemy.sql import ColumnElement
 
 from lightningrl.store.census import MODES, OUTCOMES, STATES, Census
 from lightningrl.store.errors import UnknownRecord
-from lightningrl.store.overview import Cell, FacetCount, Mark, Part, RolloutQuery, RolloutRow, Sort, StepReward, ToolCount
+from lightningrl.store.overview import Cell, FacetCount, Mark, Part, RewardValues, RolloutQuery, RolloutRow, Sort, StepReward, ToolCount
 from lightningrl.store.participants import NOBODY, words_in
 from lightningrl.store.reads import STEP, Reader, decode_task
 from lightningrl.store.schema import attempts, calls, other_calls, rollouts, tasks, tool_calls, trained, words
@@ -133,10 +133,11 @@ def part_counts(census: Census, reader: Reader, db: Connection, part: Part, limi
     )
 
 
-def reward_values(census: Census, _: Reader, db: Connection) -> tuple[float, ...]:
+def reward_values(census: Census, _: Reader, db: Connection) -> RewardValues:
     known = census.rows["reward"]
     found = np.unique(known[~np.isnan(known)])
-    return tuple((found if len(found) <= _MOST_VALUES else found[[0, -1]]).tolist())
+    is_all = len(found) <= _MOST_VALUES
+    return RewardValues(values=tuple((found if is_all else found[[0, -1]]).tolist()), is_all=is_all)
 
 
 def step_rewards(census: Census, _: Reader, db: Connection) -> tuple[StepReward, ...]:

@@ -5,6 +5,7 @@ recredit(the run, its recipe with the new reward) ─► each rollout before and
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,7 @@ async def rescore(
             raise ConfigError(f"run {str(folder)!r} has the rewards {', '.join(map(repr, names))}; say with --name which is meant")
         if name is not None and name not in names:
             raise ConfigError(f"run {str(folder)!r} has no reward {name!r}; choose one of: {', '.join(names)}")
-        key = name or names[0]
+        key = json.dumps(name or names[0], ensure_ascii=False)  # it may have a dot
         chosen = {f"rewards.{key}.use": reward, f"rewards.{key}.options": {}}
     elif name is not None or not settings:
         raise ConfigError("no reward is given to try; give one: --reward file.py:new")

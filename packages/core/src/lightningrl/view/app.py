@@ -1,7 +1,8 @@
 """The viewer as an application: the pages' routes over runs, below whatever path it is mounted at.
 
-create_viewer(OneRun(…), key=…)        a live run's server, or one run folder      /  rollouts  …
-create_viewer(RunsFolder(path), key=…)   a folder of runs                          /  runs/NAME/  runs/NAME/rollouts  …
+create_viewer(OneRun(…), key=…)          a live run's server                           /  rollouts  …
+create_viewer(OneFolder(path), key=…)    one run folder                                /  rollouts  …
+create_viewer(RunsFolder(path), key=…)   a folder of runs                              /  runs/NAME/  runs/NAME/rollouts  …
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lightningrl.view.events import Place, stream_news
 from lightningrl.view.guard import Guard
 from lightningrl.view.page import Asked, NoSuchPage, Page, Shown, ViewedRun
 from lightningrl.view.pages.runs import show_runs
-from lightningrl.view.runs import OneRun, RunsFolder
+from lightningrl.view.runs import Runs, RunsFolder
 from lightningrl.view.templates import STATIC, render, static_version
 
 __all__ = ["create_viewer", "run_values"]
@@ -36,7 +37,7 @@ FRESH_IN: Final = "x-fresh-in"
 _STATIC: Final = {path.name for path in STATIC.iterdir()}
 
 
-def create_viewer(runs: OneRun | RunsFolder, *, key: str) -> ASGIApp:
+def create_viewer(runs: Runs, *, key: str) -> ASGIApp:
     """Read-only pages for whoever shows the view key (`lightningrl.keys.view_key`)."""
     routes = [Route("/static/{version}/{name}", _static)]
     if isinstance(runs, RunsFolder):
@@ -71,7 +72,7 @@ def with_query(path: str, query: dict[str, Any]) -> str:
     return f"{path}?{urlencode(known, doseq=True)}" if known else path
 
 
-def _of_run(runs: OneRun | RunsFolder, page: Page) -> Callable[[Request], Awaitable[Response]]:
+def _of_run(runs: Runs, page: Page) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         async with runs.viewed(request.path_params.get("run", "")) as viewed:
             position = await viewed.run.look.position(2**31)  # before the page is made, so that nothing is missed between them
@@ -92,7 +93,7 @@ def _of_run(runs: OneRun | RunsFolder, page: Page) -> Callable[[Request], Awaita
     return _answer(handle)
 
 
-def _events(runs: OneRun | RunsFolder) -> Callable[[Request], Awaitable[Response]]:
+def _events(runs: Runs) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         after = Place.read(request.headers.get("last-event-id") or request.query_params.get("after", ""))
 
@@ -112,7 +113,9 @@ async def _nothing(request: Request) -> Response:
 
 def _of_folder(runs: RunsFolder) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
-        return HTMLResponse(await _write(request, await show_runs(runs, Asked(query=request.query_params)), {}))
+        root = request.scope.get("root_path", "")
+        values = {"url": lambda **query: with_query(f"{root}/", query)}
+        return HTMLResponse(await _write(request, await show_runs(runs, Asked(query=request.query_params)), values))
 
     return _answer(handle)
 

@@ -124,8 +124,9 @@ def draw_chart(series: Sequence[Series]) -> Chart | None:
 
 def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round numbers from at most `low` to at least `high`."""
-    if high - low < 1e-9:
-        low, high = low - 0.5, high + 0.5
+    scale = max(1.0, abs(low), abs(high))
+    if high - low < 1e-9 * scale:  # no float lies between numbers that are large and near each other
+        low, high = low - max(0.5, 1e-6 * scale), high + max(0.5, 1e-6 * scale)
     raw = (high - low) / (most - 1)
     size = 10.0 ** math.floor(math.log10(raw))
     step = size * next(factor for factor in _STEPS if factor * size >= raw * (1 - 1e-9))

@@ -44,7 +44,7 @@ class ViewedRun:
     folder: Path
     run: StoredRun
     home: str = ""
-    """Where its pages lie below the viewer: "" or "/runs/NAME"."""
+    """Where its pages lie below the viewer: "" or "/runs/NAME", as an address has it."""
     live: Callable[[], Awaitable[Live]] | None = None
     """Asks the run's server; None = the run is read from its folder."""
     memory: Memory = field(init=False)

@@ -6,6 +6,7 @@ step  from to   mode  outcome  reward=0.5 | 0.2..0.4 | none   task  role  tool  
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -183,9 +184,12 @@ def _reward(text: str | None) -> tuple[float | None, float | None, bool]:
         return None, None, text == "none"
     low, dots, high = text.partition("..")
     try:
-        return float(low), float(high if dots else low), False
+        ends = float(low), float(high if dots else low)
     except ValueError:
-        raise NoSuchPage(f"reward is {text[:40]!r}; write a number, two as 0.2..0.4, or none") from None
+        ends = math.nan, math.nan
+    if any(map(math.isnan, ends)):
+        raise NoSuchPage(f"reward is {text[:40]!r}; write a number, two as 0.2..0.4, or none")
+    return *ends, False
 
 
 def _choice(name: str, text: str | None, kind: type[C]) -> C | None:

@@ -29,7 +29,7 @@ async def show_runs(runs: RunsFolder, asked: Asked) -> Shown:
         raise NoSuchPage(f"{len(compared)} runs are too many to compare; choose up to {_MOST_COMPARED}")
     text = asked.query.get("q", "")
     listed = [line for line in lines if text.lower() in line.name.lower()]
-    begin = asked.number("after") or 0
+    begin = max(0, asked.number("after") or 0)
     page = listed[begin : begin + _PER_PAGE]
     differing = differences(page)
     summaries = [(name, await _summary(runs, name)) for name in compared]
@@ -47,7 +47,9 @@ async def show_runs(runs: RunsFolder, asked: Asked) -> Shown:
         sparks={line.name: sparkline(line.validations if len(line.validations) > 1 else line.rewards) for line in page},
         shorts={line.name: _short_difference(line, differing) for line in page},
         next_after=begin + _PER_PAGE if len(listed) > begin + _PER_PAGE else None,
+        after=begin or None,
         compared=compared,
+        compared_elsewhere=[name for name in compared if name not in {line.name for line in page}],
         summaries=summaries,
         charts_drawn={what: chart for what, chart in charts.items() if chart is not None},
         common=_common_step(summaries),
