@@ -7,6 +7,7 @@ Spread = from the lower end of present or beyond to the upper end of either, in 
 way gone after n steps = 1 - 2^(-n · nats a step moves a rollout by ÷ HALF_WAY_NATS), on average over these steps
 
 run = steps rehearsed, as they were + steps to come · (now + way gone · (learned - now))      now: the last steps that were rehearsed
+The run's range has the policy as it is in it, too: what rollouts were, they may become again.
 """
 
 from __future__ import annotations
@@ -122,13 +123,13 @@ def _of_run(means: Sequence[float], last: Sequence[float], rest: Spread, to_come
         return Forecast()
     now = _mean(last) / first
 
-    def whole(longer: float) -> float:
-        return (sum(rehearsed) / first + to_come.steps * now * longer) / steps
+    def whole(of_rest: float) -> float:
+        return (sum(rehearsed) / first + to_come.steps * of_rest) / steps
 
     return Forecast(
-        amount=whole(1.0 + to_come.gone * (rest.learned - 1.0)),
-        low=whole(rest.low),
-        high=whole(rest.high),
+        amount=whole(now * (1.0 + to_come.gone * (rest.learned - 1.0))),
+        low=whole(min(now * rest.low, 1.0)),
+        high=whole(max(now * rest.high, 1.0)),
         now=now,
         learned=now * rest.learned,
     )
