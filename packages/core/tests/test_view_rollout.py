@@ -74,7 +74,7 @@ async def test_keys_walk_calls_failures_and_to_the_group_with_the_state_in_the_a
         "/rollouts/g000000-000?call=0#call-0",
     )
     second = links(await page_of(run, "/rollouts/g000000-000?call=0&view=tokens"))
-    assert second["]"] == "/rollouts/g000000-000?call=1&view=tokens#call-1" and second["t"].endswith("?call=0#call-0")
+    assert second["]"] == "/rollouts/g000000-000?view=tokens&call=1#call-1" and second["t"].endswith("?call=0#call-0")
     assert second["n"] == "/rollouts/g000000-002", "no failure is left here, so n goes to the next failed rollout"
     last = links(await page_of(run, "/rollouts/g000000-000?call=1"))
     assert "]" not in last and last["["].endswith("call=0#call-0") and last["p"].endswith("call=0#call-0")
@@ -82,7 +82,7 @@ async def test_keys_walk_calls_failures_and_to_the_group_with_the_state_in_the_a
 
 async def test_another_call_has_the_tokens_as_those_of_this_one_were_shown(run: RecordedRun) -> None:
     keys = links(await page_of(run, "/rollouts/g000000-000?call=0&view=tokens&form=table&colour=logprob"))
-    assert keys["]"] == "/rollouts/g000000-000?call=1&view=tokens&form=table&colour=logprob#call-1"
+    assert keys["]"] == "/rollouts/g000000-000?view=tokens&form=table&colour=logprob&call=1#call-1"
 
 
 @pytest.mark.parametrize(
