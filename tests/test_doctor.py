@@ -7,6 +7,7 @@ with other settings, faults of learning teach the real backend. With `--long` ea
 from __future__ import annotations
 
 import asyncio
+import inspect
 import io
 import json
 import math
@@ -22,6 +23,8 @@ import pytest
 from rich.console import Console
 from warm import WarmCommand
 
+from lightningrl import run
+from lightningrl.cli import app
 from lightningrl.cli.doctor import show
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.credit.unread import unread_rewards
@@ -350,7 +353,7 @@ def test_a_learner_that_fails_costs_no_finding_of_the_rollouts(seen: Observation
     assert complaints(found) == {**before, "learning": (FAIL, "the learner failed on 4 rows: RuntimeError: no luck")}
     assert found.bill is not None
     (minutes,) = (line.how for line in found.bill.lines if line.what == "minutes")
-    assert "learning, which failed and is not in it" in minutes
+    assert "s learning, until it failed)" in minutes
 
 
 def test_a_time_limit_near_the_agents_own_time_is_found(seen: Observation) -> None:
@@ -500,6 +503,13 @@ def test_a_learner_that_fails_in_a_rehearsal_is_found(tmp_path: Path) -> None:
     assert len(seen.rehearsed) == 1
     verdict, evidence = complaints(diagnose(seen))["learning"]
     assert verdict is FAIL and "ValueError: no third step" in evidence
+    (minutes,) = (line.how for line in make_bill(seen).lines if line.what == "minutes")
+    assert "s learning, until it failed" in minutes and "0.0 s learning" not in minutes, "what two steps took is in it"
+
+
+def test_the_command_and_python_rehearse_as_long() -> None:
+    in_command, in_python = (inspect.signature(function).parameters["rehearse"].default for function in (app.doctor, run.doctor))
+    assert in_command == in_python > 0
 
 
 def test_a_step_that_moves_rollouts_far_takes_a_run_where_learning_leads_and_none_leaves_it_where_it_is() -> None:

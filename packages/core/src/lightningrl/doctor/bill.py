@@ -272,7 +272,7 @@ def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, kept: 
         )
     )
     has_failed = any(lesson.error for lesson in seen.lessons.values())
-    learning = "learning, which failed and is not in it" if has_failed else f"{learn:.1f} s learning"
+    learning = f"{learn:.1f} s learning{', until it failed' if has_failed else ''}"
     how = f"start {costs.start.seconds:.0f} s + {plan.steps} × ({collect:.1f} s collecting + {learning})"
     how += f" + {plan.validations} × {validate:.1f} s validating" if plan.validations else ""
     how += f" + {plan.checkpoints} checkpoints × {costs.save.seconds:.2f} s"

@@ -185,7 +185,7 @@ class _Examination:
         done, clock = _Rehearsal(), _Clock()
         is_taught = bool(lessons) and not any(lesson.error or lesson.is_planted for lesson in lessons.values())
         most = math.ceil(REHEARSED * self.recipe.loop.steps) - 1 if is_taught and self.reward_error is None else 0
-        while len(done.steps) < most and done.seconds + (done.seconds / len(done.steps) if done.steps else expected) < self.rehearse:
+        while len(done.steps) < most and done.seconds + expected < self.rehearse:
             self.starting(f"step {len(done.steps) + 2} of {most + 1}, as the run will take them")
             credited = await self._collect(begun + len(done.steps))
             collect = clock.lap()
@@ -194,6 +194,7 @@ class _Examination:
                 break
             done.collect, done.learn = _sum(done.collect, collect), _sum(done.learn, clock.lap())
             done.steps.append(_tried(credited))
+            expected = done.seconds / len(done.steps)
         return done
 
     async def _learn_further(self, credited: Sequence[CreditedGroup]) -> dict[str, Lesson]:

@@ -147,11 +147,7 @@ def _taught(policy: str, lesson: Lesson, *, many: bool) -> Finding:
             "see that its calls are of a role in `trained_agents`, and, with loop.dynamic_sampling, that some group has unlike rewards",
         )
     if lesson.error is not None:
-        remedy = (
-            "see 'memory'"
-            if lesson.is_out_of_memory
-            else "mend that: the run's first step would end so; with a loss of your own, look there"
-        )
+        remedy = "see 'memory'" if lesson.is_out_of_memory else "mend that: the run would end so; with a loss of your own, look there"
         return failed(f"{of}the learner failed on {lesson.rows} rows: {lesson.error}", remedy)
     rate = "" if lesson.learning_rate is None else f" at learning rate {lesson.learning_rate:g}"
     how = "a planted advantage of +1" if lesson.is_planted else "the recorded advantages"
