@@ -1,0 +1,85 @@
+"""Where a training step's CPU goes: seconds of the trainer (engine, learner and loop), the server and the workers, by step.
+
+    python benchmarks/step_cpu.py                                              examples/text_to_sql
+    python benchmarks/step_cpu.py benchmarks/peers/two_tools/recipe.toml       whatever is trained (its starter: benchmarks/peers/trainers.py)
+    python benchmarks/step_cpu.py --set runtime.concurrency=48
+
+A worker's seconds are nearly all the agent's own: its framework, its HTTP client, its tools. Counted from the third step's end on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+
+from lightningrl.errors import RunFolderError
+from lightningrl.loggers import read_metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+FIRST = 3
+PARTS = {"lightningrl.server": "server", "lightningrl.runtime.worker": "workers"}
+"""Of whose command lines; all else that it starts is `other`."""
+
+
+def cpu_by_part(pid: int) -> Counter[str]:
+    found: Counter[str] = Counter()
+    root = psutil.Process(pid)
+    for process in (root, *root.children(recursive=True)):
+        try:
+            words, times = process.cmdline(), process.cpu_times()
+        except psutil.Error:  # it has ended
+            continue
+        part = next((name for module, name in PARTS.items() if module in words), "trainer" if process == root else "other")
+        found[part] += times.user + times.system
+    return found
+
+
+def ended_steps(run: Path) -> list[float]:
+    """Seconds of each so far."""
+    try:
+        return [line["seconds"] for line in read_metrics(run / "metrics.jsonl") if "seconds" in line]
+    except (FileNotFoundError, RunFolderError):
+        return []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", default=str(ROOT / "examples/text_to_sql"))
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args()
+    if options.steps < FIRST + 2:
+        parser.error(f"--steps {options.steps}: the first {FIRST} and the last are not counted; ask for at least {FIRST + 2}")
+    with tempfile.TemporaryDirectory(prefix="lightningrl-step-") as scratch:
+        run = Path(scratch) / "run"
+        command = [sys.executable, "-m", "lightningrl.cli", "train", options.recipe, "--run", str(run), "--steps", str(options.steps)]
+        command += [f"--set={setting}" for setting in ("validation.every=0", *options.settings)]
+        with (Path(scratch) / "output.txt").open("w+") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+            marks: dict[int, tuple[float, Counter[str]]] = {}  # steps ended -> clock, CPU seconds
+            while process.poll() is None:
+                count = len(ended_steps(run))
+                if FIRST <= count < options.steps and count not in marks:
+                    marks[count] = time.monotonic(), cpu_by_part(process.pid)
+                time.sleep(0.02)
+            if process.returncode or len(marks) < 2:
+                output.seek(0)
+                sys.exit(f"{' '.join(command)}: no whole run\n{output.read()[-3000:]}")
+        middle = statistics.median(ended_steps(run)[FIRST:])
+    (first, (began, before)), (last, (ended, after)) = min(marks.items()), max(marks.items())
+    steps = last - first
+    total = sum((after - before).values()) / steps
+    print(f"a step: {(ended - began) / steps:.2f} s (median {middle:.2f} s), {total:.2f} CPU s: ", end="")
+    print(", ".join(f"{part} {seconds / steps:.2f}" for part, seconds in (after - before).most_common()))
+
+
+if __name__ == "__main__":
+    main()
