@@ -5,7 +5,7 @@
     python benchmarks/start.py --against f58d0e3 --only run --steps 10     a whole run of so many steps, and the median step of it
 
 CPU seconds are those of every process that the command started. `export` and `run` are measured until they end. Bytecode is kept, and each
-command has run once before it is measured: a tree that is started for the first time compiles all that it imports, which takes as long again.
+command has run once before it is measured: a tree that starts for the first time compiles all that it imports, which takes as long again.
 """
 
 from __future__ import annotations

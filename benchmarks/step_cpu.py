@@ -1,7 +1,7 @@
 """Where a training step's CPU goes: seconds of the trainer (engine, learner and loop), the server and the workers, by step.
 
     python benchmarks/step_cpu.py                                              examples/text_to_sql
-    python benchmarks/step_cpu.py benchmarks/peers/two_tools/recipe.toml       whatever is trained (its starter: benchmarks/peers/trainers.py)
+    python benchmarks/step_cpu.py benchmarks/peers/two_tools/recipe.toml       another recipe (its starter: benchmarks/peers/trainers.py)
     python benchmarks/step_cpu.py --set runtime.concurrency=48
 
 A worker's seconds are nearly all the agent's own: its framework, its HTTP client, its tools. Counted from the third step's end on.
