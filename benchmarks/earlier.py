@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["ROOT", "checked_out"]
+__all__ = ["ENVIRONMENT", "ROOT", "checked_out"]
 
 ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""Of what is measured: every tree keeps its bytecode, else one compiles at each start what another has kept."""
 
 
 @contextmanager

@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from earlier import ENVIRONMENT, ROOT
+
 STARTER = ROOT / "examples" / "text_to_sql" / "starter"
 CODE = "import time; began = time.perf_counter(); {}; print(time.perf_counter() - began)"
 RUNS = 7
@@ -59,7 +60,7 @@ def check_agent(environment: Mapping[str, str]) -> float:
 
 
 def by_turns(measure: Callable[[Mapping[str, str]], float], trees: list[Path]) -> list[list[float]]:
-    environments = [{**os.environ, "PYTHONPATH": str(tree / "packages" / "core" / "src")} for tree in trees]
+    environments = [{**ENVIRONMENT, "PYTHONPATH": str(tree / "packages" / "core" / "src")} for tree in trees]
     return [list(tree) for tree in zip(*([measure(environment) for environment in environments] for _ in range(RUNS)), strict=True)]
 
 

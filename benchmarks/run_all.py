@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from earlier import ENVIRONMENT
 from rich.console import Console
 from rich.table import Table
 
@@ -57,7 +57,7 @@ def measure(tree: Path, benchmark: Benchmark, python: str) -> float | str:
         text=True,
         check=False,
         cwd=tree,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"},
     )
     found = re.findall(r"^RESULT ([-+.\deE]+)", ran.stdout, re.MULTILINE)
     return ran.stdout + ran.stderr if ran.returncode or not found else float(found[-1])

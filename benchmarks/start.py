@@ -4,8 +4,8 @@
     python benchmarks/start.py --against f58d0e3    this tree and an earlier commit, in turns: their ratio
     python benchmarks/start.py --against f58d0e3 --only run --steps 10     a whole run of so many steps, and the median step of it
 
-CPU seconds are those of every process that the command started. `export` and `run` are measured until they end. Bytecode is kept, and each
-command has run once before it is measured: a tree that starts for the first time compiles all that it imports, which takes as long again.
+CPU seconds are those of every process that the command started. `export` and `run` are measured until they end. Each tree
+has made a short run before: one that starts for the first time compiles all that it imports, which takes as long again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from earlier import ROOT, checked_out
+from earlier import ENVIRONMENT, ROOT, checked_out
 
 MARKED = """
 from pathlib import Path
@@ -42,7 +42,6 @@ agent.run_query = marking  # it runs what the model has answered
 """
 SETTINGS = ("--set", "agent=marked.py:answer", "--set", "validation.every=0")
 PATIENCE_S = 900.0
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 PAUSE_S = 0.02
 
 
@@ -147,14 +146,11 @@ def main() -> None:
         of_steps: dict[Path, list[float]] = {tree: [] for tree in trees}
         if options.only == "run":
             measures["run"] = lambda tree: run(tree, options.steps, of_steps[tree])
-        elif options.only != "train":
-            runs = {tree: stack.enter_context(short_run(tree)) for tree in trees}
+        runs = {tree: stack.enter_context(short_run(tree)) for tree in trees}
+        if options.only in {None, "export"}:
             measures["export"] = lambda tree: export(tree, runs[tree])
         for what in [options.only] if options.only else measures:
             costs: dict[Path, list[Cost]] = {tree: [] for tree in trees}
-            for tree in trees:
-                measures[what](tree)
-                of_steps[tree].clear()
             for number in range(options.rounds):
                 for tree in trees if number % 2 else reversed(trees):
                     costs[tree].append(measures[what](tree))

@@ -4,12 +4,13 @@
     python benchmarks/step_cpu.py benchmarks/peers/two_tools/recipe.toml       another recipe (its starter: benchmarks/peers/trainers.py)
     python benchmarks/step_cpu.py --set runtime.concurrency=48
 
-A worker's seconds are nearly all the agent's own: its framework, its HTTP client, its tools. Counted from the third step's end on.
+Workers run the agent: its framework, its HTTP client, its tools. Counted from the third step's end to the last but one's.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import subprocess
 import sys
@@ -18,12 +19,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import psutil
+from earlier import ROOT
+from start import descendants
 
-from lightningrl.errors import RunFolderError
 from lightningrl.loggers import read_metrics
 
-ROOT = Path(__file__).resolve().parents[1]
 FIRST = 3
 PARTS = {"lightningrl.server": "server", "lightningrl.runtime.worker": "workers"}
 """Of whose command lines; all else that it starts is `other`."""
@@ -31,23 +31,17 @@ PARTS = {"lightningrl.server": "server", "lightningrl.runtime.worker": "workers"
 
 def cpu_by_part(pid: int) -> Counter[str]:
     found: Counter[str] = Counter()
-    root = psutil.Process(pid)
-    for process in (root, *root.children(recursive=True)):
-        try:
-            words, times = process.cmdline(), process.cpu_times()
-        except psutil.Error:  # it has ended
-            continue
-        part = next((name for module, name in PARTS.items() if module in words), "trainer" if process == root else "other")
-        found[part] += times.user + times.system
+    for one, seconds in descendants(pid):
+        with contextlib.suppress(OSError):  # it has ended
+            words = Path(f"/proc/{one}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            found[next((name for module, name in PARTS.items() if module in words), "trainer" if one == pid else "other")] += seconds
     return found
 
 
 def ended_steps(run: Path) -> list[float]:
     """Seconds of each so far."""
-    try:
-        return [line["seconds"] for line in read_metrics(run / "metrics.jsonl") if "seconds" in line]
-    except (FileNotFoundError, RunFolderError):
-        return []
+    path = run / "metrics.jsonl"
+    return [line["seconds"] for line in read_metrics(path) if "seconds" in line] if path.exists() else []
 
 
 def main() -> None:
