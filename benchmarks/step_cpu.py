@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 from earlier import ROOT
@@ -29,8 +29,8 @@ PARTS = {"lightningrl.server": "server", "lightningrl.runtime.worker": "workers"
 """Of whose command lines; all else that it starts is `other`."""
 
 
-def cpu_by_part(pid: int) -> Counter[str]:
-    found: Counter[str] = Counter()
+def cpu_by_part(pid: int) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
     for one, seconds in descendants(pid):
         with contextlib.suppress(OSError):  # it has ended
             words = Path(f"/proc/{one}/cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -58,7 +58,7 @@ def main() -> None:
         command += [f"--set={setting}" for setting in ("validation.every=0", *options.settings)]
         with (Path(scratch) / "output.txt").open("w+") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
-            marks: dict[int, tuple[float, Counter[str]]] = {}  # steps ended -> clock, CPU seconds
+            marks: dict[int, tuple[float, dict[str, float]]] = {}  # steps ended -> clock, CPU seconds
             while process.poll() is None:
                 count = len(ended_steps(run))
                 if FIRST <= count < options.steps and count not in marks:
@@ -70,9 +70,9 @@ def main() -> None:
         middle = statistics.median(ended_steps(run)[FIRST:])
     (first, (began, before)), (last, (ended, after)) = min(marks.items()), max(marks.items())
     steps = last - first
-    total = sum((after - before).values()) / steps
-    print(f"a step: {(ended - began) / steps:.2f} s (median {middle:.2f} s), {total:.2f} CPU s: ", end="")
-    print(", ".join(f"{part} {seconds / steps:.2f}" for part, seconds in (after - before).most_common()))
+    used = {part: (seconds - before.get(part, 0.0)) / steps for part, seconds in after.items()}
+    print(f"a step: {(ended - began) / steps:.2f} s (median {middle:.2f} s), {sum(used.values()):.2f} CPU s: ", end="")
+    print(", ".join(f"{part} {seconds:.2f}" for part, seconds in sorted(used.items(), key=lambda one: -one[1])))
 
 
 if __name__ == "__main__":
