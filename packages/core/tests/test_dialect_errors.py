@@ -108,8 +108,11 @@ async def test_messages_that_cannot_be_honoured_are_refused_with_a_sentence(
         ),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "part of type 'input_file'"),
         ({"input": [{"type": "computer_call"}]}, "input[0] is an item of type 'computer_call'; the policy reads message, reasoning"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0] is a reference to an item; send the item itself"),
-        ({"input": [{"id": "x"}]}, "an item of type None"),
+        (
+            {"input": [{"type": "item_reference", "id": "x"}]},
+            "input[0] refers to the item 'x', which no answer of this",
+        ),
+        ({"input": [{"content": "x"}]}, "an item of type None"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0] has no call_id"),
         ({"input": [{"type": "function_call", "name": "f", "call_id": "c"}]}, "input[0] has no arguments"),
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0] has no output"),

@@ -211,6 +211,84 @@ async def test_an_unknown_previous_response_is_told(gateway: LiveGateway) -> Non
     assert await attempt.transitions() == ()
 
 
+def references(answer: Any) -> list[dict[str, Any]]:
+    """The items of an answer as Vercel's AI SDK sends them back."""
+    return [{"type": "item_reference", "id": item.id} for item in answer.output]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_items_that_are_named_by_their_ids_go_on_like_those_that_are_sent(gateway: LiveGateway, stream: bool) -> None:
+    gateway.engine.enqueue(f"<think>hm</think>Let me see.\n{CALLS}", "Both say 42.", "Yes.")
+    attempt = await gateway.attempt()
+    history: list[Any] = [{"role": "user", "content": QUESTION}]
+    async with client_of(attempt) as client:
+        for _ in range(2):
+            answer = await ask(client, stream, tools=TOOLS, input=history)
+            calls = [item for item in answer.output if item.type == "function_call"]
+            results = [{"type": "function_call_output", "call_id": call.call_id, "output": "42 ✓"} for call in calls]
+            history += [*references(answer), *(results or [{"role": "user", "content": "Sure?"}])]
+        await ask(client, stream, tools=TOOLS, input=history)
+    transitions = await attempt.transitions()
+    assert len(transitions) == 3
+    assert_prefix(transitions)
+
+
+async def test_some_items_are_named_and_others_sent(gateway: LiveGateway) -> None:
+    gateway.engine.enqueue(f"<think>hm</think>Let me see.\n{CALLS}", "42")
+    attempt = await gateway.attempt()
+    async with client_of(attempt) as client:
+        answer = await ask(client, False, tools=TOOLS, input=QUESTION)
+        items: list[Any] = references(answer)
+        items[2] = answer.output[2].model_dump(exclude_none=True)
+        results = [{"type": "function_call_output", "call_id": call.call_id, "output": "r"} for call in answer.output[2:]]
+        await ask(client, False, tools=TOOLS, input=[{"role": "user", "content": QUESTION}, *items, *results])
+    assert_prefix(await attempt.transitions())
+
+
+async def test_another_conversation_may_name_an_item(gateway: LiveGateway) -> None:
+    gateway.engine.enqueue("<think>hm</think>one", "two")
+    attempt = await gateway.attempt()
+    async with client_of(attempt) as client:
+        answer = await ask(client, False, input=QUESTION)
+        named: Any = [{"role": "user", "content": "other"}, {"id": answer.output[1].id}, {"role": "user", "content": "and?"}]
+        await ask(client, False, input=named)
+    assert prompt_of(gateway, (await attempt.transitions())[1]) == (
+        "<|im_start|>user\nother<|im_end|>\n<|im_start|>assistant\none<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+async def test_named_items_outlive_a_restart_of_the_gateway(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    gateway.engine.enqueue(f"<think>hm</think>Let me see.\n{CALLS}", "two")
+    async with client_of(attempt) as client:
+        first = await ask(client, False, input=QUESTION, tools=TOOLS)
+    restarted = create_gateway(gateway.store, gateway.engines, {"policy": PolicyRenderer(gateway.engine.tokenizer)})
+    path = attempt.base_url.removeprefix(gateway.url) + "/responses"
+    transport = httpx.ASGITransport(app=Starlette(routes=restarted.routes))
+    results = [{"type": "function_call_output", "call_id": call.call_id, "output": "42"} for call in first.output[2:]]
+    body = {"model": "m", "tools": TOOLS, "input": [{"role": "user", "content": QUESTION}, *references(first), *results]}
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers={"x-api-key": attempt.key}) as client:
+        assert (await client.post(path, json=body)).status_code == 200
+    assert_prefix(await attempt.transitions())
+
+
+async def test_an_item_of_no_answer_is_told(gateway: LiveGateway) -> None:
+    attempt, other = await gateway.attempt(), await gateway.attempt()
+    async with client_of(other) as client:
+        foreign = await ask(client, False, input="a")
+    async with client_of(attempt) as client:
+        own = await ask(client, False, input="a")
+        of_own = own.output[0].id
+        for unknown in ("msg_1", foreign.output[0].id, of_own.replace("msg_", "fc_") + "_0", of_own.replace("msg_", "rs_"), of_own[4:], 7):
+            with pytest.raises(openai.BadRequestError, match=r"input\[0\] refers to the item .*no answer of this attempt") as caught:
+                await ask(client, False, input=[{"type": "item_reference", "id": unknown}, {"role": "user", "content": "b"}])
+            assert (caught.value.code, caught.value.param) == ("item_not_found", "input[0]")
+        call: Any = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+        with pytest.raises(openai.BadRequestError, match="used by two calls"):
+            await ask(client, False, input=[*references(own), call, call])
+    assert len(await attempt.transitions()) == 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_was_cut_is_incomplete(gateway: LiveGateway, stream: bool) -> None:
     gateway.engine.enqueue("abcdefgh")

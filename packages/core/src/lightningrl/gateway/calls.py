@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from lightningrl.gateway.routing import Routing
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.threads import Threads
 from lightningrl.gateway.watch import CallWatch
-from lightningrl.rendering.completion import Choice, CompletionText, TextDelta
+from lightningrl.rendering.completion import Choice, CompletionText, TextDelta, read_recorded
 from lightningrl.rendering.renderer import PROMPT_TAIL, PolicyRenderer
 from lightningrl.rendering.tokenizer import context_overflow
 from lightningrl.store.errors import AttemptOver, StoreFull
@@ -98,6 +99,7 @@ class PolicyCalls:
     ) -> None:
         self._log = log
         self._watch = watch
+        self._threads = threads
         self._prompts = PromptBuilder(threads)
         self._engines = engines
         self._renderers = dict(renderers)
@@ -137,8 +139,9 @@ class PolicyCalls:
     ) -> AsyncGenerator[AnswerStart | TextDelta | Answer, None]:
         """Text as it comes where `request.stream`, then the recorded answer. Raises Refusal before the first item. Where a stream is
         left early, what its `delivery` says was sent by then is recorded."""
-        context, policy, renderer = self._route(request, context)
         attempt = await self._attempt(info)
+        request = await self._say_referred(attempt, request)
+        context, policy, renderer = self._route(request, context)
         key, kept = await attempt.retries.begin(context)
         try:
             if kept is None:
@@ -181,8 +184,9 @@ class PolicyCalls:
 
     async def count_tokens(self, info: AttemptInfo, request: CallRequest, context: CallContext) -> int:
         """How long the call's prompt is. Nothing is sampled or recorded."""
-        context, policy, renderer = self._route(request, context)
         attempt = await self._attempt(info)
+        request = await self._say_referred(attempt, request)
+        context, policy, renderer = self._route(request, context)
         context_length = self._engines.context_length(policy)
         try:
             prompt = await self._prompts.build(attempt.history, attempt.conversations, request, policy, renderer, context_length)
@@ -319,6 +323,20 @@ class PolicyCalls:
             attempt.add(await self._log.calls(*place))
         return attempt
 
+    async def _say_referred(self, attempt: _Attempt, request: CallRequest) -> CallRequest:
+        """The call with the parts of earlier answers that it names in their places. Raises Refusal."""
+        referring = request.referring
+        if referring is None:
+            return request
+
+        def find(transition_id: str) -> Mapping[str, Any] | None:
+            return attempt.conversations.answer(transition_id, self._read_said)
+
+        return replace(request, messages=await self._threads.run(referring.size, lambda: referring.read(find)), referring=None)
+
+    def _read_said(self, transition: Transition) -> Mapping[str, Any]:
+        return _said(read_recorded(self._renderers[transition.policy], transition))
+
     def _sampling(
         self, info: AttemptInfo, request: CallRequest, engine: EngineInfo, renderer: PolicyRenderer, prompt_tokens: int
     ) -> SamplingSettings:
@@ -379,23 +397,25 @@ class PolicyCalls:
             self._watch.answered(call.policy, duration, len(prompt.ids), sum(len(choice.completion.token_ids) for choice in choices))
         for choice in choices:
             call.attempt.known.add(choice.id)
-            said = choice.completion.as_message(with_ids=call.request.has_call_ids)
-            answer = extend_digest(prompt.digest, said)
+            answer = extend_digest(prompt.digest, choice.completion.as_message(with_ids=call.request.has_call_ids))
             past = PastCall(choice.id, prompt.array, as_ids(choice.completion.token_ids), prompt.tools)
             call.attempt.history.add(past, prompt.digest, answer)
             if prompt.head is not None:
-                if choice.completion.reasoning:
-                    said["reasoning_content"] = choice.completion.reasoning
                 call.attempt.conversations.add(
                     Conversation(
                         call=past,
                         digest=answer,
                         head=prompt.head,
-                        added=(*call.request.messages[call.request.head or 0 :], said),
+                        added=(*call.request.messages[call.request.head or 0 :], _said(choice.completion)),
                         previous=call.request.previous,
                     )
                 )
         return ()
+
+
+def _said(choice: Choice) -> dict[str, Any]:
+    """The message of an answer, reasoning included."""
+    return choice.as_message() | ({"reasoning_content": choice.reasoning} if choice.reasoning else {})
 
 
 def _answer(call: _Call, prompt: Prompt, choices: Sequence[SampledChoice], stored: Sequence[CallRecord]) -> Answer:

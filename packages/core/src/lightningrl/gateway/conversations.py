@@ -7,13 +7,14 @@ call r3   previous = r2, other instructions ─► rendered again from the messa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.history import PastCall, chain_digests
 from lightningrl.store.protocol import CallRecord
+from lightningrl.types import Transition
 
 __all__ = ["Conversation", "Conversations", "digest_head"]
 
@@ -30,6 +31,8 @@ class Conversation:
     added: tuple[Mapping[str, Any], ...] | None = None
     """The call's new messages and its answer; None = this process was not there."""
     previous: str | None = None
+    kept: Transition | None = None
+    """What the store has of it, where this process was not there."""
 
 
 class Conversations:
@@ -51,6 +54,13 @@ class Conversations:
                 param="previous_response_id",
             )
         return found
+
+    def answer(self, transition_id: str, read: Callable[[Transition], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        """The message of an answer, by `read` where only the store has it; None where the attempt has none."""
+        found = self._by_id.get(transition_id)
+        if found is None:
+            return None
+        return read(found.kept) if found.kept is not None else (found.added or (None,))[-1]
 
     def messages(self, conversation: Conversation) -> tuple[Mapping[str, Any], ...]:
         """The whole conversation without its instructions. Raises Refusal where the process that heard it is gone."""
@@ -77,7 +87,7 @@ class Conversations:
             if head:
                 kept = call.transition
                 past = PastCall(kept.id, kept.prompt_ids, kept.completion_ids, tools)
-                self.add(Conversation(call=past, digest=answer, head=head[0]))
+                self.add(Conversation(call=past, digest=answer, head=head[0], kept=kept))
 
 
 def digest_head(messages: Sequence[Mapping[str, Any]]) -> bytes:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from lightningrl.rendering.completion import Choice, ShownText, TextDelta
 
-__all__ = ["Answer", "AnswerStart", "CallContext", "CallRequest", "Delivery", "ForcedCall"]
+__all__ = ["Answer", "AnswerStart", "CallContext", "CallRequest", "Delivery", "FindAnswer", "ForcedCall", "Referring"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,20 @@ class ForcedCall:
     """Which tool; None = one of those offered."""
 
 
+FindAnswer = Callable[[str], Mapping[str, Any] | None]
+"""From the id of a transition to the message that it answered; None where the attempt has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Referring:
+    """Messages that name parts of the attempt's earlier answers instead of saying them again."""
+
+    size: int
+    """Characters of the others, at most."""
+    read: Callable[[FindAnswer], tuple[Mapping[str, Any], ...]]
+    """All messages, normalised. Raises Refusal where one names what there is not."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallRequest:
     """One call of a model, in our own terms."""
@@ -27,6 +41,8 @@ class CallRequest:
     model: str
     messages: tuple[Mapping[str, Any], ...]
     """Normalised: role, text content, `tool_calls` with parsed arguments, `tool_call_id`."""
+    referring: Referring | None = None
+    """Where the messages come from once the attempt is known; None = they are there."""
     tools: tuple[Mapping[str, Any], ...] | None = None
     allow_tools: bool = True
     """False = the prompt names the tools but markup stays text (`tool_choice="none"`)."""

@@ -16,7 +16,7 @@ from uuid import uuid4
 from lightningrl.clean import is_deeper
 from lightningrl.rendering.arguments import with_texts
 from lightningrl.rendering.renderer import PROMPT_TAIL, PolicyRenderer
-from lightningrl.types import FinishReason
+from lightningrl.types import FinishReason, Transition
 
 __all__ = [
     "MAX_DEPTH",
@@ -26,6 +26,7 @@ __all__ = [
     "TextDelta",
     "ToolRequest",
     "parse_arguments",
+    "read_recorded",
     "write_arguments",
 ]
 
@@ -340,3 +341,19 @@ def _is_utf8(value: Any) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def read_recorded(renderer: PolicyRenderer, transition: Transition) -> Choice:
+    """A recorded answer by itself, parsed as it was for the agent."""
+    ids = transition.tool_call_ids
+    text = CompletionText(
+        renderer,
+        transition.prompt_ids[-PROMPT_TAIL:].tolist(),
+        allow_tools=bool(ids),
+        schemas=json.loads(transition.offered or "{}"),
+        parallel_tools=len(ids) != 1,
+        stop=transition.sampling.stop,
+        tool_call_ids=ids,
+    )
+    text.push(transition.completion_ids.tolist(), transition.logprobs.tolist(), stream=False)
+    return text.finish(transition.finish_reason)[0]

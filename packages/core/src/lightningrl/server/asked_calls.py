@@ -7,14 +7,13 @@ kept completions ─► AskedCall… ────────┴► join_to_answ
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from lightningrl.rendering.completion import CompletionText
-from lightningrl.rendering.renderer import PROMPT_TAIL, PolicyRenderer
+from lightningrl.rendering.completion import read_recorded
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.store.protocol import CallLog, ToolCallRecord
 from lightningrl.telemetry.tool_spans import comparable
 from lightningrl.types import Transition
@@ -56,15 +55,9 @@ def read_kept_answers(log: CallLog, renderers: Mapping[str, PolicyRenderer]) -> 
 
 
 def _parse(renderer: PolicyRenderer, transition: Transition) -> list[AnsweredCall]:
-    ids = transition.tool_call_ids
-    prompt = transition.prompt_ids[-PROMPT_TAIL:].tolist()
-    schemas = json.loads(transition.offered or "{}")
-    text = CompletionText(renderer, prompt, allow_tools=True, schemas=schemas, stop=transition.sampling.stop, tool_call_ids=ids)
-    text.push(transition.completion_ids.tolist(), transition.logprobs.tolist(), stream=False)
-    choice, _ = text.finish(transition.finish_reason)
     return [
         AnsweredCall(transition_id=transition.id, id=call.id, name=call.name, arguments=call.arguments)
-        for call in choice.tool_calls[: len(ids)]
+        for call in read_recorded(renderer, transition).tool_calls[: len(transition.tool_call_ids)]
     ]
 
 

@@ -4,6 +4,7 @@
     message                             ─► message
     reasoning, message, function_call…  ─► one assistant message (what one answer said)
     function_call_output                ─► tool message
+    item_reference                      ─► that item of an earlier answer of the attempt
     previous_response_id                ─► the conversation goes on after that answer's own tokens
 
 Fields that change nothing here (`metadata`, `store`, `reasoning`, `service_tier`, …) are ignored; `temperature` and `top_p` are the run's
@@ -12,6 +13,7 @@ to decide; what cannot be honoured is refused with a sentence.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +36,7 @@ from lightningrl.gateway.dialects.checks import (
     with_instruction,
 )
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.request import CallRequest, ForcedCall
+from lightningrl.gateway.request import CallRequest, FindAnswer, ForcedCall, Referring
 
 __all__ = ["ResponsesRequest", "parse_responses_request"]
 
@@ -92,21 +94,21 @@ def parse_responses_request(data: bytes) -> ResponsesRequest:
     check_range("top_logprobs", body.top_logprobs, 0, 20)
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) and body.input else body.input or []
     check_count("input", items)
-    conversation = _Conversation()
-    for index, item in enumerate(items):
-        assert isinstance(item, dict)
-        conversation.take(item, f"input[{index}]")
-    messages = conversation.messages
-    if not messages:
+    if not items:
         raise Refusal("the request has no input; send a text or at least one item", param="input")
-    check_tool_call_ids(messages, goes_on=body.previous_response_id is not None)
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     head = with_instruction(instructions, _format(body.text))
     previous = body.previous_response_id
+
+    def read(find: FindAnswer) -> tuple[Mapping[str, Any], ...]:
+        return (*head, *_read_items(items, find, goes_on=previous is not None))
+
+    is_referring = any(_is_reference(item) for item in items)
     tools = read_tools(body.tools, _tool)
     call = CallRequest(
         model=body.model,
-        messages=(*head, *messages),
+        messages=() if is_referring else read(lambda _: None),
+        referring=Referring(size=len(data), read=read) if is_referring else None,
         tools=tools,
         forced=_forced(body.tool_choice, tools),
         allow_tools=body.tool_choice != "none",
@@ -135,6 +137,45 @@ def _refuse_unsupported(body: _Body) -> None:
         )
 
 
+def _read_items(items: Sequence[dict[str, Any]], find: FindAnswer, *, goes_on: bool) -> list[dict[str, Any]]:
+    """The messages that the items are put together into."""
+    conversation = _Conversation()
+    for index, item in enumerate(items):
+        where = f"input[{index}]"
+        conversation.take(_referred(item, find, where) if _is_reference(item) else item, where)
+    if not conversation.messages:
+        raise Refusal("the request has no input; send a text or at least one item", param="input")
+    check_tool_call_ids(conversation.messages, goes_on=goes_on)
+    return conversation.messages
+
+
+def _is_reference(item: Mapping[str, Any]) -> bool:
+    """The API lets its type out."""
+    return item.get("type") == "item_reference" or item.keys() == {"id"}
+
+
+def _referred(item: Mapping[str, Any], find: FindAnswer, where: str) -> dict[str, Any]:
+    """The item of an earlier answer that a reference names, as it was answered: `msg_ID`, `rs_ID` or `fc_ID_0`."""
+    item_id = item.get("id")
+    kind, _, rest = item_id.partition("_") if isinstance(item_id, str) else ("", "", "")
+    number = rest.rpartition("_")[2]
+    answer = find(_answer_of(item) or "") or {}
+    calls = answer.get("tool_calls") or ()
+    if kind == "msg" and answer:
+        return {"type": "message", "role": "assistant", "id": item_id, "content": answer["content"]}
+    if kind == "rs" and "reasoning_content" in answer:
+        return {"type": "reasoning", "id": item_id, "content": [{"text": answer["reasoning_content"]}]}
+    if kind == "fc" and number.isdecimal() and int(number) < len(calls):
+        call = calls[int(number)]
+        function = call["function"]
+        return {"type": "function_call", "id": item_id, "call_id": call["id"], **function, "arguments": json.dumps(function["arguments"])}
+    raise Refusal(
+        f"{where} refers to the item {item_id!r}, which no answer of this attempt has; send the item itself",
+        param=where,
+        code="item_not_found",
+    )
+
+
 class _Conversation:
     """Puts items together into messages: what one answer said becomes one assistant message."""
 
@@ -156,8 +197,6 @@ class _Conversation:
             self._output(item, where)
         elif kind == "reasoning":
             self._reasoning += _reasoning(item, where)
-        elif kind == "item_reference":
-            raise Refusal(f"{where} is a reference to an item; send the item itself, or previous_response_id", param=where)
         else:
             raise Refusal(
                 f"{where} is an item of type {kind!r}; the policy reads message, reasoning, function_call and function_call_output",
@@ -217,7 +256,7 @@ def _has_said(message: dict[str, Any]) -> bool:
     return bool(message["content"] or message.get("tool_calls"))
 
 
-def _answer_of(item: dict[str, Any]) -> str | None:
+def _answer_of(item: Mapping[str, Any]) -> str | None:
     """`msg_r7/1/ab3` and `fc_r7/1/ab3_0` are of one answer; ids of other makers say nothing."""
     item_id = item.get("id")
     if not isinstance(item_id, str) or "/" not in item_id:
