@@ -78,7 +78,22 @@ def assistant(*blocks: Any) -> dict[str, Any]:
         ({"tools": [{"input_schema": {}}]}, "tools[0] is no function with a name"),
         ({"mcp_servers": [{}]}, "mcp_servers are not supported"),
         ({"thread": {"type": "create"}}, "threads are not kept here"),
-        ({"context_management": {"edits": [{}]}}, "context_management are not supported"),
+        (
+            {"context_management": {"edits": [{}]}},
+            "context_management.edits[0] is of type None, which nobody here knows; known are clear_tool",
+        ),
+        ({"context_management": {"edits": 5}}, "context_management has edits that are no list of objects"),
+        (
+            {"context_management": {"edits": [{"type": "compact_20260112", "trigger": {"type": "tool_uses", "value": 5}}]}},
+            "context_management.edits[0].trigger is {'type': 'tool_uses', 'value': 5}; send an object with type 'input_tokens'",
+        ),
+        (
+            {"context_management": {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": "x"}}]}},
+            "context_management.edits[0].trigger.value is 'x'; it must be a whole number",
+        ),
+        ({"compaction": {"type": "summarize"}}, "compaction is not supported"),
+        ({"container": "c1"}, "containers are not supported"),
+        ({"container": {"skills": [{"skill_id": "pptx"}]}}, "containers are not supported"),
         ({"output_config": {"format": {"type": "json_schema", "schema": 5}}}, "output_config.format has no schema"),
         ({"system": [{"type": "image"}]}, "system has a part of type 'image'"),
     ],
@@ -131,7 +146,16 @@ async def test_messages_that_cannot_be_honoured_are_refused_with_a_sentence(
         ({"background": True}, "background responses are not supported"),
         ({"conversation": "conv_1"}, "conversation is not supported; use previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt templates are not kept here"),
-        ({"truncation": "auto"}, "truncation and context_management are not supported"),
+        ({"truncation": "middle"}, "truncation is 'middle'; it may be 'auto' or 'disabled'"),
+        ({"truncation": "auto", "input": "x" * 900}, "300 tokens"),
+        (
+            {"context_management": [{"type": "clear"}]},
+            "context_management[0] is of type 'clear', which nobody here knows; known are compaction",
+        ),
+        (
+            {"context_management": [{"type": "compaction", "compact_threshold": 3}]},
+            "asks for 'compaction', which would now change the prompt",
+        ),
         ({"max_output_tokens": 0}, "max_output_tokens is 0"),
     ],
 )

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import pydantic
 import pytest
 from anthropic import AsyncAnthropic, beta_async_tool
@@ -233,3 +234,89 @@ async def test_a_bearer_key_is_as_good(gateway: LiveGateway) -> None:
     async with AsyncAnthropic(base_url=attempt.base_url.removesuffix("/v1"), api_key=None, auth_token=attempt.key) as client:
         (block,) = (await ask(client, False, messages=[USER])).content
     assert block.type == "text" and block.text == "ok"
+
+
+def looked_up(count: int) -> list[Any]:
+    """A conversation with so many tool uses, each after a thought."""
+    messages: list[Any] = [USER]
+    for number in range(count):
+        use = {"type": "tool_use", "id": f"c{number}", "name": "search", "input": {}}
+        messages.append({"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, use]})
+        messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"c{number}", "content": "r"}]})
+    return messages
+
+
+CLEAR_TOOLS = "clear_tool_uses_20250919"
+CLEAR_THINKING = "clear_thinking_20251015"
+TURNS = [{"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "a"}]}, USER]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_edits_of_the_context_that_are_not_reached_are_taken_and_none_is_done(gateway: LiveGateway, stream: bool) -> None:
+    attempt = await gateway.attempt()
+    edits: list[Any] = [
+        {"type": CLEAR_THINKING, "keep": "all"},
+        {"type": CLEAR_THINKING},
+        {"type": CLEAR_TOOLS},
+        {"type": CLEAR_TOOLS, "trigger": {"type": "tool_uses", "value": 4}, "keep": {"type": "tool_uses", "value": 0}},
+        {"type": CLEAR_TOOLS, "trigger": {"type": "input_tokens", "value": 1}, "keep": {"type": "tool_uses", "value": 4}},
+        {"type": CLEAR_TOOLS, "trigger": {"type": "tool_uses", "value": 1}, "exclude_tools": ["search"]},
+        {"type": "compact_20260112"},
+    ]
+    async with client_of(attempt) as client:
+        asked: dict[str, Any] = {
+            "model": "m",
+            "max_tokens": 200,
+            "messages": looked_up(4),
+            "tools": TOOLS,
+            "betas": ["context-management-2025-06-27"],
+        }
+        for config in ({"edits": edits}, {"edits": []}, {}):
+            if stream:
+                async with client.beta.messages.stream(context_management=config, **asked) as events:
+                    message: Any = await events.get_final_message()
+            else:
+                message = await client.beta.messages.create(context_management=config, **asked)
+            assert message.content[0].text == "ok" and message.context_management.applied_edits == []
+    assert len(await attempt.transitions()) == 3
+
+
+@pytest.mark.parametrize(
+    ("edit", "messages"),
+    [
+        ({"type": CLEAR_TOOLS, "trigger": {"type": "input_tokens", "value": 100}}, looked_up(4)),
+        ({"type": CLEAR_TOOLS, "trigger": {"type": "tool_uses", "value": 3}}, looked_up(4)),
+        ({"type": CLEAR_THINKING}, [USER, *TURNS, *TURNS]),
+        ({"type": CLEAR_THINKING, "keep": {"type": "thinking_turns", "value": 1}}, [USER, *TURNS, *TURNS]),
+        ({"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 100}}, looked_up(4)),
+    ],
+)
+async def test_an_edit_of_the_context_that_is_reached_is_refused_by_its_name(gateway: LiveGateway, edit: Any, messages: Any) -> None:
+    attempt = await gateway.attempt()
+    async with client_of(attempt) as client:
+        asked: dict[str, Any] = {"model": "m", "messages": messages, "tools": TOOLS, "context_management": {"edits": [edit]}}
+        for call in (client.beta.messages.create(max_tokens=9, **asked), client.beta.messages.count_tokens(**asked)):
+            with pytest.raises(anthropic.BadRequestError, match=f"asks for '{edit['type']}', which would now change the prompt"):
+                await call
+    assert await attempt.transitions() == ()
+
+
+async def test_what_asks_for_nothing_is_taken(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    nothing: dict[str, Any] = {
+        "container": {"id": None, "skills": []},
+        "mcp_servers": [],
+        "context_management": None,
+        "compaction": None,
+        "thread": None,
+        "service_tier": "auto",
+        "output_config": {"effort": "high"},
+        "thinking": {"type": "adaptive", "display": "omitted"},
+        "cache_control": {"type": "ephemeral"},
+        "inference_geo": "us",
+        "speed": "fast",
+        "fallbacks": [],
+    }
+    async with client_of(attempt, default_headers={"anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14"}) as client:
+        message = await ask(client, False, messages=[USER], extra_body=nothing)
+    assert message.content[0].text == "ok" and "context_management" not in message.model_dump()

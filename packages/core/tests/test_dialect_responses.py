@@ -390,3 +390,12 @@ async def test_an_error_in_mid_stream_is_raised_by_the_sdk(gateway: LiveGateway)
                     if event.type == "response.output_text.delta":
                         await gateway.store.finish_attempt(attempt.rollout_id, 1, Outcome.TIMEOUT)
     assert await attempt.transitions() == ()
+
+
+async def test_what_does_not_change_the_prompt_is_taken(gateway: LiveGateway) -> None:
+    attempt = await gateway.attempt()
+    async with client_of(attempt) as client:
+        answer = await ask(
+            client, False, input=QUESTION, truncation="auto", context_management=[{"type": "compaction", "compact_threshold": 9000}]
+        )
+    assert (answer.output_text, answer.truncation) == ("ok", "auto")

@@ -192,6 +192,7 @@ class PolicyCalls:
             prompt = await self._prompts.build(attempt.history, attempt.conversations, request, policy, renderer, context_length)
         except ContextOverflow as error:
             raise _over_long(error) from error
+        _refuse_edits(request, len(prompt.ids))
         return len(prompt.ids)
 
     async def _sample(self, call: _Call) -> AsyncGenerator[AnswerStart | TextDelta | Answer, None]:
@@ -200,6 +201,7 @@ class PolicyCalls:
         prompt = await self._prompts.build(
             call.attempt.history, call.attempt.conversations, request, policy, call.renderer, engine.context_length
         )
+        _refuse_edits(request, len(prompt.ids))
         recorded = () if call.attempt.replay is None else call.attempt.replay.take(policy, prompt.array, request, call.renderer)
         if recorded:
             yield await self._repeat(call, prompt, recorded)
@@ -432,6 +434,18 @@ def _answer(call: _Call, prompt: Prompt, choices: Sequence[SampledChoice], store
         choices=tuple(choice.completion for choice in choices),
         created=int(call.started),
     )
+
+
+def _refuse_edits(request: CallRequest, prompt_tokens: int) -> None:
+    """Raises Refusal where an edit would change the prompt: the policy would learn from one that the agent did not write."""
+    for edit in request.edits:
+        if prompt_tokens > edit.beyond:
+            raise Refusal(
+                f"context_management asks for {edit.name!r}, which would now change the prompt of {prompt_tokens} tokens, and that is not "
+                "supported: the policy would learn from a prompt that the agent did not write; keep more or trigger it later, or shorten "
+                "the messages yourself",
+                param="context_management",
+            )
 
 
 def _over_long(error: ContextOverflow) -> Refusal:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightningrl.rendering.completion import Choice, ShownText, TextDelta
 
-__all__ = ["Answer", "AnswerStart", "CallContext", "CallRequest", "Delivery", "FindAnswer", "ForcedCall", "Referring"]
+__all__ = ["Answer", "AnswerStart", "CallContext", "CallRequest", "ContextEdit", "Delivery", "FindAnswer", "ForcedCall", "Referring"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,15 @@ class ForcedCall:
 
     name: str | None = None
     """Which tool; None = one of those offered."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContextEdit:
+    """An edit of the prompt that the agent wants from some length on. Where it would change the prompt, the call is refused."""
+
+    name: str
+    beyond: int
+    """Tokens of the longest prompt that it leaves as it is; -1 = it changes any."""
 
 
 FindAnswer = Callable[[str], Mapping[str, Any] | None]
@@ -59,6 +68,7 @@ class CallRequest:
     seed: int | None = None
     asked: Mapping[str, float] = field(default_factory=dict[str, float])
     """What it wants of the sampling that is the recipe's to decide: `temperature`, `top_p`."""
+    edits: tuple[ContextEdit, ...] = ()
     previous: str | None = None
     """Transition whose conversation these messages go on with; None = they are all of it."""
     head: int | None = None

@@ -32,6 +32,7 @@ from lightningrl.gateway.dialects.checks import (
     unknown_choice,
     with_instruction,
 )
+from lightningrl.gateway.dialects.context_edits import read_edits
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallRequest, ForcedCall
 
@@ -43,6 +44,8 @@ class MessagesRequest:
     """A messages request."""
 
     call: CallRequest
+    manages_context: bool
+    """The answer says which edits of the prompt were done."""
     shows_thinking: bool
     """Thinking blocks are part of the answer only where the agent asked for them; others read `content[0].text`."""
 
@@ -106,10 +109,13 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
         stream=bool(body.stream),
         max_tokens=body.max_tokens,
         stop=read_stop("stop_sequences", body.stop_sequences),
+        edits=read_edits(body.context_management, messages),
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
     )
     thinking = (body.thinking or {}).get("type")
-    return MessagesRequest(call=call, shows_thinking=thinking not in (None, "disabled"))
+    return MessagesRequest(
+        call=call, manages_context=body.context_management is not None, shows_thinking=thinking not in (None, "disabled")
+    )
 
 
 def _refuse_unsupported(body: _Body) -> None:
@@ -126,13 +132,12 @@ def _refuse_unsupported(body: _Body) -> None:
             param="thread",
             details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
         )
-    if body.compaction or body.context_management:
+    if body.compaction:
         raise Refusal(
-            "compaction and context_management are not supported: the policy would learn from a prompt that the agent did not write; "
-            "shorten the messages yourself",
-            param="compaction" if body.compaction else "context_management",
+            "compaction is not supported: the policy would learn from a prompt that the agent did not write; shorten the messages yourself",
+            param="compaction",
         )
-    if body.container:
+    if any(body.container.values()) if isinstance(body.container, dict) else body.container:
         raise Refusal("containers are not supported; the policy runs no code of its own", param="container")
 
 

@@ -50,7 +50,7 @@ class MessagesFormat:
         message = _message(request, answer.start)
         message |= {"content": _content(request, choice), "stop_reason": reason, "stop_sequence": stopped_by}
         message["usage"] = _usage(answer.prompt_tokens, len(choice.token_ids))
-        return _encode(message)
+        return _encode(message | _edits(request))
 
     def write_count(self, tokens: int) -> bytes:
         """The answer of `count_tokens`."""
@@ -86,6 +86,11 @@ def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
     }
+
+
+def _edits(request: MessagesRequest) -> dict[str, Any]:
+    """None was done: a call with one that would change its prompt is refused."""
+    return {"context_management": {"applied_edits": []}} if request.manages_context else {}
 
 
 def _content(request: MessagesRequest, choice: Choice) -> list[dict[str, Any]]:
@@ -153,7 +158,7 @@ class MessagesStream:
         out += self._stop()
         reason, stopped_by = _stop(self._request, choice)
         last = {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": stopped_by}}
-        out.append(_event(last | {"usage": _usage(answer.prompt_tokens, len(choice.token_ids))}))
+        out.append(_event(last | {"usage": _usage(answer.prompt_tokens, len(choice.token_ids))} | _edits(self._request)))
         out.append(_event({"type": "message_stop"}))
         return b"".join(out)
 

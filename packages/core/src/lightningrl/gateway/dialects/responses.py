@@ -35,6 +35,7 @@ from lightningrl.gateway.dialects.checks import (
     unknown_choice,
     with_instruction,
 )
+from lightningrl.gateway.dialects.context_edits import read_compaction
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallRequest, FindAnswer, ForcedCall, Referring
 
@@ -116,6 +117,7 @@ def parse_responses_request(data: bytes) -> ResponsesRequest:
         stream=bool(body.stream),
         max_tokens=body.max_output_tokens,
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
+        edits=read_compaction(body.context_management),
         previous=previous.removeprefix("resp_") if previous else None,
         head=len(head),
     )
@@ -129,12 +131,8 @@ def _refuse_unsupported(body: _Body) -> None:
         raise Refusal("conversation is not supported; use previous_response_id, or send the whole input", param="conversation")
     if body.prompt:
         raise Refusal("prompt templates are not kept here; send their text as instructions and input", param="prompt")
-    if body.truncation not in (None, "disabled") or body.context_management:
-        raise Refusal(
-            "truncation and context_management are not supported: the policy would learn from a prompt that the agent did not write; "
-            "shorten the input yourself",
-            param="context_management" if body.context_management else "truncation",
-        )
+    if body.truncation not in (None, "disabled", "auto"):  # "auto" truncates what is beyond the context, and that is refused by its length
+        raise Refusal(f"truncation is {body.truncation!r}; it may be 'auto' or 'disabled'", param="truncation")
 
 
 def _read_items(items: Sequence[dict[str, Any]], find: FindAnswer, *, goes_on: bool) -> list[dict[str, Any]]:

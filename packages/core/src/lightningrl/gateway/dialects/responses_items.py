@@ -39,7 +39,7 @@ def response(request: ResponsesRequest, start: AnswerStart, status: str) -> dict
         "tools": body.tools or [],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": None,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
         "user": None,
     }
