@@ -52,7 +52,7 @@ BAD: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
         "messages",
         "unsupported block",
         {"messages": [user({"type": "search_result"})]},
-        ("messages[0].content[0]", "'search_result'", "reads"),
+        ("messages[0]", "'search_result'", "holds no text", "send the document's text"),
     ),
     (
         "chat",
@@ -88,7 +88,7 @@ BAD: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
     (
         "chat",
         "id of two calls",
-        {"messages": [USER, chat_call("c"), CHAT_RESULT, chat_call("c"), CHAT_RESULT]},
+        {"messages": [USER, chat_call("c"), chat_call("c"), CHAT_RESULT, CHAT_RESULT]},
         ("tool-call id 'c'", "used by two calls", "give each its own"),
     ),
     (
@@ -100,7 +100,7 @@ BAD: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
     (
         "messages",
         "id of two calls",
-        {"messages": [USER, USE, user(RESULT), USE, user(RESULT)]},
+        {"messages": [USER, USE, USE, user(RESULT)]},
         ("tool-call id 'c'", "used by two calls", "give each its own"),
     ),
     ("chat", "two results", {"messages": [USER, chat_call("c"), CHAT_RESULT, CHAT_RESULT]}, ("'c'", "two results", "send one")),
@@ -149,7 +149,7 @@ BAD: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
         "messages",
         "file",
         {"messages": [user({"type": "document", "source": {"type": "file", "file_id": "f"}})]},
-        ("messages[0].content[0]", "'document'", "the policy reads text"),
+        ("messages[0]", "'document'", "the policy reads text only"),
     ),
     (
         "chat",

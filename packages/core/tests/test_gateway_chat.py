@@ -256,13 +256,14 @@ async def test_reasoning_is_handed_on_apart_and_kept_in_the_history(gateway: Liv
     async with client_of(attempt) as client:
         message = (await client.chat.completions.create(model="m", messages=[USER])).choices[0].message
         assert message.content == "42"
-        assert message.model_extra == {"reasoning_content": "6*7 is 42"}
-        reasoning = content = ""
+        assert message.model_extra == {"reasoning_content": "6*7 is 42", "reasoning": "6*7 is 42"}
+        reasoning = other_name = content = ""
         history = [USER, {"role": "assistant", "content": "42"}, USER]
         async for chunk in await client.chat.completions.create(model="m", messages=history, stream=True):
             reasoning += (chunk.choices[0].delta.model_extra or {}).get("reasoning_content") or ""
+            other_name += (chunk.choices[0].delta.model_extra or {}).get("reasoning") or ""
             content += chunk.choices[0].delta.content or ""
-        assert (reasoning, content) == ("again", "43")
+        assert (reasoning, other_name, content) == ("again", "again", "43")
     first, second = await attempt.transitions()
     assert second.parent_id == first.id and not second.is_break
 

@@ -86,7 +86,7 @@ def image() -> dict[str, Any]:
         ({"tools": [tool(parameters={"properties": {"q": {"type": "strnig"}}})]}, "has the type 'strnig'; known are array"),
         ({"tools": [tool(parameters={"properties": {"q": 5}})]}, "has 5 where a schema belongs"),
         ({"tools": [tool(parameters={"required": "q"})]}, "has 'required' that is no list of names"),
-        ({"messages": [USER, asked("c"), told("c"), asked("c"), told("c")]}, "the tool-call id 'c' is used by two calls"),
+        ({"messages": [USER, asked("c"), asked("c"), told("c"), told("c")]}, "the tool-call id 'c' is used by two calls"),
         ({"messages": [USER, asked("c"), told("c"), told("c")]}, "the tool call 'c' has two results; send one"),
     ],
 )

@@ -137,14 +137,22 @@ class PromptBuilder:
 def with_tool_names(messages: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]] = ()) -> tuple[Mapping[str, Any], ...]:
     """Each tool result with the name of its tool, which templates write: a turn that is bridged holds the result, but not the call.
     `before`: messages that may hold the call as well."""
-    calls = [call for message in (*before, *messages) for call in message.get("tool_calls") or ()]
-    names = {call["id"]: call["function"]["name"] for call in calls if call.get("id") is not None}
-    return tuple(
-        {"name": names[message["tool_call_id"]], **message}
-        if message["role"] == "tool" and message.get("tool_call_id") in names
-        else message
-        for message in messages
-    )
+    # The same id may come back, and then means the later call; calls without one are answered in their order.
+    names: dict[str, str] = {}
+    nameless: list[str] = []
+    named: list[Mapping[str, Any]] = []
+    for message in (*before, *messages):
+        for call in message.get("tool_calls") or ():
+            if call.get("id"):
+                names[call["id"]] = call["function"]["name"]
+            else:
+                nameless.append(call["function"]["name"])
+        if message["role"] == "tool":
+            call_id = message.get("tool_call_id")
+            name = names.get(call_id) if call_id else nameless.pop(0) if nameless else None
+            message = message if name is None else {"name": name, **message}
+        named.append(message)
+    return tuple(named[len(before) :])
 
 
 def _forced(ids: tuple[int, ...], forced: ForcedCall, policy: str, renderer: PolicyRenderer) -> tuple[int, ...]:

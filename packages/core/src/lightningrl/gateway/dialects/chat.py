@@ -7,30 +7,30 @@ policy (`response_format`), or refused with a sentence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from lightningrl.gateway.dialects.checks import (
+    Number,
     check_count,
-    check_range,
     check_tool_call_ids,
     decode_body,
-    force_call,
     format_instruction,
     function_tool,
+    is_nothing,
     join_text,
     read_arguments,
     read_asked,
+    read_choice,
     read_stop,
     read_tools,
-    unknown_choice,
+    read_whole,
     with_instruction,
 )
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.request import CallRequest, ForcedCall
+from lightningrl.gateway.request import CallRequest
 
 __all__ = ["ChatRequest", "parse_chat_request"]
 
@@ -52,7 +52,7 @@ class _StreamOptions(msgspec.Struct):
 
 class _Function(msgspec.Struct):
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: Any = None
 
 
 class _ToolCall(msgspec.Struct):
@@ -68,33 +68,35 @@ class _Message(msgspec.Struct):
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    function_call: dict[str, Any] | None = None
+    reasoning: Any = None
+    reasoning_details: Any = None
+    refusal: str | None = None
+    function_call: Any = None
     audio: Any = None
 
 
 class _Body(msgspec.Struct):
     messages: list[_Message]
-    model: str = ""
+    model: str | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    n: int | None = None
+    n: Number = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
+    max_tokens: Number = None
+    max_completion_tokens: Number = None
+    stop: str | list[str | None] | None = None
+    seed: Number = None
     temperature: Any = None
     top_p: Any = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
-    logit_bias: dict[str, float] | None = None
-    functions: list[Any] | None = None
+    top_logprobs: Number = None
+    response_format: str | dict[str, Any] | None = None
+    logit_bias: Any = None
+    functions: Any = None
     function_call: Any = None
     modalities: list[str] | None = None
-    audio: Any = None
     web_search_options: Any = None
     previous_response_id: Any = None
 
@@ -107,53 +109,52 @@ def parse_chat_request(data: bytes, *, max_choices: int) -> ChatRequest:
     body = decode_body(_decode, data, "chat completion")
     _refuse_unsupported(body)
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    check_range("max_tokens", limit, 1, None)
-    check_range("n", body.n, 1, max_choices)
-    check_range("top_logprobs", body.top_logprobs, 0, 20)
-    check_range("seed", body.seed, -(2**63), 2**63 - (body.n or 1))  # each choice is sampled with a seed of its own
+    choices = read_whole("n", body.n, 1, max_choices) or 1
+    top_logprobs = read_whole("top_logprobs", body.top_logprobs, 0, 20) or 0
     if not body.messages:
         raise Refusal("the request has no messages; send at least one", param="messages")
     check_count("messages", body.messages)
     messages = [_message(message, i) for i, message in enumerate(body.messages)]
     check_tool_call_ids(messages)
     tools = read_tools(body.tools, _tool)
+    choice = read_choice(body.tool_choice, tools)
     call = CallRequest(
-        model=body.model,
+        model=body.model or "",
         messages=with_instruction(messages, _format(body.response_format)),
         tools=tools,
-        forced=_forced(body.tool_choice, tools),
-        allow_tools=body.tool_choice != "none",
+        forced=choice.forced,
+        allow_tools=choice.allow_tools,
         parallel_tools=body.parallel_tool_calls is not False,
-        n=body.n or 1,
+        n=choices,
         stream=bool(body.stream),
-        max_tokens=limit,
+        max_tokens=read_whole("max_tokens", limit, 1),
         stop=read_stop("stop", body.stop),
-        seed=body.seed,
+        seed=read_whole("seed", body.seed, -(2**63), 2**63 - choices),  # each choice is sampled with a seed of its own
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
     )
     return ChatRequest(
         call=call,
         logprobs=bool(body.logprobs),
-        top_logprobs=body.top_logprobs or 0,
+        top_logprobs=top_logprobs,
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
     )
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    if body.logit_bias:
+    if not is_nothing(body.logit_bias):
         raise Refusal(
             "logit_bias is not supported: the recorded logprobs would not be the ones sampled from; leave it out", param="logit_bias"
         )
-    if body.functions or body.function_call:
+    if not is_nothing(body.functions) or not (is_nothing(body.function_call) or body.function_call in ("none", "auto")):
         raise Refusal("functions and function_call are not supported; use tools", param="functions")
-    if body.audio or "audio" in (body.modalities or ()):
+    if "audio" in (body.modalities or ()):
         raise Refusal("the policy answers in text only; leave audio out of modalities", param="modalities")
     if body.previous_response_id:
         raise Refusal(
             "chat completions go on from no previous_response_id; send the whole history in messages, or use /responses",
             param="previous_response_id",
         )
-    if body.web_search_options:
+    if body.web_search_options is not None:  # an empty one asks for a search as well
         raise Refusal("web_search_options is not supported; give the agent a search tool", param="web_search_options")
 
 
@@ -171,18 +172,27 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
     if message.audio:
         raise Refusal(f"messages[{index}] speaks in audio; the policy reads text only: send its text", param=f"messages[{index}].audio")
     if role == "assistant":
-        if message.reasoning_content:
-            plain["reasoning_content"] = message.reasoning_content
+        if message.refusal and not plain["content"]:
+            plain["content"] = message.refusal
+        if thoughts := _reasoning(message):
+            plain["reasoning_content"] = thoughts
         if message.tool_calls:
             plain["tool_calls"] = [_tool_call(call, index) for call in message.tool_calls]
-        if message.function_call:
+        if not is_nothing(message.function_call):
             raise Refusal(f"messages[{index}].function_call is not supported; use tool_calls", param=f"messages[{index}].function_call")
     elif role == "tool":
-        if message.tool_call_id is not None:
+        if message.tool_call_id:
             plain["tool_call_id"] = message.tool_call_id
         if message.name is not None:
             plain["name"] = message.name
     return plain
+
+
+def _reasoning(message: _Message) -> str:
+    """Its text, under the name that vLLM's and DeepSeek's clients, OpenRouter's, or those of several providers give it."""
+    details = message.reasoning_details if isinstance(message.reasoning_details, list) else []
+    joined = "".join(part["text"] for part in details if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return next((text for text in (message.reasoning_content, message.reasoning, joined) if text and isinstance(text, str)), "")
 
 
 def _tool_call(call: _ToolCall, index: int) -> dict[str, Any]:
@@ -191,29 +201,18 @@ def _tool_call(call: _ToolCall, index: int) -> dict[str, Any]:
             f"messages[{index}] has a tool call of type {call.type!r}; only functions are supported", param=f"messages[{index}].tool_calls"
         )
     value = read_arguments(call.function.arguments, f"messages[{index}]")
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": value}}
+    return {"id": call.id or None, "type": "function", "function": {"name": call.function.name, "arguments": value}}
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     function = tool.get("function")
-    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+    if (tool.get("type") or "function") != "function" or not isinstance(function, dict):
         raise Refusal(f"{where} is no function with a name; only functions are supported", param=where)
     return function_tool(where, function.get("name"), function.get("description"), function.get("parameters"), function.get("strict"))
 
 
-def _forced(choice: str | dict[str, Any] | None, tools: Sequence[Mapping[str, Any]] | None) -> ForcedCall | None:
-    if choice in (None, "auto", "none"):
-        return None
-    if choice == "required":
-        return force_call(None, tools)
-    named = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-    if not isinstance(named, dict) or not isinstance(named.get("name"), str):
-        raise unknown_choice(choice, "'auto', 'none', 'required' or a function by its name")
-    return force_call(named["name"], tools)
-
-
-def _format(wanted: dict[str, Any] | None) -> str | None:
-    if wanted is None:
-        return None
+def _format(wanted: str | dict[str, Any] | None) -> str | None:
+    if not isinstance(wanted, dict):
+        return format_instruction(wanted or None, None, "response_format")
     named = wanted.get("json_schema")
     return format_instruction(wanted.get("type"), named.get("schema") if isinstance(named, dict) else None, "response_format")

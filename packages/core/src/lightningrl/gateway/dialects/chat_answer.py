@@ -88,7 +88,7 @@ def fingerprint(policy: str, version: int) -> str:
 def _choice(request: ChatRequest, choice: Choice, renderer: PolicyRenderer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.content or (None if choice.tool_calls else ""), "refusal": None}
     if choice.reasoning:
-        message["reasoning_content"] = choice.reasoning
+        message |= _reasoning(choice.reasoning)
     if choice.tool_calls:
         message["tool_calls"] = [_tool_call(call) for call in choice.tool_calls]
     return {
@@ -97,6 +97,11 @@ def _choice(request: ChatRequest, choice: Choice, renderer: PolicyRenderer) -> d
         "logprobs": _logprobs(request, choice.token_ids, choice.logprobs, renderer),
         "finish_reason": _finish(choice),
     }
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """Under both names that clients read."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _finish(choice: Choice) -> str:
@@ -150,7 +155,7 @@ class ChatStream:
         if delta.content:
             message["content"] = delta.content
         if delta.reasoning:
-            message["reasoning_content"] = delta.reasoning
+            message |= _reasoning(delta.reasoning)
         logprobs = _logprobs(self._request, delta.token_ids, delta.logprobs, self._renderer)
         calls = [{"tool_calls": [{"index": i, **_tool_call(call)}]} for i, call in delta.tool_calls]  # clients read the first of each
         parts = [(message, logprobs)] if message or logprobs else []

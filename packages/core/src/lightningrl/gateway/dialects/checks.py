@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,24 +15,31 @@ from lightningrl.gateway.request import ForcedCall
 from lightningrl.rendering.completion import MAX_DEPTH, parse_arguments
 
 __all__ = [
+    "DOCUMENTS",
+    "Choice",
+    "Number",
     "check_count",
-    "check_range",
     "check_tool_call_ids",
     "decode_body",
-    "force_call",
     "format_instruction",
     "function_tool",
+    "is_nothing",
     "join_text",
     "read_arguments",
     "read_asked",
+    "read_choice",
     "read_stop",
     "read_tools",
-    "unknown_choice",
+    "read_whole",
     "with_instruction",
 ]
 
 T = TypeVar("T")
 
+Number = int | float | None
+"""A whole number as clients send it: `256`, `256.0`, nothing."""
+DOCUMENTS = ("document", "search_result")
+"""Parts that hold a text with a title or an origin."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
@@ -58,9 +65,26 @@ def decode_body(decode: Callable[[bytes], T], data: bytes, what: str) -> T:
         raise Refusal("the request body is nested too deeply; flatten it", code="invalid_json") from error
 
 
-def check_range(name: str, value: int | None, low: int, high: int | None) -> None:
-    if value is not None and (value < low or (high is not None and value > high)):
+def is_nothing(value: Any) -> bool:
+    """Whether a field asks for no more than one that is left out: nothing, no, zero, empty, or only such values."""
+    if isinstance(value, Mapping):
+        return all(map(is_nothing, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_nothing, value))
+    return not value
+
+
+def read_whole(name: str, value: Number, low: int, high: int | None = None) -> int | None:
+    """A whole number within bounds, also where it is written as a float; None where nobody says one."""
+    if value is None:
+        return None
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise Refusal(f"{name} is {value}; it must be a whole number", param=name)
+        value = int(value)
+    if value < low or (high is not None and value > high):
         raise Refusal(f"{name} is {value}; it must be at least {low}" + (f" and at most {high}" if high is not None else ""), param=name)
+    return value
 
 
 def check_count(name: str, items: Sequence[Any] | None, most: int = _MOST_MESSAGES) -> None:
@@ -69,9 +93,9 @@ def check_count(name: str, items: Sequence[Any] | None, most: int = _MOST_MESSAG
         raise Refusal(f"{name} has {len(items)} entries; send at most {most}", param=name)
 
 
-def read_stop(name: str, stop: str | Sequence[str] | None) -> tuple[str, ...]:
+def read_stop(name: str, stop: str | Sequence[str | None] | None) -> tuple[str, ...]:
     """Stop strings, without empty ones."""
-    stops = [stop] if isinstance(stop, str) else stop or []
+    stops = [stop] if isinstance(stop, str) else [text for text in stop or () if text]
     check_count(name, stops, _MOST_STOPS)
     for text in stops:
         if len(text.encode()) > _LONGEST_STOP:
@@ -85,10 +109,12 @@ def read_asked(**settings: Any) -> dict[str, float]:
     return {name: float(value) for name, value in numbers.items() if -1e9 <= value <= 1e9}
 
 
-def read_arguments(arguments: str | Mapping[str, Any] | None, where: str) -> Any:
-    """A tool call's arguments as a value; text that is no JSON stays text."""
+def read_arguments(arguments: Any, where: str) -> Any:
+    """A tool call's arguments as a value; empty ones in any spelling are an empty object, text that is no JSON stays text."""
     try:
-        value = parse_arguments(arguments) if isinstance(arguments, str) else arguments or {}
+        value = parse_arguments(arguments.strip()) if isinstance(arguments, str) else arguments
+        if value is None or value in ("", []):
+            return {}
         if not is_deeper(value, MAX_DEPTH):
             return value
     except RecursionError:
@@ -97,17 +123,38 @@ def read_arguments(arguments: str | Mapping[str, Any] | None, where: str) -> Any
 
 
 def join_text(content: str | Sequence[Mapping[str, Any] | str] | None, where: str) -> str:
-    """The text of a message's content; parts that are no text are refused, as the policy reads text only."""
+    """The text of a message's content, documents and search results with their titles in paragraphs of their own; parts that are no text
+    are refused, as the policy reads text only."""
     if isinstance(content, str):
         return content
-    texts: list[str] = []
+    joined, gap = "", ""
     for part in content or ():
         kind = "text" if isinstance(part, str) else part.get("type", "text")
+        if not isinstance(part, str) and kind in DOCUMENTS:
+            joined, gap = "\n\n".join(filter(None, (joined.rstrip(), _document(part, where)))), "\n\n"
+            continue
         text = part if isinstance(part, str) else part.get("refusal" if kind == "refusal" else "text")
         if kind not in (*_TEXT_PARTS, "refusal") or not isinstance(text, str):
             raise Refusal(f"{where} has a part of type {kind!r}; the policy reads text only", param=f"{where}.content")
-        texts.append(text)
-    return "".join(texts)
+        joined, gap = (joined + gap + text.lstrip("\n"), "") if gap and text else (joined + text, gap)
+    return joined
+
+
+def _document(part: Mapping[str, Any], where: str) -> str:
+    """Title, origin or context, and text."""
+    if part["type"] == "search_result":
+        heads, body = (part.get("title"), part.get("source")), part.get("content")
+    else:
+        source = part.get("source")
+        kind = source.get("type") if isinstance(source, Mapping) else None
+        key = {"text": "data", "content": "content"}.get(str(kind))
+        heads, body = (part.get("title"), part.get("context")), source.get(key) if isinstance(source, Mapping) and key else None
+    if not isinstance(body, str | list) or not all(isinstance(inner, str | dict) for inner in body):
+        raise Refusal(
+            f"{where} has a part of type {part['type']!r} that holds no text; the policy reads text only: send the document's text",
+            param=f"{where}.content",
+        )
+    return "\n\n".join([head for head in heads if isinstance(head, str) and head] + [join_text(body, where)])
 
 
 def function_tool(where: str, name: Any, description: Any, parameters: Any, strict: Any = None) -> dict[str, Any]:
@@ -139,7 +186,66 @@ def read_tools(tools: Sequence[T] | None, read: Callable[[T, str], dict[str, Any
     return tuple(found)
 
 
-def force_call(name: Any, tools: Sequence[Mapping[str, Any]] | None) -> ForcedCall:
+class Choice(NamedTuple):
+    """A `tool_choice`, read."""
+
+    forced: ForcedCall | None = None
+    """None = the policy is free to call a tool or not."""
+    allow_tools: bool = True
+    """False = what looks like a call stays text."""
+
+
+_FREE, _MUST = ("auto", "validated"), ("required", "any")
+_KNOWN_CHOICES = "'auto', 'none', 'required' or a function by its name"
+
+
+def read_choice(choice: Any, tools: Sequence[Mapping[str, Any]] | None, *, known: str = _KNOWN_CHOICES) -> Choice:
+    """A `tool_choice` in the spelling of any API, of the `tools` that are offered. `known`: the choices, for the sentence.
+
+    "auto"  {"type": "auto"}  {}  None      the policy is free
+    "none"  {"type": "none"}                no call is read
+    "required"  "any"  {"type": "any"}      a call of any tool
+    {"type": "function", "function": {"name": …}}  {"type": "function", "name": …}  {"type": "tool", "name": …}      of this one
+    {"type": "allowed_tools", "mode": "auto" | "required", "tools": […]}      all of those offered, or the one
+    """
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if is_nothing(choice) or (isinstance(kind, str) and kind in _FREE):
+        return Choice()
+    if kind == "none":
+        return Choice(allow_tools=False)
+    if isinstance(kind, str) and kind in _MUST:
+        return Choice(_force_call(None, tools))
+    if isinstance(choice, dict) and kind == "allowed_tools":
+        return _allowed(choice.get("allowed_tools") or choice, tools, known)
+    name = _named_tool(choice) if isinstance(choice, dict) and kind in (None, "function", "tool") else None
+    if name is None:
+        raise Refusal(f"tool_choice {choice!r} is not supported; use {known}", param="tool_choice")
+    return Choice(_force_call(name, tools))
+
+
+def _named_tool(tool: Mapping[str, Any]) -> str | None:
+    inner = tool.get("function")
+    name = inner.get("name") if isinstance(inner, dict) else tool.get("name")
+    return name if isinstance(name, str) else None
+
+
+def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]] | None, known: str) -> Choice:
+    """A choice among some of the tools: nothing is asked for where these are all, and one that is required is a named one."""
+    mode, listed = (choice.get("mode"), choice.get("tools")) if isinstance(choice, dict) else (None, None)
+    names = {_named_tool(tool) for tool in listed if isinstance(tool, dict)} if isinstance(listed, list) else set[str | None]()
+    if mode not in ("auto", "required") or not names or None in names:
+        raise Refusal(f"tool_choice {choice!r} is not supported; use {known}", param="tool_choice")
+    if names >= {tool["function"]["name"] for tool in tools or ()}:
+        return read_choice(mode, tools, known=known)
+    if mode == "required" and len(names) == 1:
+        return Choice(_force_call(names.pop(), tools))
+    raise Refusal(
+        f"tool_choice allows {', '.join(sorted(map(str, names)))} alone of the tools that the policy reads; offer those tools alone",
+        param="tool_choice",
+    )
+
+
+def _force_call(name: str | None, tools: Sequence[Mapping[str, Any]] | None) -> ForcedCall:
     """The call that a `tool_choice` asks for, of the tool `name` or (None) of any that is offered."""
     offered = [tool["function"]["name"] for tool in tools or ()]
     if not offered:
@@ -149,32 +255,30 @@ def force_call(name: Any, tools: Sequence[Mapping[str, Any]] | None) -> ForcedCa
     return ForcedCall(name if name is not None or len(offered) > 1 else offered[0])
 
 
-def unknown_choice(choice: Any, known: str) -> Refusal:
-    """A `tool_choice` that says nothing we can do."""
-    return Refusal(f"tool_choice {choice!r} is not supported; use {known}", param="tool_choice")
-
-
-def check_tool_call_ids(messages: Sequence[Mapping[str, Any]], *, goes_on: bool = False) -> None:
-    """Each call and each result of a conversation has an id of its own; else nobody can tell which result belongs to which call.
+def check_tool_call_ids(messages: Sequence[Mapping[str, Any]], *, goes_on: bool = False, once: bool = False) -> None:
+    """Open calls have ids of their own, and a call has one result; else nobody can tell which result belongs to which call. An id may come
+    back after its result, as some servers number the calls of each answer anew; with `once` it may not. Empty ids are none.
     `goes_on`: the calls may stand in an earlier answer that these messages follow."""
+    open_calls: set[str] = set()
     asked: set[str] = set()
     answered: set[str] = set()
     for message in messages:
         if message["role"] == "assistant":
             for call in message.get("tool_calls") or ():
                 call_id = call.get("id")
-                if call_id in asked:
+                if not call_id:
+                    continue
+                if call_id in open_calls or (once and call_id in asked):
                     raise Refusal(
                         f"the tool-call id {call_id!r} is used by two calls of the conversation; give each its own", param="messages"
                     )
-                if call_id is not None:
-                    asked.add(call_id)
-        elif message["role"] == "tool":
-            call_id = message.get("tool_call_id")
-            if call_id in answered and (goes_on or call_id in asked):
+                open_calls.add(call_id)
+                asked.add(call_id)
+        elif message["role"] == "tool" and (call_id := message.get("tool_call_id")):
+            if call_id not in open_calls and call_id in answered and (goes_on or call_id in asked):
                 raise Refusal(f"the tool call {call_id!r} has two results; send one", param="messages")
-            if call_id is not None:
-                answered.add(call_id)
+            open_calls.discard(call_id)
+            answered.add(call_id)
 
 
 def format_instruction(kind: Any, schema: Any, param: str) -> str | None:

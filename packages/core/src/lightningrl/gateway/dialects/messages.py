@@ -10,31 +10,32 @@ run's to decide; what cannot be honoured is refused with a sentence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from lightningrl.gateway.dialects.checks import (
+    DOCUMENTS,
+    Number,
     check_count,
-    check_range,
     check_tool_call_ids,
     decode_body,
-    force_call,
     format_instruction,
     function_tool,
     join_text,
     read_arguments,
     read_asked,
+    read_choice,
     read_stop,
     read_tools,
-    unknown_choice,
+    read_whole,
     with_instruction,
 )
 from lightningrl.gateway.dialects.context_edits import read_edits
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.request import CallRequest, ForcedCall
+from lightningrl.gateway.request import CallRequest
 
 __all__ = ["MessagesRequest", "parse_messages_request"]
 
@@ -58,7 +59,7 @@ class _Message(msgspec.Struct):
 class _Body(msgspec.Struct):
     messages: list[_Message]
     model: str = ""
-    max_tokens: int | None = None
+    max_tokens: Number = None
     system: str | list[dict[str, Any] | str] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
@@ -84,7 +85,6 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
     """Raises Refusal with what is wrong, which, and what next."""
     body = decode_body(_decode, data, "messages request")
     _refuse_unsupported(body)
-    check_range("max_tokens", body.max_tokens, 1, None)
     if not body.messages:
         raise Refusal("the request has no messages; send at least one", param="messages")
     if body.messages[-1].role == "assistant":
@@ -97,17 +97,17 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
         messages += _messages(message, f"messages[{index}]")
     check_count("messages", messages)
     check_tool_call_ids(messages)
-    choice = body.tool_choice or {}
     tools = read_tools(body.tools, _tool)
+    choice = read_choice(body.tool_choice, tools, known="'auto', 'none', 'any', or 'tool' with its name")
     call = CallRequest(
         model=body.model,
         messages=with_instruction(messages, _format(body)),
         tools=tools,
-        forced=_forced(choice, tools),
-        allow_tools=choice.get("type") != "none",
-        parallel_tools=choice.get("disable_parallel_tool_use") is not True,
+        forced=choice.forced,
+        allow_tools=choice.allow_tools,
+        parallel_tools=(body.tool_choice or {}).get("disable_parallel_tool_use") is not True,
         stream=bool(body.stream),
-        max_tokens=body.max_tokens,
+        max_tokens=read_whole("max_tokens", body.max_tokens, 1),
         stop=read_stop("stop_sequences", body.stop_sequences),
         edits=read_edits(body.context_management, messages),
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
@@ -178,7 +178,7 @@ def _others(role: str, blocks: list[dict[str, Any] | str], where: str) -> Iterat
     texts: list[dict[str, Any] | str] = []
     for index, block in enumerate(blocks):
         kind = "text" if isinstance(block, str) else block.get("type")
-        if isinstance(block, str) or kind == "text":
+        if isinstance(block, str) or kind in ("text", *DOCUMENTS):
             texts.append(block)
         elif kind == "tool_result" and role == "user":
             if texts:
@@ -232,17 +232,6 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
             f"{where} is of type {kind!r}; only tools of the agent's own are supported: give it with an input_schema", param=where
         )
     return function_tool(where, tool.get("name"), tool.get("description"), tool.get("input_schema"))
-
-
-def _forced(choice: dict[str, Any], tools: Sequence[Mapping[str, Any]] | None) -> ForcedCall | None:
-    kind, name = choice.get("type", "auto"), choice.get("name")
-    if kind in ("auto", "none"):
-        return None
-    if kind == "any":
-        return force_call(None, tools)
-    if kind != "tool" or not isinstance(name, str):
-        raise unknown_choice(choice, "'auto', 'none', 'any', or 'tool' with its name")
-    return force_call(name, tools)
 
 
 def _format(body: _Body) -> str | None:

@@ -21,23 +21,23 @@ from typing import Any
 import msgspec
 
 from lightningrl.gateway.dialects.checks import (
+    Number,
     check_count,
-    check_range,
     check_tool_call_ids,
     decode_body,
-    force_call,
     format_instruction,
     function_tool,
     join_text,
     read_arguments,
     read_asked,
+    read_choice,
     read_tools,
-    unknown_choice,
+    read_whole,
     with_instruction,
 )
 from lightningrl.gateway.dialects.context_edits import read_compaction
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.request import CallRequest, FindAnswer, ForcedCall, Referring
+from lightningrl.gateway.request import CallRequest, FindAnswer, Referring
 
 __all__ = ["ResponsesRequest", "parse_responses_request"]
 
@@ -52,15 +52,15 @@ class _Body(msgspec.Struct):
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Number = None
     temperature: Any = None
     top_p: Any = None
     text: _TextConfig | None = None
     include: list[str] | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Number = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     background: bool | None = None
@@ -91,8 +91,8 @@ def parse_responses_request(data: bytes) -> ResponsesRequest:
     """Raises Refusal with what is wrong, which, and what next."""
     body = decode_body(_decode, data, "responses request")
     _refuse_unsupported(body)
-    check_range("max_output_tokens", body.max_output_tokens, 1, None)
-    check_range("top_logprobs", body.top_logprobs, 0, 20)
+    body.max_output_tokens = limit = read_whole("max_output_tokens", body.max_output_tokens, 1)
+    body.top_logprobs = read_whole("top_logprobs", body.top_logprobs, 0, 20)
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) and body.input else body.input or []
     check_count("input", items)
     if not items:
@@ -106,16 +106,17 @@ def parse_responses_request(data: bytes) -> ResponsesRequest:
 
     is_referring = any(_is_reference(item) for item in items)
     tools = read_tools(body.tools, _tool)
+    choice = read_choice(body.tool_choice, tools)
     call = CallRequest(
         model=body.model,
         messages=() if is_referring else read(lambda _: None),
         referring=Referring(size=len(data), read=read) if is_referring else None,
         tools=tools,
-        forced=_forced(body.tool_choice, tools),
-        allow_tools=body.tool_choice != "none",
+        forced=choice.forced,
+        allow_tools=choice.allow_tools,
         parallel_tools=body.parallel_tool_calls is not False,
         stream=bool(body.stream),
-        max_tokens=body.max_output_tokens,
+        max_tokens=limit,
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
         edits=read_compaction(body.context_management),
         previous=previous.removeprefix("resp_") if previous else None,
@@ -143,7 +144,7 @@ def _read_items(items: Sequence[dict[str, Any]], find: FindAnswer, *, goes_on: b
         conversation.take(_referred(item, find, where) if _is_reference(item) else item, where)
     if not conversation.messages:
         raise Refusal("the request has no input; send a text or at least one item", param="input")
-    check_tool_call_ids(conversation.messages, goes_on=goes_on)
+    check_tool_call_ids(conversation.messages, goes_on=goes_on, once=True)
     return conversation.messages
 
 
@@ -293,16 +294,6 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if kind != "function":
         raise Refusal(f"{where} is of type {kind!r}; only functions are supported: give the agent a function tool for it", param=where)
     return function_tool(where, tool.get("name"), tool.get("description"), tool.get("parameters"), tool.get("strict"))
-
-
-def _forced(choice: str | dict[str, Any] | None, tools: Sequence[Mapping[str, Any]] | None) -> ForcedCall | None:
-    if choice in (None, "auto", "none"):
-        return None
-    if choice == "required":
-        return force_call(None, tools)
-    if not isinstance(choice, dict) or choice.get("type") != "function" or not isinstance(choice.get("name"), str):
-        raise unknown_choice(choice, "'auto', 'none', 'required' or a function by its name")
-    return force_call(choice["name"], tools)
 
 
 def _format(text: _TextConfig | None) -> str | None:
