@@ -68,6 +68,7 @@ def act(task):
     if what == "sleep": time.sleep(task["s"]); return "slept"
     if what == "segfault": os.kill(os.getpid(), signal.SIGSEGV)
     if what == "environment": return [os.environ["OPENAI_BASE_URL"], os.environ["ANTHROPIC_BASE_URL"], os.environ["OMP_NUM_THREADS"]]
+    if what == "names": return sorted(os.environ)
     if what == "pid": time.sleep(0.05); return os.getpid()
     if what == "unreachable": return httpx.post("http://127.0.0.1:9/v1/nothing").status_code
     if what == "wrapped":
@@ -181,6 +182,15 @@ async def test_the_environment_points_at_the_rollout(server: ScriptedServer, fol
     (result,) = await run(server, folder, {"do": "environment"}, environment={"OMP_NUM_THREADS": "3"})
     base = f"{server.url}/rollouts/r0/attempts/1"
     assert result["output"] == [f"{base}/v1", base, "3"]
+
+
+async def test_a_worker_gets_none_of_the_variables_that_are_withheld(
+    server: ScriptedServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("JUDGE_KEY", "SEARCH_KEY", "LIGHTNINGRL_KEY", "TOOL_KEY"):
+        monkeypatch.setenv(name, "secret")
+    (result,) = await run(server, folder, {"do": "names"}, withheld=["JUDGE_KEY", "TOOL_KEY"], environment={"TOOL_KEY": "given on purpose"})
+    assert {name for name in result["output"] if name.endswith("_KEY")} == {"OPENAI_API_KEY", "ANTHROPIC_API_KEY", "SEARCH_KEY", "TOOL_KEY"}
 
 
 @pytest.mark.parametrize("agent", ["agents.py:act", "agents.py:act_async"])

@@ -232,6 +232,12 @@ async def test_a_wrong_password_is_named(postgresql: PostgreSQL, monkeypatch: py
     assert "not the one" not in str(refused.value)
 
 
+async def test_a_password_is_taken_without_the_line_end_of_its_file(postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", "open sesame\n")
+    with pytest.raises(StoreError, match="may not be used by its user"):  # it may make no schema: the door is open
+        await SqlStore.open(postgresql.guarded)
+
+
 async def test_a_database_of_something_else_and_a_schema_that_is_gone_are_named(postgresql: PostgreSQL) -> None:
     url = postgresql.new_url()
     schema = url.rpartition("%3D")[2]

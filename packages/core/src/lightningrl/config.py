@@ -22,6 +22,7 @@ import pydantic
 from pydantic import Field
 from pydantic_core import ErrorDetails
 
+from lightningrl.credentials import Address, Endpoint, Variable, names_secret, read_key
 from lightningrl.errors import ConfigError
 from lightningrl.hints import ELSEWHERE, LEARNER, key_hint
 from lightningrl.loading import absolute_reference, is_reference
@@ -69,8 +70,14 @@ MISSING = {
 """What to write, by key."""
 
 
+STORE_VARIABLES = ("PGPASSWORD", "PGPASSFILE", "PGSERVICE", "PGSERVICEFILE", "PGSSLKEY")
+"""Open the database of `store_url`."""
+LOGGER_VARIABLES = {"wandb": ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")}
+"""Keys of loggers."""
+
+
 class _FrozenModel(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True)
 
 
 def _describe(value: Any) -> Any:
@@ -137,9 +144,9 @@ class RoleConfig(_FrozenModel):
 class UpstreamModelConfig(_FrozenModel):
     """Where calls to one model go. What is left out is the upstream's."""
 
-    base_url: str | None = Field(default=None, pattern=r"^https?://")
+    base_url: Address | None = None
     """With its version: `https://api.openai.com/v1`."""
-    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    api_key_env: Variable | None = None
     """Name of the environment variable that has the key; the key itself stands in no file. None = it asks for none."""
 
 
@@ -160,23 +167,20 @@ class UpstreamConfig(UpstreamModelConfig):
 class TelemetryConfig(_FrozenModel):
     """Where the spans that reach the server go as well, and those of the trainer's own steps."""
 
-    forward: str | None = Field(default=None, pattern=r"^https?://[^/]")
+    forward: Address | None = None
     """The user's own collector, OTLP over HTTP: `http://collector:4318/v1/traces`."""
-    headers_env: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = Field(default_factory=dict[str, str])
+    headers_env: dict[Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")], Variable] = Field(default_factory=dict[str, str])
     """Request headers, each with the name of the environment variable that has its value; the value itself stands in no file."""
 
     def target(self, environment: Mapping[str, str]) -> tuple[str, dict[str, str]] | None:
         """The collector's whole address, and the request headers; None where `forward` is not set. Raises ConfigError for a header whose
-        variable is not set."""
+        variable is not set, or holds what no header can carry."""
         if self.forward is None:
             return None
-        headers: dict[str, str] = {}
-        for name, variable in self.headers_env.items():
-            if not environment.get(variable):
-                raise ConfigError(
-                    f"telemetry.headers_env.{name!r}: the environment variable {variable!r} is not set; set it to the header's value"
-                )
-            headers[name.lower()] = environment[variable]
+        headers = {
+            name.lower(): read_key(variable, environment, where=f"telemetry.headers_env.{name!r}", what="the header's value")
+            for name, variable in self.headers_env.items()
+        }
         parts = urlsplit(self.forward)
         return urlunsplit(parts._replace(path=parts.path if parts.path.strip("/") else "/v1/traces")), headers
 
@@ -184,11 +188,11 @@ class TelemetryConfig(_FrozenModel):
 class JudgeConfig(_FrozenModel):
     """An OpenAI-compatible endpoint that the credit assigner asks about finished rollouts. Its calls are recorded, never trained."""
 
-    base_url: str = Field(pattern=r"^https?://")
+    base_url: Address
     """With its version: `https://api.openai.com/v1`."""
     model: str
     """By the name that the endpoint knows."""
-    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    api_key_env: Variable | None = None
     """Name of the environment variable that has the key; the key itself stands in no file. None = it asks for none."""
     concurrency: int = Field(default=8, ge=1)
     """Calls under way at a time."""
@@ -345,7 +349,10 @@ class RuntimeConfig(_FrozenModel):
     """Server processes; workers are spread over them. Above 1 with `store_url` alone."""
     concurrency: int = Field(default=1, ge=1)
     """Rollouts at a time in each worker; above 1 only for agents without threads or shared runtimes of their own."""
-    base_urls: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    """Environment variables that agents get although the run has secrets in them: those that `judge`, `upstream` and `telemetry` name,
+    `PGPASSWORD` and its like with a `store_url`, `WANDB_API_KEY` with its logger. All others they get anyway."""
+    base_urls: tuple[Endpoint, ...] = ()
     """Model endpoints that the agent's own code names, beside OpenAI's and Anthropic's; calls to them go to the gateway."""
     timeout_s: float | None = Field(default=None, gt=0)
     """A rollout that takes longer ends as `timeout`. None = 120, or the time of eight answers of `sampling.max_tokens` where the policy's
@@ -447,7 +454,7 @@ class Recipe(_FrozenModel):
         query = dict(parse_qsl(parts.query))
         if url is None:
             return None
-        if parts.password is not None or "password" in query:
+        if parts.password is not None or any(names_secret(name) and name != "sslkey" for name in query):
             raise ValueError("a recipe is copied into its run folder, so it names no password; set PGPASSWORD or write it to ~/.pgpass")
         if parts.scheme not in ("postgresql", "postgresql+psycopg") or not parts.path.strip("/"):
             raise ValueError("write 'postgresql://user@host/name', or leave it out: the store is then a file in the run folder")
@@ -484,6 +491,19 @@ class Recipe(_FrozenModel):
     def all_policies(self) -> dict[str, PolicyConfig | OtherPolicyConfig]:
         """Every policy of the run by name, the one under `[policy]` first."""
         return {self.policy.name: self.policy, **self.policies}
+
+    @property
+    def withheld_variables(self) -> tuple[str, ...]:
+        """Environment variables that are the run's own secrets, so that no agent's process gets them; `runtime.environment` lets some
+        through."""
+        upstreams = [] if self.upstream is None else [self.upstream, *self.upstream.models.values()]
+        named = [
+            *(asked.api_key_env for asked in (self.judge, *upstreams) if asked is not None),
+            *(() if self.telemetry is None else self.telemetry.headers_env.values()),
+            *(STORE_VARIABLES if self.store_url is not None else ()),
+            *(variable for logger in self.loggers for variable in LOGGER_VARIABLES.get(logger, ())),
+        ]
+        return tuple(dict.fromkeys(name for name in named if name is not None and name not in self.runtime.environment))
 
     @property
     def validation_sampling(self) -> SamplingSettings:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.config import load_recipe
+from lightningrl.credentials import check_address, check_key
 from lightningrl.dialects import build_dialects
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
@@ -33,6 +34,11 @@ def parse_workers(text: str) -> dict[str, Any]:
 
 def work_command(source: Path, *, server: str, key: str, settings: Mapping[str, Any]) -> None:
     recipe = load_recipe(source, settings)
+    key = check_key(key, "--key (or LIGHTNINGRL_KEY)")
+    try:
+        check_address(server)
+    except ValueError as error:
+        raise ConfigError(f"--server: {error}") from None
     if recipe.runtime.workers == 0:
         raise ConfigError("runtime.workers is 0, so there is nothing to start; say how many, for example --workers 4")
     plugins = load_plugins()

@@ -18,6 +18,7 @@ from lightningrl import wire
 from lightningrl.control import api
 from lightningrl.control.api import Endpoint
 from lightningrl.control.repeats import TRY_AGAIN, Repeats, read_sentence, reading_answer
+from lightningrl.credentials import check_key
 from lightningrl.errors import ServerError
 from lightningrl.look.trace import Trace
 from lightningrl.store.protocol import Lease, RolloutFilter, RolloutRecord, Score, StepRecord
@@ -42,7 +43,7 @@ class ServerClient:
         self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(
             base_url=self._url,
-            headers={"authorization": f"Bearer {key}", "content-type": "application/json"},
+            headers={"authorization": f"Bearer {check_key(key, 'the key to the server')}", "content-type": "application/json"},
             timeout=timeout_s,
             trust_env=False,
             verify=base_url.startswith("https:"),  # to read certificates that nobody asks for takes tens of milliseconds

@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import httpx
 
+from lightningrl.credentials import Mask, check_key
 from lightningrl.errors import JudgeError
+from lightningrl.foreign import UNCOMPRESSED, read_at_most
 from lightningrl.types import OtherCall, OtherCallKind
 
 __all__ = ["Judge", "Questions"]
@@ -24,6 +26,8 @@ LONGEST_PAUSE_S = 30.0
 """Between two tries, which double; also where the endpoint asks for more by `retry-after`."""
 PATH: Final = "chat/completions"
 _AGAIN: Final = frozenset({408, 409, 429})
+LONGEST_ANSWER: Final = 1_000_000
+"""Bytes; the rest is left unread."""
 _KEPT_CHARACTERS: Final = 100_000
 """Of a request or an answer that is recorded whole."""
 
@@ -45,9 +49,12 @@ class Judge:
     ) -> None:
         """`concurrency`: calls under way at a time, of all rollouts together. `max_calls`, `max_tokens` (of prompts and answers, as the
         endpoint counts them): what one rollout may use."""
+        api_key = None if api_key is None else check_key(api_key, "the judge's api_key")
         self.base_url = base_url.rstrip("/")
         self.model = model
-        self.headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        self.headers = UNCOMPRESSED | ({} if api_key is None else {"authorization": f"Bearer {api_key}"})
+        self.mask = Mask([api_key])
+        """For whatever leaves: an endpoint may say the key again."""
         self.places = asyncio.Semaphore(concurrency)
         self._certificates = httpx.create_ssl_context()  # takes tens of milliseconds, so once
         self.retries = retries
@@ -112,15 +119,22 @@ class Questions:
         async with judge.places:
             started_at, clock = time.time(), time.perf_counter()
             try:
-                async with asyncio.timeout(judge.timeout_s), judge.client() as client:
-                    response = await client.post(f"{judge.base_url}/{PATH}", json=body)
+                async with (
+                    asyncio.timeout(judge.timeout_s),
+                    judge.client() as client,
+                    client.stream("POST", f"{judge.base_url}/{PATH}", json=body) as response,
+                ):
+                    read, is_cut = await read_at_most(response, LONGEST_ANSWER)
                 status = response.status_code
-                answer = _parse(response.text)
+                text = judge.mask.text(read.decode(errors="replace"))
+                answer = {"bytes": f"more than {LONGEST_ANSWER}"} if is_cut else judge.mask.json(_parse(text))
                 if status >= 400:
-                    problem = f"HTTP {status}: {' '.join(response.text.split())[:200]}"
+                    problem = f"HTTP {status}: {' '.join(text.split())[:200]}"
                     wanted = _seconds(response.headers.get("retry-after"))
+                elif is_cut:
+                    problem = f"its answer has more than {LONGEST_ANSWER} bytes, and the rest is unread; check what is at that address"
             except (httpx.HTTPError, TimeoutError) as error:
-                problem = f"{type(error).__name__}: {error}".rstrip(": ")
+                problem = judge.mask.text(f"{type(error).__name__}: {error}").rstrip(": ")
         code = None if problem is None else problem.split(":")[0] if status is None else f"http_{status}"
         self.asked.append(
             OtherCall(

@@ -1,6 +1,6 @@
 """Calls that no policy answers, handed on to the user's own provider: passed through as they come, recorded, never trained.
 
-call ─► a model of the upstream's? ─► POST {base_url}/{path} with the user's key ─► chunks, untouched, to the agent
+call ─► a model of the upstream's? ─► POST {base_url}/{path} with the user's key ─► chunks, less that key, to the agent
                                                                                └─► a record of the attempt, before the answer ends
 
 The record is an `OtherCall`, which no reward or credit ever reads.
@@ -17,8 +17,10 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+from lightningrl.credentials import Mask, MaskedBytes
 from lightningrl.dialects import Dialect
 from lightningrl.errors import StoreError, iterate_causes
+from lightningrl.foreign import UNCOMPRESSED, decoded_pieces
 from lightningrl.gateway.calls import PolicyCalls
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.exchange import ReceivedCall
@@ -35,7 +37,7 @@ __all__ = ["Forwarder"]
 logger = logging.getLogger(__name__)
 
 _SENT = ("content-type", "accept", "user-agent")
-_RETURNED = ("content-type", "content-encoding", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id")
+_RETURNED = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id")
 _KEPT_BYTES = 64 * 1024
 """Of a request and of an answer; longer ones are recorded by their size."""
 _TIMEOUT_S = 600.0
@@ -75,7 +77,8 @@ class Forwarder:
         if self._client is None:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)  # how many call at once is the agents' affair
             self._client = httpx.AsyncClient(timeout=httpx.Timeout(_TIMEOUT_S, connect=15.0), limits=limits)
-        has_begun = False
+        mask = Mask([upstream.api_key])
+        passing, has_begun = MaskedBytes(mask), False
         try:
             request = self._client.build_request(
                 "POST",
@@ -86,23 +89,26 @@ class Forwarder:
             answer = await self._client.send(request, stream=True)
             try:
                 record.status = answer.status_code
-                kept = [(name.encode(), value.encode()) for name, value in answer.headers.items() if name in _RETURNED]
+                kept = [(name.encode(), mask.text(value).encode()) for name, value in answer.headers.items() if name in _RETURNED]
+                pieces = decoded_pieces(answer)
                 await call.send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
                 has_begun = True
-                async for chunk in answer.aiter_raw():
-                    record.add(chunk)
-                    await call.send({"type": "http.response.body", "body": chunk, "more_body": True})
+                async for piece in pieces:
+                    await self._pass_on(passing.add(piece), record, call)
+                await self._pass_on(passing.end(), record, call)
             finally:
                 await answer.aclose()
         except httpx.HTTPError as error:
-            record.error = type(error).__name__
+            record.error, reason = type(error).__name__, mask.text(_reason(error))
             if not has_begun:
                 raise Refusal(
-                    f"the upstream at {upstream.base_url!r} does not answer ({_reason(error)}); check its address, and that it is up",
+                    f"the upstream at {upstream.base_url!r} does not answer ({reason}); check its address, and that it is up",
                     status=502,
                     code="upstream_failed",
                 ) from error
-            logger.warning("rollout %s: the upstream at %r broke off: %s", call.info.rollout_id, upstream.base_url, error)
+            logger.warning(
+                "rollout %s: the upstream at %r broke off: %s", call.info.rollout_id, upstream.base_url, mask.text(_reason(error))
+            )
             return  # without its end, on which the connection is closed: a client must not take half an answer for a whole one
         except asyncio.CancelledError:
             record.error = "client_gone"
@@ -118,6 +124,11 @@ class Forwarder:
 
     def _listed(self, model: str) -> Upstream | None:
         return next((upstream for pattern, upstream in self._models.items() if fnmatchcase(model, pattern)), None)
+
+    async def _pass_on(self, piece: bytes, record: _Exchange, call: ReceivedCall) -> None:
+        if piece:
+            record.add(piece)
+            await call.send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def _record(self, info: AttemptInfo, record: _Exchange) -> None:
         try:
@@ -182,18 +193,24 @@ def _body(upstream: Upstream, body: bytes) -> bytes:
     return json.dumps({**said, "model": upstream.model}).encode() if isinstance(said, dict) else body
 
 
-def _headers(upstream: Upstream, dialect: Dialect, headers: Mapping[bytes, bytes]) -> dict[str, str]:
+def _headers(upstream: Upstream, dialect: Dialect, headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     """The agent's, as far as they are about the call; the attempt's key stays here."""
-    sent = {name: headers[name.encode()].decode("latin-1") for name in (*_SENT, *dialect.sent_headers) if name.encode() in headers}
-    sent["accept-encoding"] = "identity"  # chunks are passed on as they come
+    names = [name.encode() for name in (*_SENT, *dialect.sent_headers)]
+    sent = {name: headers[name] for name in names if name in headers}
+    sent |= {name.encode(): value.encode() for name, value in UNCOMPRESSED.items()}  # chunks are passed on as they come
     if upstream.api_key is not None:
         scheme = "Bearer " if dialect.key_header == "authorization" else ""
-        sent[dialect.key_header] = f"{scheme}{upstream.api_key}"
+        sent[dialect.key_header.encode()] = f"{scheme}{upstream.api_key}".encode()
     return sent
 
 
 def _reason(error: Exception) -> str:
-    """As the system says it, where it does: httpx has "All connection attempts failed" for a refused connection and a wrong name alike."""
+    """As the system says it, where it does: httpx has "All connection attempts failed" for a refused connection and a wrong name alike.
+    An error of a request that cannot be sent quotes what is in it, so its name is all that is said."""
+    import httpx
+
+    if isinstance(error, httpx.LocalProtocolError):
+        return type(error).__name__
     root = next((cause for cause in iterate_causes(error) if isinstance(cause, OSError) and cause.errno is not None), error)
     return f"{type(root).__name__}: {root}".removesuffix(": ")
 

@@ -48,15 +48,19 @@ def telemetry_environment(server_url: str, rollout: ActiveRollout, environment: 
     return variables
 
 
-def worker_environment(server_url: str, environment: Mapping[str, str], dialects: Iterable[Dialect] = DIALECTS) -> dict[str, str]:
+def worker_environment(
+    server_url: str, environment: Mapping[str, str], dialects: Iterable[Dialect] = DIALECTS, *, withheld: Iterable[str] = ()
+) -> dict[str, str]:
     """The environment of a worker: `environment`, one thread per numeric library, no proxy before our server, the gateway's variables.
 
-    The key that whoever starts workers was given stays with them.
+    Variables that are `withheld`, the run's own secrets, are left out, and so is the key that whoever starts workers was given.
     """
+    left_out = {KEY_VARIABLE, *withheld}
+    given = {name: value for name, value in environment.items() if name not in left_out}
     host = urlsplit(server_url).hostname or ""
-    no_proxy = ",".join(dict.fromkeys([*filter(None, environment.get("NO_PROXY", "").split(",")), host]))
-    whole = {**SINGLE_THREADED, **environment, "NO_PROXY": no_proxy, "no_proxy": no_proxy, **gateway_environment(server_url, dialects)}
-    return {name: value for name, value in whole.items() if name != KEY_VARIABLE}
+    exceptions = [place.strip() for name in ("NO_PROXY", "no_proxy") for place in environment.get(name, "").split(",")]
+    no_proxy = ",".join(dict.fromkeys(filter(None, [*exceptions, host])))
+    return {**SINGLE_THREADED, **given, "NO_PROXY": no_proxy, "no_proxy": no_proxy, **gateway_environment(server_url, dialects)}
 
 
 @contextmanager

@@ -49,12 +49,14 @@ class WorkerPool:
         base_dir: Path | str = ".",
         log_folder: Path | str | None = None,
         environment: Mapping[str, str] | None = None,
+        withheld: Sequence[str] = (),
         launcher: WorkerLauncher | None = None,
         lease_s: float = 30.0,
         lease_wait_s: float = 10.0,
         patience_s: float = 60.0,
     ) -> None:
-        """`key` is the run's or a worker's; workers get a worker's in any case. `environment` is added to that of the workers' machine;
+        """`key` is the run's or a worker's; workers get a worker's in any case. `environment` is added to that of the workers' machine,
+        less the variables that are `withheld`;
         `base_urls` are the agent's model endpoints beside the hosts of the `dialects`; `launcher` says where workers run, None = as
         processes of this machine. Raises ConfigError.
         """
@@ -70,6 +72,7 @@ class WorkerPool:
             adapters=tuple(adapters),
             base_urls=tuple(base_urls),
             dialects=tuple(dialects),
+            withheld=tuple(withheld),
             concurrency=concurrency,
             lease_s=lease_s,
             lease_wait_s=lease_wait_s,

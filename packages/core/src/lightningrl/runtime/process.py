@@ -56,13 +56,14 @@ class WorkerProcess:
         kept = None if log is None else open_private(log)
         heard, said = os.pipe()
         mark = make_mark()
+        ours = {name: value for name, value in os.environ.items() if name not in settings.withheld}
         try:
             process = subprocess.Popen(
                 (sys.executable, "-m", "lightningrl.runtime.worker"),
                 stdin=subprocess.PIPE,
                 stdout=kept or STDERR,
                 stderr=kept or STDERR,
-                env=worker_environment(settings.server_url, {**os.environ, **environment, MARK: mark}, settings.dialects),
+                env=worker_environment(settings.server_url, {**ours, **environment, MARK: mark}, settings.dialects),
                 cwd=settings.base_dir,
                 start_new_session=True,
                 pass_fds=(said,),

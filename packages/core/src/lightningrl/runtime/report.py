@@ -12,6 +12,7 @@ from typing import Any, Final
 from lightningrl import clean
 from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.control.api import Result
+from lightningrl.credentials import Mask
 from lightningrl.errors import iterate_causes
 from lightningrl.types import Outcome
 
@@ -60,7 +61,7 @@ def report_exception(error: BaseException, rollout: ActiveRollout, *, duration_s
         outcome = outcome_of(error, rollout)
     except BaseException:  # noqa: BLE001  an exception is the agent's code as well, whatever its attributes raise
         outcome = Outcome.AGENT_ERROR
-    return Result(outcome=outcome, error=describe(error), duration_s=duration_s)
+    return Result(outcome=outcome, error=Mask([rollout.key]).text(describe(error)), duration_s=duration_s)
 
 
 def outcome_of(error: BaseException, rollout: ActiveRollout) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -16,7 +16,7 @@ class WorkerSettings:
     """Everything that a worker needs to know."""
 
     server_url: str
-    worker_key: str
+    worker_key: str = field(repr=False)
     """A worker process has one that speaks for it alone, its supervisor one for all; see `lightningrl.keys`."""
     worker_id: str
     """Where several workers are to be started, the beginning of their ids."""
@@ -30,6 +30,8 @@ class WorkerSettings:
     """Base URLs of models, beside the dialects' hosts, whose calls go to the gateway."""
     dialects: tuple[Dialect, ...] = DIALECTS
     """The APIs that the gateway speaks."""
+    withheld: tuple[str, ...] = ()
+    """Variables of the machine's environment that no worker gets: secrets of the run."""
     concurrency: int = 1
     """Attempts at a time; 1 = exclusive, attribution is exact whatever the agent does."""
     lease_s: float = 30.0

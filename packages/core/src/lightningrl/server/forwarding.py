@@ -19,6 +19,8 @@ import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from lightningrl.config import TelemetryConfig
+from lightningrl.credentials import Mask
+from lightningrl.foreign import UNCOMPRESSED, read_at_most
 from lightningrl.telemetry.otlp import Export
 
 __all__ = ["ExportForwarder", "Forwarders", "create_forwarders"]
@@ -35,6 +37,8 @@ CLOSE_S: Final = 3.0
 """For what is left when the server stops."""
 TRACES: Final = "/v1/traces"
 LOGS: Final = "/v1/logs"
+LONGEST_ANSWER: Final = 10_000
+"""Bytes that are read of what a collector answers."""
 RETRIED: Final = frozenset({429, 502, 503, 504})
 
 logger = logging.getLogger(__name__)
@@ -51,7 +55,8 @@ class ExportForwarder:
         """That were dropped."""
         self._what = what
         self._url = url
-        self._headers = {"content-type": "application/x-protobuf", "content-encoding": "gzip", **(headers or {})}
+        self._headers = {"content-type": "application/x-protobuf", "content-encoding": "gzip", **UNCOMPRESSED, **(headers or {})}
+        self._mask = Mask((headers or {}).values())
         self._limit = queue_bytes
         self._waiting: deque[tuple[bytes, int]] = deque()
         self._waiting_bytes = 0
@@ -127,15 +132,19 @@ class ExportForwarder:
                 if number:
                     await asyncio.sleep(FIRST_PAUSE_S * 2 ** (number - 1))
                 try:
-                    answer = await client.post(self._url, content=content, headers=self._headers)
-                except (httpx.HTTPError, httpx.InvalidURL) as error:
-                    problem = f"{type(error).__name__}: {error}"
+                    async with (
+                        asyncio.timeout(TIMEOUT_S),
+                        client.stream("POST", self._url, content=content, headers=self._headers) as answer,
+                    ):
+                        said, _ = await read_at_most(answer, LONGEST_ANSWER)
+                except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+                    problem = self._mask.text(f"{type(error).__name__}: {error}").removesuffix(": ")
                 else:
                     if answer.is_success:
                         self.forwarded += count
                         self._is_out = False
                         return
-                    problem = f"it answered {answer.status_code}: {answer.text[:200]!r}"
+                    problem = f"it answered {answer.status_code}: {self._mask.text(said.decode(errors='replace'))[:200]!r}"
                     if answer.status_code not in RETRIED:
                         break
                 if self._is_closing or self._is_out:  # this batch was its chance to come back

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from lightningrl.config import RoleConfig, TelemetryConfig, UpstreamConfig, UpstreamModelConfig
+from lightningrl.credentials import read_key
 from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.errors import ConfigError
 from lightningrl.gateway.settings import Upstream
@@ -88,7 +89,5 @@ def read_upstream(config: UpstreamConfig | None, environment: Mapping[str, str])
 
 def _read_one(config: UpstreamModelConfig, environment: Mapping[str, str], where: str) -> Upstream:
     assert config.base_url is not None
-    key = environment.get(config.api_key_env) if config.api_key_env is not None else None
-    if config.api_key_env is not None and not key:
-        raise ConfigError(f"{where}: the environment variable {config.api_key_env!r} is not set; set it to the provider's key")
+    key = None if config.api_key_env is None else read_key(config.api_key_env, environment, where=where)
     return Upstream(base_url=config.base_url, api_key=key)

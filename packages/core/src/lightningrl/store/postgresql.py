@@ -11,6 +11,7 @@ bringing an older version up to date, dropping the schema of a run) is done by w
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -186,6 +187,8 @@ def open_postgresql(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) ->
         return None
 
     url = url.set(drivername="postgresql+psycopg")
+    if url.password is None and "password" not in url.query and (password := os.environ.get("PGPASSWORD", "").rstrip("\r\n")):
+        url = url.set(password=password)  # less the line's end that a file leaves there
     writing = create_engine(url, poolclass=NullPool, connect_args=_SOCKET)
     event.listen(writing, "connect", _bound_stalls)
     event.listen(writing, "begin", _take_turn)

@@ -79,7 +79,7 @@ class Lease:
     """Without its answer."""
     mode: RolloutMode
     timeout_s: float
-    key: str
+    key: str = field(repr=False)
     """Scoped key: calls the model and reports on this attempt, nothing else."""
     expires_at: float
     """Unix seconds."""

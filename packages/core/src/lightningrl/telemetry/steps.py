@@ -19,6 +19,7 @@ from opentelemetry import trace
 from opentelemetry.trace import NoOpTracer, Span, Tracer
 
 from lightningrl.config import TelemetryConfig
+from lightningrl.credentials import Mask
 
 __all__ = ["NO_SPANS", "StepSpans", "open_spans"]
 
@@ -73,6 +74,15 @@ def open_spans(config: TelemetryConfig | None, environment: Mapping[str, str], *
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     place = None if config is None else config.target(environment)
+    mask = Mask(() if place is None else place[1].values())
+
+    def hide_keys(record: logging.LogRecord) -> bool:
+        """Have the exporter's lines say no key that a collector said again."""
+        record.msg, record.args = mask.text(record.getMessage()), ()
+        return True
+
+    exporter_log = logging.getLogger(OTLPSpanExporter.__module__)
+    exporter_log.addFilter(hide_keys)
     exporter = OTLPSpanExporter() if place is None else OTLPSpanExporter(endpoint=place[0], headers=place[1])
     resource = Resource.create({"service.name": environment.get("OTEL_SERVICE_NAME", "lightningrl"), "lightningrl.run": run})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -89,3 +99,4 @@ def open_spans(config: TelemetryConfig | None, environment: Mapping[str, str], *
         # The exporter first, so that what is being sent again and again is given up.
         exporter.shutdown()  # type: ignore[no-untyped-call]
         provider.shutdown()
+        exporter_log.removeFilter(hide_keys)

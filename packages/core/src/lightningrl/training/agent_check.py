@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol
@@ -49,7 +50,7 @@ def check_agent(recipe: Recipe, *, will_work: bool = False) -> AbstractContextMa
     except ConfigError as error:
         return nullcontext(NoProcess(error))
     is_here = not will_work and recipe.runtime.workers > 0 and recipe.runtime.launcher == "local"
-    return AgentProcess(agent, str(recipe.folder)) if is_here else nullcontext(NoProcess())
+    return AgentProcess(agent, str(recipe.folder), recipe.withheld_variables) if is_here else nullcontext(NoProcess())
 
 
 def check_agent_file(recipe: Recipe) -> None:
@@ -78,7 +79,8 @@ class NoProcess:
 class AgentProcess:
     """The process that imports it."""
 
-    def __init__(self, agent: str, folder: str) -> None:
+    def __init__(self, agent: str, folder: str, withheld: Sequence[str]) -> None:
+        self._withheld = withheld
         self._agent = agent
         self._folder = folder
         self._process: subprocess.Popen[str] | None = None
@@ -93,7 +95,7 @@ class AgentProcess:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=worker_environment(NOWHERE, os.environ),
+            env=worker_environment(NOWHERE, os.environ, withheld=self._withheld),
             start_new_session=True,
         )
         return self

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.config import Recipe, RewardConfig, check_options
+from lightningrl.credentials import read_key
 from lightningrl.credit.combinators import Combination
 from lightningrl.credit.comparison import check_comparison
 from lightningrl.credit.evaluator import Evaluator
@@ -333,9 +334,7 @@ def _judge(recipe: Recipe) -> Judge | None:
     config = recipe.judge
     if config is None:
         return None
-    key = None if config.api_key_env is None else os.environ.get(config.api_key_env)
-    if config.api_key_env is not None and not key:
-        raise ConfigError(f"judge: the environment variable {config.api_key_env!r} is not set; set it to the provider's key")
+    key = None if config.api_key_env is None else read_key(config.api_key_env, os.environ, where="judge")
     return Judge(api_key=key, **config.model_dump(exclude={"api_key_env"}))
 
 

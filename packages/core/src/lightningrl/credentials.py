@@ -1,0 +1,147 @@
+"""Keys and passwords that a user brings: read and checked in one place, kept out of recipes, of texts that leave, and of agents.
+
+environment ─► read_key ─► the key alone, or a sentence that names its variable
+recipe ─► Address, Variable: no user, no password and no key stands in either
+error, record, answer ─► Mask ─► the same with `***` in the place of each key
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from pydantic import AfterValidator
+
+from lightningrl.errors import ConfigError
+
+__all__ = ["Address", "Endpoint", "Mask", "MaskedBytes", "Variable", "check_address", "check_key", "names_secret", "read_key"]
+
+MASKED: Final = "***"
+SHORTEST: Final = 6
+"""Characters of a key that is looked for in texts: `none` and `EMPTY`, which local servers are given, are words."""
+_CARRIED: Final = re.compile(r"[!-~]([ -~\t]*[!-~])?")
+"""A value that an HTTP header can carry, by every client."""
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LOOKS_LIKE_KEY: Final = re.compile(r"(?=.*[a-z])(?=.*[0-9]).{20,}")
+_SECRET_NAME: Final = re.compile(
+    r"(.*(key|token|secret|password|passwd|passphrase|signature|credentials?)|pass|pwd|auth|authorization|sig|sas|jwt|bearer|code)"
+)
+
+
+def read_key(variable: str, environment: Mapping[str, str], *, where: str, what: str = "the provider's key") -> str:
+    """The key in an environment variable, less the white space around it, which a file's last line leaves there. Raises ConfigError with
+    the variable's name, and never with what is in it."""
+    key = environment.get(variable, "").strip()
+    if not key:
+        raise ConfigError(f"{where}: the environment variable {variable!r} is not set; set it to {what}")
+    return check_key(key, f"{where}: the environment variable {variable!r}")
+
+
+def check_key(key: str, where: str) -> str:
+    """The key less the white space around it. Raises ConfigError where no HTTP header can carry it; `where` names it."""
+    key = key.strip()
+    if _CARRIED.fullmatch(key) is None:
+        raise ConfigError(
+            f"{where} holds what no HTTP header can carry: a line break, a control character, a letter that is not ASCII, or nothing; "
+            "set it to the key alone"
+        )
+    return key
+
+
+def names_secret(name: str) -> bool:
+    """Whether a parameter of that name, in an address, has a secret for its value."""
+    return _SECRET_NAME.fullmatch(re.sub(r"[^a-z]", "", name.lower())) is not None
+
+
+def check_address(url: str) -> str:
+    """The address. Raises ValueError where it is none of HTTP, or names a user, a password or a key."""
+    if re.match(r"https?://[^/?#]", url) is None:
+        raise ValueError("write an address that begins with 'http://' or 'https://', for example 'https://api.openai.com/v1'")
+    return check_no_secret(url)
+
+
+def check_no_secret(url: str) -> str:
+    """The address, or the bare host. Raises ValueError where it names a user, a password or a key: a recipe is copied and shown."""
+    why = "and a recipe is copied into its run folder and shown; leave it out, and put the key into an environment variable"
+    try:
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        names = [name for name, _ in parse_qsl(f"{parts.query}&{parts.fragment}", keep_blank_values=True)]
+    except ValueError:
+        raise ValueError("it is no address; write for example 'https://api.openai.com/v1'") from None
+    if "@" in parts.netloc:
+        raise ValueError(f"the address names a user or a password, {why}")
+    if secret := next(filter(names_secret, names), None):
+        raise ValueError(f"the address has a secret behind {secret!r}, {why}")
+    return url
+
+
+def _check_variable(name: str) -> str:
+    if _VARIABLE.fullmatch(name) is None or _LOOKS_LIKE_KEY.fullmatch(name):
+        raise ValueError(
+            "write the name of an environment variable that has the key, for example 'OPENAI_API_KEY'; no key stands in a recipe"
+        )
+    return name
+
+
+Address = Annotated[str, AfterValidator(check_address)]
+"""Address of a foreign server, in a recipe."""
+Endpoint = Annotated[str, AfterValidator(check_no_secret)]
+"""The same, or a bare host."""
+Variable = Annotated[str, AfterValidator(_check_variable)]
+"""Name of the environment variable that has a secret."""
+
+
+class Mask:
+    """Keys, which it puts `***` in the place of; also where they are written as JSON or in an address."""
+
+    def __init__(self, keys: Iterable[str | None] = ()) -> None:
+        written: set[str] = set()
+        for key in keys:
+            for part in {key, key.partition(" ")[2].strip()} if key else ():  # `Bearer KEY` in a header
+                if len(part) >= SHORTEST:
+                    written |= {part, json.dumps(part)[1:-1], part.replace("/", "\\/"), quote(part, safe=""), quote(part)}
+        self.written = sorted(written, key=len, reverse=True)
+        self._found = re.compile("|".join(map(re.escape, self.written))) if written else None
+
+    def text(self, text: str) -> str:
+        return text if self._found is None else self._found.sub(MASKED, text)
+
+    def json(self, value: Any) -> Any:
+        """A value that JSON can say, its texts and names masked."""
+        if self._found is None:
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.json(item) for item in value]
+        if isinstance(value, dict):
+            return {self.text(str(name)): self.json(item) for name, item in value.items()}
+        return value
+
+
+class MaskedBytes:
+    """Bytes of one answer, masked while they are passed on: what may be the beginning of a key waits for what comes next."""
+
+    def __init__(self, mask: Mask) -> None:
+        self._written = [key.encode() for key in mask.written]
+        self._held = b""
+
+    def add(self, chunk: bytes) -> bytes:
+        """The bytes that can go on."""
+        if not self._written:
+            return chunk
+        data = self._held + chunk
+        for key in self._written:
+            data = data.replace(key, MASKED.encode())
+        longest = min(len(data), max(map(len, self._written)) - 1)
+        held = next((size for size in range(longest, 0, -1) if any(key.startswith(data[-size:]) for key in self._written)), 0)
+        self._held = data[len(data) - held :]
+        return data[: len(data) - held]
+
+    def end(self) -> bytes:
+        """The rest."""
+        held, self._held = self._held, b""
+        return held
