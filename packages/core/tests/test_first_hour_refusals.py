@@ -319,7 +319,8 @@ def test_a_run_that_never_began_makes_room_and_is_not_the_newest(here: Path) -> 
     assert (again.path / "notes.txt").read_text() == "mine"
     again.discard()
     again.close()
-    assert [found.name for found in (here / "runs" / "bad").iterdir()] == ["notes.txt"]
+    assert {found.name for found in (here / "runs" / "bad").iterdir()} == {"notes.txt", "run.json", ".lock"}
+    start(here, here / "runs" / "bad").close()
 
 
 def test_a_run_with_a_checkpoint_is_overwritten_only_when_asked(here: Path) -> None:
@@ -348,7 +349,8 @@ def test_a_run_that_is_written_over_leaves_no_evaluations_of_its_weights(here: P
     folder = start(here, here / "run")
     checkpoint(folder)
     (here / "run" / "evaluations" / "1" / "1").mkdir(parents=True)
-    (here / "run" / "evaluations" / "1.json").touch()
+    (here / "run" / "evaluations" / "1" / "1" / "store.sqlite").touch()
+    (here / "run" / "evaluations" / "1.json").write_text('{"evaluations": [], "comparison": null}')
     (here / "run" / "notes.txt").write_text("mine")
     folder.close()
     start(here, here / "run", overwrite=True).close()

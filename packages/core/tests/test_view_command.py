@@ -80,6 +80,18 @@ def test_a_report_that_cannot_be_written_is_a_sentence(recorded_run: Path, tmp_p
     assert "the report cannot be written to" in str(refused("report", str(recorded_run), "--html", str(tmp_path / "no" / "a.html")))
 
 
+def test_a_report_is_its_owners_and_replaces_only_a_report(recorded_run: Path, tmp_path: Path) -> None:
+    report, mine = tmp_path / "report.html", tmp_path / "mine.html"
+    for _ in range(2):
+        assert CliRunner().invoke(app, ["report", str(recorded_run), "--html", str(report)]).exit_code == 0
+        assert report.stat().st_mode & 0o777 == 0o600
+    mine.write_text("<!doctype html>mine")
+    assert "mine.html' is there already, and no report; give another file: --html" in str(
+        refused("report", str(recorded_run), "--html", str(mine))
+    )
+    assert mine.read_text() == "<!doctype html>mine"
+
+
 async def test_every_rollout_is_read_before_the_link_is_printed(recorded_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not for the first page."""
     counts: list[int] = []

@@ -7,7 +7,6 @@ wherever it lies now.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from typing import Any
 
 import pydantic
 
+from lightningrl.clean import parse_json
 from lightningrl.config import Recipe, recipe_file
 from lightningrl.errors import RunFolderError
 
-__all__ = ["RunOrigin", "flatten", "read_models", "read_run_file", "read_values"]
+__all__ = ["RunOrigin", "flatten", "is_own", "read_json", "read_models", "read_object", "read_run_file", "read_values"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class RunOrigin:
         """Where the run was moved along with its recipe and models, they are found where they lie now. Raises RunFolderError."""
         told = read_run_file(folder)
         try:
-            recipe = Recipe.model_validate_json((folder / "recipe.json").read_text(encoding="utf-8"))
+            recipe = Recipe.model_validate_json((folder / "recipe.json").read_bytes())
         except OSError:
             raise RunFolderError(f"no run in {str(folder)!r} that has a recipe; `lightningrl train RECIPE` starts one") from None
         except pydantic.ValidationError as error:
@@ -63,13 +63,29 @@ class RunOrigin:
         )
 
 
+def is_own(folder: Path) -> bool:
+    """Whether a run of ours was made in a folder: its `run.json` is no other program's."""
+    told = read_run_file(folder)
+    return "source" in told and all(isinstance(told.get(name), dict) for name in ("models", "settings"))
+
+
 def read_run_file(folder: Path) -> dict[str, Any]:
     """What `run.json` says, as it was written; empty where there is none. Another program may have one, too."""
-    try:
-        told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    return read_object(folder / "run.json")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is none."""
+    told = read_json(path)
     return told if isinstance(told, dict) else {}
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file; None where there is none, or it is nested deeper than anything of ours."""
+    try:
+        return parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def read_models(folder: Path) -> dict[str, str]:
@@ -83,10 +99,7 @@ def read_models(folder: Path) -> dict[str, str]:
 
 def read_values(folder: Path) -> dict[str, Any]:
     """The frozen recipe's by dotted key, of whatever version; empty where there is none."""
-    try:
-        return flatten(json.loads((folder / "recipe.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}
+    return flatten(read_object(folder / "recipe.json"))
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Files for their owner alone: logs hold what agents were asked, said and printed."""
+"""Files for their owner alone: logs and records hold what agents were asked, said and printed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import os
 from pathlib import Path
 from typing import IO
 
-__all__ = ["open_private"]
+__all__ = ["create_private", "open_private"]
 
 
 def open_private(path: Path) -> IO[bytes]:
-    """Open a file to append to, unbuffered, made where there is none; what an earlier version left readable is so no more. Raises
-    OSError."""
+    """Open a file to append to, unbuffered, made where there is none; what an earlier version left readable is so no more. A link is not
+    followed. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b", buffering=0)
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b", buffering=0)
     os.fchmod(file.fileno(), 0o600)
     return file
+
+
+def create_private(path: Path) -> IO[bytes]:
+    """Create a file to write, in place of the file or link that lies there. Raises OSError."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")

@@ -222,8 +222,9 @@ class Run:
         trained = [known for known, config in self.recipe.all_policies.items() if config.trainable]
         if name not in trained:
             raise ConfigError(f"no policy {name!r} is trained in run {str(self.folder)!r}; choose one of: {', '.join(trained)}")
-        if target.exists() and any(target.iterdir()):
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise RunFolderError(f"folder {str(target)!r} is not empty; give another")
+        rights = target.stat().st_mode if target.exists() else None
         find_checkpoint(self.folder, step)
         backend = build_backends(self.recipe, load_plugins(), self._origin.models, will_run=False)[name]()
         try:
@@ -237,6 +238,8 @@ class Run:
                         raise
             backend.export(target)
             open_to_readers(target)
+            if rights is not None:
+                target.chmod(rights)
         finally:
             backend.close()
         return saved.state.step

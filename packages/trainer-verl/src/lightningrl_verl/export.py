@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
+import tempfile
 from pathlib import Path
 
 from lightningrl.errors import BackendError
@@ -15,9 +16,8 @@ __all__ = ["export_checkpoint"]
 
 def export_checkpoint(actor: Path, folder: Path, *, policy: PolicyFacts, megatron: bool) -> None:
     """Merge the shards of all ranks (and LoRA adapters) into `folder`; complete when it returns."""
-    scratch = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".new", dir=folder.parent))
     _merge_shards(actor, scratch, megatron=megatron)
     adapters = scratch / "lora_adapter"
     if adapters.is_dir():
@@ -25,7 +25,6 @@ def export_checkpoint(actor: Path, folder: Path, *, policy: PolicyFacts, megatro
     policy.tokenizer.save_pretrained(scratch)
     if not any(path.suffix == ".safetensors" for path in scratch.iterdir()):
         raise BackendError(f"verl's merger wrote no weights for {str(actor)!r}; is the checkpoint complete?")
-    shutil.rmtree(folder, ignore_errors=True)
     scratch.rename(folder)
 
 

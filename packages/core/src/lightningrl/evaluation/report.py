@@ -17,6 +17,7 @@ from lightningrl.evaluation.candidate import Candidate, find_candidate, run_of
 from lightningrl.evaluation.comparison import Comparison
 from lightningrl.evaluation.examination import Examination, examine
 from lightningrl.evaluation.result import Evaluation, read_evaluation
+from lightningrl.private import create_private
 
 __all__ = ["EvaluationReport", "Price", "evaluate_policies"]
 
@@ -71,7 +72,8 @@ async def evaluate_policies(
     path = _place(policy, out)
     found, comparison = await examine(candidates, how, path.with_suffix(""), slices=slices, prices=prices, known=known, show=show)
     report = EvaluationReport(evaluations=tuple(found), comparison=comparison, slices=tuple(slices), path=path)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report.numbers()), indent=1) + b"\n")
+    with create_private(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(report.numbers()), indent=1) + b"\n")
     return report
 
 
@@ -94,7 +96,7 @@ def _place(policy: str, out: Path | None) -> Path:
         raise ConfigError(f"--out {str(path)!r} is no .json file; results are JSON, and rollouts go into a folder beside them")
     if path.exists() or path.with_suffix("").exists():
         raise RunFolderError(f"{str(path)!r} or the folder of its rollouts is there already; give another --out")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.loggers.jsonl import read_metrics
+from lightningrl.private import create_private
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +48,8 @@ def draw_curve(
     _add_minutes(axes, entries)
     scratch = png_path.with_name(f".{png_path.name}.new")
     try:
-        figure.savefig(scratch, format="png")
+        with create_private(scratch) as file:
+            figure.savefig(file, format="png")
         scratch.replace(png_path)
     except OSError as error:
         raise RunFolderError(f"the learning curve cannot be written to {str(png_path)!r}: {error}; free some space") from error

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lightningrl.errors import RunFolderError
+from lightningrl.private import create_private
 
 __all__ = ["JsonlLogger", "read_metrics"]
 
@@ -59,34 +61,34 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     An unfinished last line is skipped. Raises RunFolderError naming a broken line.
     """
     steps: dict[int, dict[str, Any]] = {}
-    for number, line in _lines(path):
-        try:
-            entry = json.loads(line)
-            step = int(entry["step"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunFolderError(f"line {number} of {str(path)!r} is no metrics entry: {error!r}; remove it") from error
+    for step, _, entry in _entries(path):
         steps.setdefault(step, {}).update({name: value for name, value in entry.items() if value is not None})
     return [steps[step] for step in sorted(steps)]
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Finished lines with their numbers from 1."""
+def _entries(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """Finished lines: each one's step, its bytes, and what it says. Raises RunFolderError naming a broken one."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n") and line.strip():
-                yield number, line
+                try:
+                    entry = json.loads(line)
+                    yield int(entry["step"]), line, entry
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
+                    raise RunFolderError(f"line {number} of {str(path)!r} is no metrics entry: {error!r}; remove it") from error
 
 
 def _repair(path: Path, resume_after: int | None) -> None:
     """Rewrite the file without an unfinished line and without later steps, if it has any."""
-    kept = b"".join(line for _, line in _lines(path) if resume_after is None or json.loads(line)["step"] <= resume_after)
+    kept = b"".join(line for step, line, _ in _entries(path) if resume_after is None or step <= resume_after)
     if len(kept) == path.stat().st_size:
         return
     scratch = path.with_name(f".{path.name}.new")
-    with scratch.open("wb") as file:
+    with create_private(scratch) as file:
         file.write(kept)
         file.flush()
         os.fsync(file.fileno())
+    shutil.copymode(path, scratch)
     scratch.replace(path)
 
 

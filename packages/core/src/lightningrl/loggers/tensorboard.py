@@ -17,6 +17,7 @@ class TensorBoardLogger:
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError when tensorboard is not installed."""
         summary = import_logger("tensorboard.summary", logger="tensorboard", package="tensorboard")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._writer: Any = summary.Writer(str(folder))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -19,6 +19,7 @@ class WandbLogger:
     def __init__(self, *, run: str, folder: Path, config: Mapping[str, Any], project: str = "lightningrl") -> None:
         """Raises ConfigError when wandb is not installed."""
         wandb = import_logger("wandb", logger="wandb", package="wandb")
+        (folder / "wandb").mkdir(mode=0o700, parents=True, exist_ok=True)
         self._run: Any = wandb.init(project=project, name=run, dir=str(folder), config=dict(config))
         self._run.define_metric("*", step_metric=STEP)
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError
 
 from lightningrl.errors import StoreError
 from lightningrl.store.dialects import Database, explain, open_sqlite
-from lightningrl.store.errors import OlderStore
+from lightningrl.store.errors import EmptyStore, OlderStore
 from lightningrl.store.migrations import MIGRATIONS
 from lightningrl.store.postgresql import GRACE_S, open_postgresql
 from lightningrl.store.schema import SCHEMA_VERSION, attempts, meta, metadata, rollouts
@@ -60,7 +60,10 @@ def _parse(url: str) -> URL:
 
 def has_rollouts(url: str) -> bool:
     """Whether a store has any. Raises StoreError."""
-    database = open_database(url, read_only=True)
+    try:
+        database = open_database(url, read_only=True)
+    except EmptyStore:
+        return False
     try:
         with database.reading.connect() as db:
             return db.execute(select(rollouts.c.pk).limit(1)).scalar() is not None
@@ -110,7 +113,8 @@ def _prepare(database: Database, *, read_only: bool) -> None:
                 raise StoreError(f"the store {database.name!r} is in use by an older version of lightningrl; stop its servers first")
             _migrate(db, int(version), database.name)
         if version is None and (tables or read_only):
-            raise StoreError(f"{database.name!r} is a database of something else, no LightningRL store; choose another path")
+            kind = StoreError if tables else EmptyStore
+            raise kind(f"{database.name!r} is a database of something else, no LightningRL store; choose another path")
         if version is None:
             metadata.create_all(db)
             db.execute(insert(meta).values(key="schema", value=str(SCHEMA_VERSION)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightningrl.errors import StoreError
 
-__all__ = ["AttemptOver", "Conflict", "OlderStore", "StoreFull", "StoreTrouble", "UnknownRecord"]
+__all__ = ["AttemptOver", "Conflict", "EmptyStore", "OlderStore", "StoreFull", "StoreTrouble", "UnknownRecord"]
 
 
 class UnknownRecord(StoreError):
@@ -21,6 +21,10 @@ class AttemptOver(Conflict):
 
 class OlderStore(StoreError):
     """A store of an older version, opened read-only: nothing brings it up to date."""
+
+
+class EmptyStore(StoreError):
+    """A database without tables, opened read-only: a store that is only being made, or was dropped."""
 
 
 class StoreTrouble(StoreError):

@@ -100,7 +100,7 @@ async def branch_rollout(
 ) -> BranchedRollout:
     """Branch a run's rollout after so many calls (`at`; None = everywhere), `samples` times at each. The agent's answers are rewarded as in
     training. Raises LightningError."""
-    from lightningrl.training.session import serve_recipe
+    from lightningrl.training.session import make_place, serve_recipe
 
     if samples < 1:
         raise ConfigError(f"samples is {samples}; branch once or more at each state")
@@ -113,8 +113,7 @@ async def branch_rollout(
     own = folder / "branches" / f"step-{step:06d}" / rollout_id
     show("checking the recipe", 0, 0)
     parts = build_checked(recipe, load_plugins())
-    own.mkdir(parents=True, exist_ok=True)
-    source = await _copy(f"sqlite:///{own / 'store.sqlite'}", spec, recorded, calls)
+    source = await _copy(make_place(own, parts), spec, recorded, calls)
     weights = saved.folder if saved else None
     async with serve_recipe(recipe, parts, own, weights, starting=lambda what: show(what, 0, 0)) as (recipe, served):
         specs = {

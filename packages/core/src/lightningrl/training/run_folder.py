@@ -1,9 +1,9 @@
 """The run folder: one directory that holds everything a run is and was.
 
 runs/<name>-<time>/
-  recipe.json      the frozen recipe            run.json    where recipe and models lay, and the settings given
+  recipe.json      the frozen recipe            run.json    where recipe and models lay, and the settings given: the mark of a run
   store.sqlite     rollouts, calls, rewards (or in PostgreSQL: `lightningrl.store.places`)     metrics.jsonl, curve.png
-  checkpoints/step-000010/{policies/NAME/, loop.json} logs/       server and workers
+  checkpoints/step-000010/{policies/NAME/, files.json, loop.json} logs/       server and workers
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import RunFolderError, StoreError
-from lightningrl.origin import RunOrigin, flatten, read_run_file
-from lightningrl.store.places import find_store
+from lightningrl.origin import RunOrigin, flatten, is_own, read_run_file
+from lightningrl.private import create_private
+from lightningrl.store.places import find_store, has_store
+from lightningrl.training.belongings import FILES, list_below, remove_checkpoint, remove_made
 
 __all__ = [
     "Checkpoint",
@@ -46,10 +48,6 @@ FREE_ON_RESUME = re.compile(
 
 _LOCK_S = 0.5
 """Pages that ask whether the run is live hold its lock for a moment."""
-RUN_FILES = (
-    *("run.json", "store.sqlite*", "metrics.jsonl", "curve.png", "view.key", "checkpoints", "branches", "evaluations", "logs"),
-    *("tensorboard", "wandb", ".*.new"),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,9 +88,10 @@ class Checkpoint:
 class RunFolder:
     """An open run folder, locked against other processes until `close`."""
 
-    def __init__(self, path: Path, lock: IO[str]) -> None:
+    def __init__(self, path: Path, lock: IO[str], *, is_new: bool = False) -> None:
         self.path = path
         self._lock = lock
+        self._is_new = is_new
 
     @classmethod
     def create(
@@ -105,45 +104,45 @@ class RunFolder:
         models: Mapping[str, str],
         overwrite: bool = False,
     ) -> RunFolder:
-        """A new run, readable by its owner alone. Raises RunFolderError where one exists already that has a checkpoint, unless it is to be
-        overwritten; a run without one never began, and makes room."""
-        if (path / "recipe.json").exists() and not overwrite and checkpoints(path):
-            raise RunFolderError(
-                f"run folder {str(path)!r} already holds a run; go on with it by --resume, write over it with --overwrite, "
-                "or give another --run"
-            )
+        """A new run, readable by its owner alone, in a folder that is absent, empty, or holds a run: one that never began makes room, and
+        one that did is written over where that is asked. What no run made stays as it is. Raises RunFolderError."""
+        _check_free(path, overwrite=overwrite)
+        folder, is_new = None, not path.exists()
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            path.chmod(0o700)
-            folder = cls(path, _take_lock(path))
-            if (path / "recipe.json").exists():
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = cls(path, _take_lock(path), is_new=is_new)
+            if is_own(path):
                 folder._empty()
+            places = {"source": source, "folder": str(recipe.folder.resolve()), "run": str(path.resolve()), "models": dict(models)}
+            told = {**places, "settings": dict(settings)}
+            folder._tell(told)  # the first of all files: from now on the folder is known as ours
+            if recipe.store_url is not None:
+                from lightningrl.store.schemas import create_schema
+
+                folder._tell({**told, "store": create_schema(recipe.store_url, path)})
             for name in ("checkpoints", "logs"):
                 (path / name).mkdir(mode=0o700, exist_ok=True)
             for file in (folder.metrics, *([] if recipe.store_url else [path / "store.sqlite"])):
                 file.touch(mode=0o600)
-            places = {"source": source, "folder": str(recipe.folder.resolve()), "run": str(path.resolve()), "models": dict(models)}
-            if recipe.store_url is not None:
-                from lightningrl.store.schemas import create_schema
-
-                places["store"] = create_schema(recipe.store_url, path)
-            _write_durably(path / "run.json", json.dumps({**places, "settings": dict(settings)}, indent=2, default=str) + "\n")
             _write_durably(path / "recipe.json", recipe.frozen_text())
-        except OSError as error:
+        except (OSError, StoreError) as error:
+            if folder is not None:
+                if not (path / "recipe.json").exists():
+                    folder.discard()
+                folder.close()
+            if isinstance(error, StoreError):
+                raise
             raise RunFolderError(
                 f"run folder {str(path)!r} cannot be written: {error.strerror}; free space or give another --run"
             ) from error
-        except StoreError:
-            if not (path / "recipe.json").exists():
-                folder.discard()
-            folder.close()
-            raise
         return folder
 
     @classmethod
     def resume(cls, path: Path, settings: Mapping[str, Any], source: Path | Recipe | None = None) -> tuple[RunFolder, Recipe]:
         """An earlier run with its recipe, read again from its source or from the one given. Raises RunFolderError when it has changed."""
         origin = RunOrigin.read(path)
+        if not is_own(path):
+            raise RunFolderError(f"no run in {str(path)!r} that has a run.json of ours; `lightningrl train RECIPE` starts one")
         source = source or origin.source
         if source is None:
             raise RunFolderError(
@@ -171,7 +170,19 @@ class RunFolder:
             saved = read_run_file(self.path)
             kept = {**saved, "settings": {**saved.get("settings", {}), **settings}}
             _write_durably(self.path / "recipe.json", recipe.frozen_text())
-            _write_durably(self.path / "run.json", json.dumps(kept, indent=2, default=str) + "\n")
+            self._tell(kept)
+
+    @contextlib.contextmanager
+    def making(self, *names: str) -> Iterator[None]:
+        """Keep in mind what the body makes in these folders, whose files we do not name: it is the run's, and goes with it."""
+        before = {path for name in names for path in (self.path / name).glob("*")}
+        try:
+            yield
+        finally:
+            made = sorted(str(path.relative_to(self.path)) for name in names for path in {*(self.path / name).glob("*")} - before)
+            if made:
+                saved = read_run_file(self.path)
+                self._tell({**saved, "made": [*saved.get("made", ()), *made]})
 
     @property
     def store_url(self) -> str:
@@ -206,15 +217,18 @@ class RunFolder:
     def commit_checkpoint(self, scratch: Path, state: LoopState, keep: int) -> None:
         """Make a scratch folder the newest checkpoint, in one rename; older ones beyond `keep` go, but for the best. Which that is, the
         checkpoints say: there is no second write that a kill could come before."""
+        _write_durably(scratch / FILES, json.dumps(list_below(scratch)) + "\n")
         _write_durably(scratch / "loop.json", json.dumps(asdict(state)) + "\n")
         final = scratch.with_name(scratch.name.removeprefix("."))
-        shutil.rmtree(final, ignore_errors=True)
+        remove_checkpoint(final)
+        if final.exists():
+            raise RunFolderError(f"{str(final)!r} is none of the run's checkpoints; move it away, then run again with --resume")
         scratch.rename(final)
         _sync_directory(final.parent)
         saved, best = self.checkpoints(), best_checkpoint(self.path)
         for old in saved[:-keep]:
             if best is None or old.state.step != best.state.step:
-                shutil.rmtree(old.folder.parent)
+                remove_checkpoint(old.folder.parent)
 
     def write_view_key(self, key: str) -> None:
         """For Prometheus (`credentials_file`), and for whoever lost the link: it opens the run's pages and metrics, of this start."""
@@ -222,19 +236,16 @@ class RunFolder:
 
     def has_rollouts(self) -> bool:
         """Whether anything was asked of the agent: what it answered is kept, also before the first checkpoint."""
-        from lightningrl.store.database import has_rollouts
-
-        try:
-            return has_rollouts(self.store_url)
-        except StoreError:
-            return False
+        return _has_rollouts(self.path)
 
     def discard(self) -> None:
-        """Remove a run that never began, with its folder."""
+        """Remove a run that never began, with the folder that was made for it. Where anything else lies in it, it stays known as ours."""
         self._empty()
-        (self.path / ".lock").unlink(missing_ok=True)
-        if not any(self.path.iterdir()):
-            self.path.rmdir()
+        if {found.name for found in self.path.iterdir()} <= {".lock", "run.json"}:
+            for name in (".lock", "run.json"):
+                (self.path / name).unlink(missing_ok=True)
+            if self._is_new:
+                self.path.rmdir()
 
     def close(self) -> None:
         self._lock.close()
@@ -247,28 +258,24 @@ class RunFolder:
             moved = move_schema(self.store_url, database, self.path)
             saved = read_run_file(self.path)
             if saved["store"] != moved:
-                _write_durably(self.path / "run.json", json.dumps({**saved, "store": moved}, indent=2) + "\n")
+                self._tell({**saved, "store": moved})
 
     def _empty(self) -> None:
-        """Remove what a run writes; whatever else lies here stays. Checkpoints go first, at once, and `recipe.json` last: what a kill
-        leaves is a run that never began, and makes room. But nothing goes where the database is not there."""
+        """Remove what the run made, but for the mark that the folder is ours. Nothing goes where the database is not there."""
         if not self.store_url.startswith("sqlite"):
             from lightningrl.store.schemas import drop_schema
 
             drop_schema(self.store_url, self.path)
-        scratch = self.path / ".checkpoints.new"
-        shutil.rmtree(scratch, ignore_errors=True)
-        if (self.path / "checkpoints").exists():
-            (self.path / "checkpoints").rename(scratch)
-        for name in (*RUN_FILES, "recipe.json"):
-            for found in self.path.glob(name):
-                shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
+        remove_made(self.path)
+
+    def _tell(self, told: Mapping[str, Any]) -> None:
+        _write_durably(self.path / "run.json", json.dumps(told, indent=2, default=str) + "\n")
 
 
 def newest_run(root: Path) -> Path:
     """The run folder last written to below `root`; one that has a checkpoint before those that never began. Raises RunFolderError where
     there is none."""
-    runs = [found.parent for found in root.glob("*/run.json")]
+    runs = [found.parent for found in root.glob("*/run.json") if is_own(found.parent)]
     if not runs:
         raise RunFolderError(f"no run below {str(root)!r}; give one with --run, or start one with `lightningrl train RECIPE`")
     return max(runs, key=lambda run: (bool(checkpoints(run)), (run / "run.json").stat().st_mtime))
@@ -315,9 +322,43 @@ def find_checkpoint(path: Path, which: str | int | None = None) -> Checkpoint:
     return found
 
 
+def _check_free(path: Path, *, overwrite: bool) -> None:
+    """Raise RunFolderError where a folder has anything but a run of ours, or one that began and is not to be written over."""
+    try:
+        found = sorted(one.name for one in path.iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunFolderError(f"run folder {str(path)!r} cannot be read: {error.strerror}; give another --run") from error
+    if found and not is_own(path):
+        raise RunFolderError(
+            f"folder {str(path)!r} holds {found[0]!r} and no run; a run is made in a new or an empty folder: give another --run"
+        )
+    if found and not overwrite and (checkpoints(path) or _has_rollouts(path)):
+        raise RunFolderError(
+            f"run folder {str(path)!r} already holds a run; go on with it by --resume, write over it with --overwrite, "
+            "or give another --run"
+        )
+
+
+def _has_rollouts(path: Path) -> bool:
+    """Whether the store of a run has any. One that cannot be read may have."""
+    from lightningrl.store.database import has_rollouts
+
+    try:
+        return has_store(path) and has_rollouts(find_store(path))
+    except StoreError:
+        return True
+
+
 def _take_lock(path: Path) -> IO[str]:
-    (path / ".lock").touch(mode=0o600)
-    lock = (path / ".lock").open("a+", encoding="utf-8")
+    try:
+        lock = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "a+", encoding="utf-8")
+    except OSError as error:
+        sentence = (
+            f"run folder {str(path)!r} cannot be locked: its '.lock' cannot be opened ({error.strerror}); remove it, or give another --run"
+        )
+        raise RunFolderError(sentence) from error
     give_up = time.monotonic() + _LOCK_S
     while not _try_lock(lock):
         if time.monotonic() < give_up:
@@ -361,9 +402,8 @@ def _check_same(old: Recipe, new: Recipe, path: Path) -> None:
 
 def _write_durably(path: Path, text: str) -> None:
     scratch = path.with_name(f".{path.name}.new")
-    with scratch.open("w", encoding="utf-8") as file:
-        scratch.chmod(0o600)
-        file.write(text)
+    with create_private(scratch) as file:
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
     scratch.replace(path)

@@ -23,10 +23,12 @@ from typing import Any
 from lightningrl.config import OtherPolicyConfig, Recipe
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.link import EngineLink, EngineLinks
-from lightningrl.errors import LightningError, ServerError
+from lightningrl.errors import LightningError, RunFolderError, ServerError
 from lightningrl.keys import view_key, worker_key
 from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve, read_metrics
+from lightningrl.origin import read_run_file
 from lightningrl.plugins import PluginManager, load_plugins
+from lightningrl.private import create_private
 from lightningrl.protocols import Backend, Measured, Speed
 from lightningrl.runtime.address import reachable_url
 from lightningrl.runtime.pool import WorkerPool
@@ -42,7 +44,7 @@ from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.workers import start_pool
 from lightningrl.types import RolloutMode, RolloutState
 
-__all__ = ["Address", "RunningServices", "serve_policy", "serve_recipe", "server_settings", "train_run"]
+__all__ = ["Address", "RunningServices", "make_place", "serve_policy", "serve_recipe", "server_settings", "train_run"]
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +103,8 @@ async def train_run(
     state = saved.state if saved else LoopState(step=0, seconds=0.0, rollouts=0)
     made = max((line["step"] for line in read_metrics(folder.metrics)), default=0) if saved and folder.metrics.is_file() else 0
     loggers: list[MetricLogger] = [JsonlLogger(folder.metrics, resume_after=state.step if saved else -1)]
-    loggers += build_loggers(recipe.loggers, folder=folder.path, run=folder.path.name, config=json.loads(recipe.frozen_text()))
+    with folder.making("tensorboard", "wandb"):
+        loggers += build_loggers(recipe.loggers, folder=folder.path, run=folder.path.name, config=json.loads(recipe.frozen_text()))
 
     def log(step: int, metrics: Mapping[str, float]) -> None:
         for one in loggers:
@@ -266,15 +269,19 @@ async def serve_recipe(
 ) -> AsyncIterator[tuple[Recipe, RunningServices]]:
     """All of a run but its loop, in a folder that `lightningrl rollouts --run` reads; and the recipe with the time that rollouts have here.
     `changes`: of the server's settings."""
-    settings = server_settings(recipe, parts, _make_folder(folder, parts), host=recipe.runtime.server_host).model_copy(update=changes)
+    settings = server_settings(recipe, parts, make_place(folder, parts), host=recipe.runtime.server_host).model_copy(update=changes)
     async with serve_policy(settings, parts, folder / "logs", checkpoint, workers=recipe, starting=starting) as served:
         yield give_time(recipe, served.policies.speed), served
 
 
-def _make_folder(folder: Path, parts: Parts) -> str:
-    """For rollouts and logs; returns its store's URL."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text(json.dumps({"models": dict(parts.models)}), encoding="utf-8")
+def make_place(folder: Path, parts: Parts) -> str:
+    """A folder for rollouts and logs, new, empty or made as one before; returns its store's URL. Raises RunFolderError."""
+    mark = {"models": dict(parts.models)}
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(folder.iterdir()) and read_run_file(folder).keys() != mark.keys():
+        raise RunFolderError(f"folder {str(folder)!r} holds what is none of ours; move it away")
+    with create_private(folder / "run.json") as file:
+        file.write(json.dumps(mark).encode())
     return f"sqlite:///{folder.absolute() / 'store.sqlite'}"
 
 
