@@ -65,8 +65,8 @@ class RunOrigin:
 
 def is_own(folder: Path) -> bool:
     """Whether a run of ours was made in a folder: its `run.json` is no other program's."""
-    told = read_run_file(folder)
-    return "source" in told and all(isinstance(told.get(name), dict) for name in ("models", "settings"))
+    values = read_run_file(folder)
+    return "source" in values and all(isinstance(values.get(name), dict) for name in ("models", "settings"))
 
 
 def read_run_file(folder: Path) -> dict[str, Any]:
@@ -76,8 +76,8 @@ def read_run_file(folder: Path) -> dict[str, Any]:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is none."""
-    told = read_json(path)
-    return told if isinstance(told, dict) else {}
+    value = read_json(path)
+    return value if isinstance(value, dict) else {}
 
 
 def read_json(path: Path) -> Any:

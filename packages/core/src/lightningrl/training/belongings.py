@@ -49,10 +49,10 @@ def remove_made(run: Path) -> None:
 
 def remove_checkpoint(folder: Path) -> None:
     """Remove a checkpoint, at once as one that counts. A folder that holds none is left alone."""
-    told, listed = folder / "loop.json", read_json(folder / FILES)
+    state, listed = folder / "loop.json", read_json(folder / FILES)
     if not isinstance(listed, list):  # of a version that kept no list
-        listed = [f"policies/{name}" for name in list_below(folder / "policies")] if told.is_file() else []
-    told.unlink(missing_ok=True)
+        listed = [f"policies/{name}" for name in list_below(folder / "policies")] if state.is_file() else []
+    state.unlink(missing_ok=True)
     for name in sorted(map(str, listed), reverse=True):  # what lies in a folder comes before it
         path = folder / name
         if ".." not in path.parts and path.is_relative_to(folder):

@@ -114,12 +114,12 @@ class RunFolder:
             if is_own(path):
                 folder._empty()
             places = {"source": source, "folder": str(recipe.folder.resolve()), "run": str(path.resolve()), "models": dict(models)}
-            told = {**places, "settings": dict(settings)}
-            folder._tell(told)  # the first of all files: from now on the folder is known as ours
+            origin = {**places, "settings": dict(settings)}
+            folder._tell(origin)  # the first of all files: from now on the folder is known as ours
             if recipe.store_url is not None:
                 from lightningrl.store.schemas import create_schema
 
-                folder._tell({**told, "store": create_schema(recipe.store_url, path)})
+                folder._tell({**origin, "store": create_schema(recipe.store_url, path)})
             for name in ("checkpoints", "logs"):
                 (path / name).mkdir(mode=0o700, exist_ok=True)
             for file in (folder.metrics, *([] if recipe.store_url else [path / "store.sqlite"])):
@@ -241,7 +241,7 @@ class RunFolder:
     def discard(self) -> None:
         """Remove a run that never began, with the folder that was made for it. Where anything else lies in it, it stays known as ours."""
         self._empty()
-        if {found.name for found in self.path.iterdir()} <= {".lock", "run.json"}:
+        if {file.name for file in self.path.iterdir()} <= {".lock", "run.json"}:
             for name in (".lock", "run.json"):
                 (self.path / name).unlink(missing_ok=True)
             if self._is_new:
@@ -268,8 +268,8 @@ class RunFolder:
             drop_schema(self.store_url, self.path)
         remove_made(self.path)
 
-    def _tell(self, told: Mapping[str, Any]) -> None:
-        _write_durably(self.path / "run.json", json.dumps(told, indent=2, default=str) + "\n")
+    def _tell(self, origin: Mapping[str, Any]) -> None:
+        _write_durably(self.path / "run.json", json.dumps(origin, indent=2, default=str) + "\n")
 
 
 def newest_run(root: Path) -> Path:
@@ -325,16 +325,16 @@ def find_checkpoint(path: Path, which: str | int | None = None) -> Checkpoint:
 def _check_free(path: Path, *, overwrite: bool) -> None:
     """Raise RunFolderError where a folder has anything but a run of ours, or one that began and is not to be written over."""
     try:
-        found = sorted(one.name for one in path.iterdir())
+        names = sorted(file.name for file in path.iterdir())
     except FileNotFoundError:
         return
     except OSError as error:
         raise RunFolderError(f"run folder {str(path)!r} cannot be read: {error.strerror}; give another --run") from error
-    if found and not is_own(path):
+    if names and not is_own(path):
         raise RunFolderError(
-            f"folder {str(path)!r} holds {found[0]!r} and no run; a run is made in a new or an empty folder: give another --run"
+            f"folder {str(path)!r} holds {names[0]!r} and no run; a run is made in a new or an empty folder: give another --run"
         )
-    if found and not overwrite and (checkpoints(path) or _has_rollouts(path)):
+    if names and not overwrite and (checkpoints(path) or _has_rollouts(path)):
         raise RunFolderError(
             f"run folder {str(path)!r} already holds a run; go on with it by --resume, write over it with --overwrite, "
             "or give another --run"
