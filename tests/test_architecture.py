@@ -54,10 +54,10 @@ def test_the_server_has_no_torch(module: str) -> None:
     assert "torch" not in modules_after(f"import {module}")
 
 
-def test_the_verl_backend_takes_losses_and_settings_from_the_torch_one_and_nothing_else() -> None:
+def test_the_verl_backend_takes_losses_settings_and_how_weights_are_written_from_the_torch_one_and_nothing_else() -> None:
     sources = (Path(__file__).parents[1] / "packages" / "trainer-verl" / "src").rglob("*.py")
     taken = {name for file in sources for name in re.findall(r"from lightningrl_torch\.(\w+) import", file.read_text(encoding="utf-8"))}
-    assert taken == {"chosen_loss", "learner_settings", "losses"}
+    assert taken == {"chosen_loss", "exported", "learner_settings", "losses"}
 
 
 def test_public_names_are_sorted_and_there() -> None:

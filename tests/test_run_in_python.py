@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from openai import OpenAI
 from safetensors.torch import load_file
 from teaching import OF_EVERY_OTHER, of_every_other
@@ -98,6 +99,31 @@ def test_weights_are_written_while_the_run_is_held_by_its_trainer(project: Path,
         run.export(tmp_path / "weights")
     with pytest.raises(lightningrl.ConfigError, match=r"no policy 'judge' is trained .* choose one of: policy"):
         run.export(tmp_path / "other", policy="judge")
+
+
+def test_what_is_exported_stops_where_the_run_s_answers_ended_in_the_policy_s_own_dtype(
+    moved: Path, tmp_path: Path, warm: WarmCommand
+) -> None:
+    """Of a base model: its end of text is another token than the one its chat template closes an answer with."""
+    starter = moved / "starter"
+    tokens = {one["content"]: one["id"] for one in json.loads((starter / "tokenizer.json").read_text())["added_tokens"]}
+    closing, end = "<|im_end|>", next(name for name in tokens if not name.startswith("<|im_"))
+    for name, changed in {
+        "config.json": {"eos_token_id": tokens[end], "dtype": "bfloat16"},
+        "generation_config.json": {"eos_token_id": tokens[end]},
+        "tokenizer_config.json": {"eos_token": end},
+    }.items():
+        (starter / name).write_text(json.dumps(json.loads((starter / name).read_text()) | changed))
+    run = lightningrl.Run(moved / "runs" / "one")
+    run.export(tmp_path / "own")
+    warm.run("lightningrl", "export", "whole", "--run", str(run.folder), "--dtype", "float32", cwd=tmp_path)
+    for name, dtype in (("own", torch.bfloat16), ("whole", torch.float32)):
+        generation = json.loads((tmp_path / name / "generation_config.json").read_text())
+        assert generation["eos_token_id"] == [tokens[end], tokens[closing]]
+        assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
+        assert {weight.dtype for weight in load_file(tmp_path / name / "model.safetensors").values()} == {dtype}
+    with pytest.raises(lightningrl.LightningError, match=r"weights cannot be written as 'int8'; choose float32, bfloat16, float16"):
+        run.export(tmp_path / "other", dtype="int8")
 
 
 def test_a_checkpoint_that_goes_while_it_is_read_makes_room_for_the_next(

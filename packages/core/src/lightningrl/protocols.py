@@ -272,8 +272,9 @@ class Backend(Protocol):
         """Restore what `save` wrote; learning continues as if it had never stopped."""
         ...
 
-    def export(self, folder: Path) -> None:
-        """Write an ordinary transformers folder that `AutoModelForCausalLM` loads (LoRA merged)."""
+    def export(self, folder: Path, *, dtype: str | None = None) -> None:
+        """Write an ordinary transformers folder that `AutoModelForCausalLM` loads (LoRA merged): the policy that `engine` serves. `dtype`:
+        `float32`, `bfloat16` or `float16`; None = the policy's own. Raises BackendError for one that it cannot write."""
         ...
 
     def close(self) -> None: ...

@@ -208,13 +208,16 @@ class Run:
 
         return run_beside(ask())
 
-    def export(self, target: str | Path, *, policy: str | None = None, step: str | int | None = None) -> int:
-        """Write a trained policy's weights as an ordinary transformers folder (LoRA merged). Returns the step that they are of.
+    def export(self, target: str | Path, *, policy: str | None = None, step: str | int | None = None, dtype: str | None = None) -> int:
+        """Write a trained policy's weights as an ordinary transformers folder (LoRA merged). Returns the step that they are of. Whoever
+        serves the folder stops where the run's answers ended: its generation configuration names all tokens at which they did.
 
         step     whose weights: `"best"` by validation, `"newest"`, or a step; None = the best where there was validation
+        dtype    `"float32"`, `"bfloat16"` or `"float16"`; None = the dtype of the folder that the run started from
 
         Raises ConfigError where the run trains no such policy, RunFolderError where it has no such checkpoint or `target` is not empty.
         """
+        from lightningrl.training.exported import name_stops, stop_tokens
         from lightningrl.training.parts import build_backends
         from lightningrl.training.policies import load_backend
 
@@ -226,6 +229,7 @@ class Run:
             raise RunFolderError(f"folder {str(target)!r} is not empty; give another")
         rights = target.stat().st_mode if target.exists() else None
         find_checkpoint(self.folder, step)
+        stops = stop_tokens(self._origin.models[name], self.recipe.all_policies[name].renderer, name=name)
         backend = build_backends(self.recipe, load_plugins(), self._origin.models, will_run=False)[name]()
         try:
             while True:
@@ -236,7 +240,8 @@ class Run:
                 except (OSError, LightningError):
                     if saved.folder.exists():  # else the run has made newer ones meanwhile, and this one went
                         raise
-            backend.export(target)
+            backend.export(target, dtype=dtype)
+            name_stops(target, stops)
             open_to_readers(target)
             if rights is not None:
                 target.chmod(rights)

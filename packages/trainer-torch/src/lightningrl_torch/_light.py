@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from lightningrl_torch._llama import FAMILIES, LlamaForward
+from lightningrl_torch.exported import DTYPES, cast, note_dtype
 
 __all__ = ["LightPolicy", "read_light"]
 
@@ -42,7 +43,11 @@ class LightPolicy:
     def __init__(self, folder: Path, config: Mapping[str, Any], device: torch.device) -> None:
         self.folder = folder
         self.config = config
-        self.parameters = {name: nn.Parameter(weight.float()) for name, weight in load_file(folder / WEIGHTS, device=str(device)).items()}
+        weights = load_file(folder / WEIGHTS, device=str(device))
+        stored = config.get("dtype") or config.get("torch_dtype")
+        self.dtype: torch.dtype = DTYPES.get(str(stored)) or next(iter(weights.values())).dtype
+        """What the folder says of its weights; where it says nothing, theirs."""
+        self.parameters = {name: nn.Parameter(weight.float()) for name, weight in weights.items()}
         self._tokenizer = _read(folder / "tokenizer_config.json")
         self._device = device
 
@@ -80,14 +85,15 @@ class LightPolicy:
         modules.config = config
         return LlamaForward(modules, dtype)
 
-    def write(self, folder: Path) -> None:
-        """An ordinary transformers folder of the weights as they are, with all else that stood beside them."""
+    def write(self, folder: Path, dtype: torch.dtype) -> None:
+        """An ordinary transformers folder of the weights as they are, in a dtype, with all else that stood beside them."""
         for path in self.folder.iterdir():
             if path.is_file() and path.suffix not in {".safetensors", ".bin", ".pt", ".pth", ".md"}:
                 shutil.copyfile(path, folder / path.name)
-        config = {name: value for name, value in self.config.items() if name != "torch_dtype"} | {"dtype": "float32"}
+        config = {name: value for name, value in self.config.items() if name != "torch_dtype"}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        save_file({name: weight.detach() for name, weight in self.parameters.items()}, folder / WEIGHTS, metadata={"format": "pt"})
+        note_dtype(folder, dtype)
+        save_file(cast(self.parameters, dtype), folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def read_light(folder: Path, device: torch.device) -> LightPolicy | None:

@@ -248,6 +248,7 @@ def find_forward(model: PreTrainedModel, *, autocast: bool) -> LlamaForward | No
         and rotary in STATIC_ROTARY
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         and all(_is_plain(module) for module in _linears(model))
+        and type(model.model.embed_tokens) is nn.Embedding  # one with adapters is more than its weight
     )
     return LlamaForward(model, torch.bfloat16 if autocast else model.dtype) if is_known else None
 

@@ -31,6 +31,7 @@ from lightningrl_torch._speed import measure
 from lightningrl_torch.checkpoint import read_checkpoint, restore_generators, write_checkpoint, written_folder
 from lightningrl_torch.device import cpu_threads
 from lightningrl_torch.engine import TorchEngine
+from lightningrl_torch.exported import find_dtype, merge_adapters, write_model
 from lightningrl_torch.policy import LoadedPolicy, quiet
 from lightningrl_torch.settings import EngineSettings, Settings
 
@@ -243,18 +244,18 @@ class TorchBackend:
             self._swap(0 if learner is None else int(learner["step"]))
             restore_generators(state)
 
-    def export(self, folder: Path) -> None:
-        """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged."""
-        light = self._policy.light
+    def export(self, folder: Path, *, dtype: str | None = None) -> None:
+        """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged. `dtype`: float32, bfloat16 or float16;
+        None = that of the policy's own folder."""
+        light, wanted = self._policy.light, find_dtype(dtype, self._policy.dtype)
         if light is not None:
             with written_folder(folder) as scratch:
-                light.write(scratch)
+                light.write(scratch, wanted)
             return
-        model = self._policy.model
-        if self._policy.adapters is not None:
-            model = copy.deepcopy(self._policy.adapters).merge_and_unload()
+        adapters = self._policy.adapters
+        model = self._policy.model if adapters is None else merge_adapters(adapters)
         with written_folder(folder) as scratch, quiet():
-            model.save_pretrained(scratch)
+            write_model(model, scratch, wanted)
             self._policy.whole.tokenizer.save_pretrained(scratch)
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from lightningrl.errors import ConfigError
 from lightningrl_torch._light import read_light
 from lightningrl_torch._size import choose_adapters
 from lightningrl_torch.device import pick_device
+from lightningrl_torch.exported import quiet_about_ties
 from lightningrl_torch.learner_settings import LoraSettings
 from lightningrl_torch.settings import Settings
 
@@ -41,6 +42,8 @@ class WholePolicy:
     tokenizer: PreTrainedTokenizerBase
     context_length: int
     stop_token_ids: tuple[int, ...]
+    dtype: torch.dtype
+    """What its folder says of the weights; where it says nothing, theirs."""
 
 
 class LoadedPolicy:
@@ -58,6 +61,7 @@ class LoadedPolicy:
         known = self.light or self.whole
         self.context_length = _context_length(known.context_length, settings)
         self.stop_token_ids = known.stop_token_ids
+        self.dtype = known.dtype
 
     @property
     def whole(self) -> WholePolicy:
@@ -117,7 +121,11 @@ def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
     settings = choose_adapters(settings, device, lambda: _count_parameters(config))
     lora = settings.adapters
     frozen = torch.bfloat16 if lora is not None and settings.dtype == "bfloat16" else torch.float32
-    model = load_weights("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=frozen).to(device)
+    own = config.dtype
+    read = "auto" if own is None else frozen  # "auto" = as they lie there
+    model = load_weights("model", AutoModelForCausalLM.from_pretrained, settings.policy, config=config, dtype=read).to(device)
+    if own is None:
+        own, model = model.dtype, model.to(frozen)
     adapters = _add_adapters(model, lora, settings) if lora is not None else None
     silence_dropout(model)
     if settings.gradient_checkpointing:
@@ -132,6 +140,7 @@ def _load_whole(settings: Settings, device: torch.device) -> WholePolicy:
         tokenizer=tokenizer,
         context_length=min(int(limit) for limit in limits if limit is not None),
         stop_token_ids=_stop_token_ids(model, tokenizer),
+        dtype=own,
     )
 
 
@@ -186,7 +195,7 @@ def _add_adapters(model: PreTrainedModel, lora: LoraSettings, settings: Settings
 
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     config = LoraConfig(r=lora.rank, lora_alpha=lora.scale, target_modules=targets, task_type="CAUSAL_LM")  # type: ignore[arg-type]
-    with torch.random.fork_rng(), warnings.catch_warnings():
+    with torch.random.fork_rng(), warnings.catch_warnings(), quiet_about_ties():
         torch.manual_seed(settings.seed)
         # peft asks transformers by a name that is about to go
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)

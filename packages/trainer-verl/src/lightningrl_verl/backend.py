@@ -144,15 +144,17 @@ class VerlBackend:
                 self._stop()
                 self._start()
 
-    def export(self, folder: Path) -> None:
-        """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged."""
+    def export(self, folder: Path, *, dtype: str | None = None) -> None:
+        """Write an ordinary transformers folder with tokenizer and chat template, LoRA merged. `dtype`: float32, bfloat16 or float16;
+        None = that of the policy's own folder."""
+        is_megatron = self.settings.strategy == "megatron"
         if self._runner is None and self._resume_from is not None:  # straight from the checkpoint, no cluster needed
-            export_checkpoint(self._resume_from / "actor", folder, policy=self._policy, megatron=self.settings.strategy == "megatron")
+            export_checkpoint(self._resume_from / "actor", folder, policy=self._policy, megatron=is_megatron, dtype=dtype)
             return
         with self._scratch() as scratch:
             saved = Path(scratch) / "saved"
             self.save(saved)
-            export_checkpoint(_step_folder(saved) / "actor", folder, policy=self._policy, megatron=self.settings.strategy == "megatron")
+            export_checkpoint(_step_folder(saved) / "actor", folder, policy=self._policy, megatron=is_megatron, dtype=dtype)
 
     def close(self) -> None:
         """Stop verl, its replicas, and Ray where we started it."""

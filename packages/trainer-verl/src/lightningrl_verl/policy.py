@@ -19,12 +19,15 @@ class PolicyFacts:
     model: str
     context_length: int
     eos_ids: tuple[int, ...]
+    dtype: Any
+    """The torch.dtype that its folder says of the weights; float32 where it says nothing."""
     tokenizer: Any
     text_of: Callable[[Sequence[int]], str]
 
 
 def read_policy(settings: Settings) -> PolicyFacts:
     """Raises BackendError for a policy that cannot be found, or that vLLM has no model for."""
+    import torch
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     try:
@@ -51,7 +54,12 @@ def read_policy(settings: Settings) -> PolicyFacts:
         return str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     return PolicyFacts(
-        model=settings.policy, context_length=context, eos_ids=tuple(dict.fromkeys(eos)), tokenizer=tokenizer, text_of=text_of
+        model=settings.policy,
+        context_length=context,
+        eos_ids=tuple(dict.fromkeys(eos)),
+        dtype=config.dtype or torch.float32,
+        tokenizer=tokenizer,
+        text_of=text_of,
     )
 
 

@@ -443,11 +443,15 @@ def export(
             help="Whose weights; by default the best by validation, where there was any.", metavar="best|newest|STEP", show_default=False
         ),
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="By default that of the run's starting folder.", metavar="float32|bfloat16|float16", show_default=False),
+    ] = None,
 ) -> None:
-    """Write a run's best or newest weights as an ordinary transformers folder (LoRA merged)."""
+    """Write a run's best or newest weights as an ordinary transformers folder (LoRA merged), which stops where the run's answers ended."""
     from lightningrl.cli.export import export_command
 
-    export_command(folder, run=run, runs=runs, policy=policy, step=step)
+    export_command(folder, run=run, runs=runs, policy=policy, step=step, dtype=dtype)
 
 
 @rollouts.command("list")

@@ -10,12 +10,13 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 
-from lightningrl.errors import ContextOverflow
+from lightningrl.errors import ContextOverflow, LightningError
 from lightningrl.protocols import Backend
 from lightningrl.testing._pytest import pytest
 from lightningrl.types import FinishReason, GenerateRequest, Sample, SamplingSettings
@@ -200,6 +201,9 @@ class BackendConformance:
     async def test_an_export_is_a_transformers_folder(self, tmp_path: Path) -> None:
         async with self.backend() as backend:
             await asyncio.to_thread(backend.export, tmp_path / "weights")
+            with pytest.raises(LightningError, match="int3"):
+                await asyncio.to_thread(partial(backend.export, tmp_path / "other", dtype="int3"))
+            assert not (tmp_path / "other").exists()
         names = {path.name for path in (tmp_path / "weights").iterdir()}
         assert {"config.json", "tokenizer_config.json"} <= names
         assert any(name.endswith(".safetensors") for name in names)
