@@ -164,6 +164,7 @@ def test_what_a_page_makes_is_a_target(page: Path) -> None:
         ("docs/viewing.md", "with everything in it"),
         ("docs/loggers.md", "(3, 0.6"),
         ("docs/python.md", "weights of step 4"),
+        ("docs/tasks.md", "17 + 25"),
         ("docs/credit/judge.md", "turn [[0.0, -1.0, 0.0], [0.0, 1.0, 0.0]]"),
         ("docs/credit/likelihood.md", "[0.0, 0.1, 0.0] [-0.275, -0.35, -0.5]"),
         ("docs/credit/rewards.md", "F1 0.67"),

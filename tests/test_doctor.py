@@ -36,10 +36,11 @@ from lightningrl.doctor.lesson import teach
 from lightningrl.doctor.machine import Machine, MemoryGrowth
 from lightningrl.doctor.observation import Cost, Costs, GpuMemory, Lesson, TriedStep
 from lightningrl.doctor.of_recipe import tasks_differ
+from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
 from lightningrl.training.checks import build_checked
-from lightningrl.training.parts import build_backends, build_credit, resolve
+from lightningrl.training.parts import build_backends, build_credit
 from lightningrl.training.tasks import TaskSets
 from lightningrl.types import FinishReason
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from lightningrl.config import Recipe, check_options, load_recipe, parse_setting
+from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
 from lightningrl.training.agent_check import check_agent_file
-from lightningrl.training.parts import resolve
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl_torch.settings import Settings as TorchSettings
 

@@ -16,6 +16,7 @@ from lightningrl.evaluation.examination import Examination
 from lightningrl.evaluation.result import sample_of
 from lightningrl.testing.groups import make_trajectory
 from lightningrl.training.run_folder import LoopState
+from lightningrl.training.task_files import FORMATS
 from lightningrl.types import OtherCall, OtherCallKind
 
 RECIPE = Recipe(
@@ -38,32 +39,22 @@ def test_a_line_of_tasks_ends_at_its_newline_and_at_no_other_character(tmp_path:
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        (
-            "a.json",
-            '{"tasks": [{"input": "1"}]}',
-            "tasks.eval '{path}' returned dict; {returns}",
-        ),
-        ("a.json", '"a text"', "tasks.eval '{path}' returned str; {returns}"),
-        ("a.jsonl", '{"input": "1"}\n\n{"input": ', "line 3 of '{path}' is no JSON (Expecting value); tasks are {formats}"),
-        ("a.csv", "input,answer\n1,2\n", "line 1 of '{path}' is no JSON (Expecting value); tasks are {formats}"),
-        ("a.json", '[{"input": "1"},\n', "line 2 of '{path}' is no JSON (Expecting value); tasks are {formats}"),
-        ("a.jsonl", None, "'{path}' cannot be read (No such file or directory); tasks are {formats}"),
-        ("", None, "'{path}' cannot be read (Is a directory); tasks are {formats}"),
-        ("a.parquet", b"PAR1\x80\xff", "'{path}' is no text in UTF-8; tasks are {formats}"),
+        ("a.json", '{"tasks": [{"input": "1"}]}', "tasks.eval: '{path}' holds a dict, not a list of tasks; {formats}"),
+        ("a.jsonl", '{"input": "1"}\n\n{"input": ', "tasks.eval: line 3 of '{path}' is no JSON (Expecting value); {formats}"),
+        ("a.jsonl", None, "tasks.eval: '{path}' is not there; {formats}"),
+        ("", None, "'{path}' cannot be read as tasks; {formats}"),
     ],
 )
 def test_a_file_that_holds_no_tasks_is_refused_with_its_line_and_nothing_is_taken_for_one(
-    tmp_path: Path, name: str, content: str | bytes | None, sentence: str
+    tmp_path: Path, name: str, content: str | None, sentence: str
 ) -> None:
+    """All that is refused: test_task_files.py."""
     path = tmp_path / name
     if content is not None:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        path.write_text(content)
     with pytest.raises(ConfigError) as caught:
         Examination(tasks=str(path)).choose(RECIPE, cast("Any", None))
-    formats = "a .jsonl file, one a line, a .json file with a list of them, or a loader, file.py:name"
-    assert str(caught.value) == sentence.format(
-        path=path, formats=formats, returns="return an iterable of Task or of dicts with its fields"
-    )
+    assert str(caught.value) == sentence.format(path=path, formats=FORMATS)
 
 
 @pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf")])

@@ -64,8 +64,8 @@ MISSING = {
     "policy": 'say which model is trained: [policy] model = "Qwen/Qwen2.5-0.5B-Instruct"',
     "policy.model": 'say which model is trained, a hub name or a folder: model = "Qwen/Qwen2.5-0.5B-Instruct"',
     "rewards": 'say what is good: [rewards.right] use = "reward.py:right", a function of (task, output, trajectory)',
-    "tasks": 'say where tasks come from: [tasks] train = "data.py:train_tasks"',
-    "tasks.train": 'name the function that returns tasks: train = "data.py:train_tasks"',
+    "tasks": 'say where tasks come from: [tasks] train = "data.jsonl", or a function that returns them: train = "data.py:train_tasks"',
+    "tasks.train": 'name a file of tasks: train = "data.jsonl", or the function that returns them: train = "data.py:train_tasks"',
 }
 """What to write, by key."""
 
@@ -94,12 +94,18 @@ Reference = Annotated[str | Any, pydantic.PlainSerializer(_describe)]
 
 
 class TasksConfig(_FrozenModel):
-    """Where tasks come from: callables that return iterables of `Task` or of dicts with its fields."""
+    """Where tasks come from (docs/tasks.md): files, data sets, or callables that return iterables of `Task` or of dicts with its fields."""
 
     train: Reference
-    """Called once when the run starts."""
+    """`"data.jsonl"` (`.json`, `.csv`, `.parquet`), `"hf:NAME:SPLIT"`, `"data.py:load"`; read once, when the run starts."""
     validation: Reference | None = None
     """Held-out tasks, which nothing is trained on; None = no validation."""
+    input: str | None = None
+    """Column that the agent is called with; None = the first of `input`, `question`, `prompt`."""
+    answer: str | None = None
+    """Column of the reference answer, for rewards; None = `answer`, where there is one."""
+    id: str | None = None
+    """Column that names a task; None = `id`, where there is one, else tasks are numbered. All other columns are metadata."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for both callables."""
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from lightningrl.errors import ConfigError, describe_raised
 
-__all__ = ["absolute_reference", "digest_of", "is_reference", "load_callable", "run_recipe_file"]
+__all__ = ["absolute_reference", "digest_of", "is_reference", "load_callable", "resolve", "run_recipe_file"]
 
 
 def is_reference(text: str) -> bool:
@@ -61,6 +61,15 @@ def load_callable(reference: str, base_dir: Path | str = ".") -> Callable[..., A
     if not callable(found):
         raise ConfigError(f"{reference!r} is a {type(found).__name__}, not callable; name a function or a class")
     return found  # type: ignore[no-any-return]
+
+
+def resolve(reference: Any, folder: Path) -> Callable[..., Any]:
+    """A callable from `"file.py:name"` or the object itself. Raises ConfigError."""
+    if isinstance(reference, str):
+        return load_callable(reference, folder)
+    if not callable(reference):
+        raise ConfigError(f"{reference!r} is a {type(reference).__name__}, not callable; give a function or 'file.py:name'")
+    return reference  # type: ignore[no-any-return]
 
 
 def digest_of(part: Any, options: Mapping[str, Any]) -> str:

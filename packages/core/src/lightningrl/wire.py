@@ -1,4 +1,5 @@
-"""The frozen types are their own wire format: JSON, arrays as base64 of little-endian int32 or float32.
+"""The frozen types are their own wire format: JSON, their token arrays as base64 of little-endian int32 or float32. Values of tasks and
+agents are JSON: an array among them is a list.
 
 A transition travels as the store keeps it: its prompt is what it adds to its parent's tokens, so a long history travels once, and
 tools that are offered again are "=".
@@ -14,16 +15,17 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Final, TypeVar, cast, get_args
+from typing import Any, Final, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from lightningrl.clean import clean_json
+from lightningrl.plain import to_plain
 from lightningrl.types import IntArray, Trajectory, Transition
 
 __all__ = ["assemble", "convert", "decode", "decode_trajectories", "encode", "encode_trajectories"]
@@ -35,11 +37,13 @@ _AGAIN: Final = "="
 
 
 def encode(value: object) -> bytes:
-    """A frozen type, or any JSON. Lone surrogates of a data set's are replaced."""
+    """A frozen type, or any JSON. Lone surrogates of a data set's are replaced. Raises NotPlain, a ValueError, for what JSON lacks."""
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    hook = _array_to_bytes if _has_arrays(cast("Hashable", type(first))) else _to_plain
     try:
-        return _encoder.encode(value)
+        return msgspec.json.encode(value, enc_hook=hook)
     except UnicodeEncodeError:
-        return _encoder.encode(clean_json(msgspec.to_builtins(value, enc_hook=_array_to_bytes)))
+        return msgspec.json.encode(clean_json(msgspec.to_builtins(value, enc_hook=hook)))
 
 
 def decode(data: bytes, kind: type[T]) -> T:
@@ -135,10 +139,23 @@ def assemble(calls: Sequence[tuple[int | None, NDArray[Any], NDArray[Any]]]) -> 
     return [(tokens[chain][:prompt_end], tokens[chain][prompt_end:end]) for chain, _, prompt_end, end in places]
 
 
-def _array_to_bytes(value: Any) -> bytes:
+@lru_cache
+def _has_arrays(kind: Any) -> bool:
+    """Whether a type has fields for tokens, its own or those of what it holds."""
+    if get_origin(kind) is np.ndarray:
+        return True
+    is_record = is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
+    return any(map(_has_arrays, get_type_hints(kind).values() if is_record else get_args(kind)))
+
+
+def _array_to_bytes(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.astype("<f4" if value.dtype.kind == "f" else "<i4", copy=False).tobytes()
-    raise TypeError(f"{type(value).__name__} is not JSON")
+    return _to_plain(value)
+
+
+def _to_plain(value: Any) -> Any:
+    return to_plain(value, "a value")
 
 
 def _bytes_to_array(kind: Any, value: Any) -> NDArray[Any]:
@@ -156,6 +173,3 @@ def _dtype(kind: Any) -> str:
 @lru_cache
 def _decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind, dec_hook=_bytes_to_array)
-
-
-_encoder = msgspec.json.Encoder(enc_hook=_array_to_bytes)

@@ -240,7 +240,9 @@ def evaluate(
     ] = None,
     tasks: Annotated[
         str | None,
-        typer.Option(help="A .json or .jsonl file, or a loader, file.py:name; by default the validation tasks.", show_default=False),
+        typer.Option(
+            help="A file, hf:NAME:SPLIT, or a loader, file.py:name (docs/tasks.md); by default the validation tasks.", show_default=False
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="So many of the tasks, at random.", show_default=False)] = None,
     samples: Annotated[int, typer.Option(help="Rollouts of each task; several give pass@k.")] = 1,

@@ -8,7 +8,6 @@ One policy after the other; where it may stop early, both at once, batch by batc
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import shlex
@@ -27,21 +26,20 @@ from lightningrl.evaluation.candidate import Candidate
 from lightningrl.evaluation.comparison import Comparison, compare
 from lightningrl.evaluation.result import EvaluatedTask, Evaluation, sample_of
 from lightningrl.evaluation.statistics import Verdict
-from lightningrl.loading import is_reference
 from lightningrl.plugins import load_plugins
 from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
-from lightningrl.training.parts import Parts, resolve
+from lightningrl.training.parts import Parts
 from lightningrl.training.reasons import explain_no_rewards
 from lightningrl.training.session import RunningServices, serve_recipe
-from lightningrl.training.tasks import plan_evaluation, read_tasks
+from lightningrl.training.task_files import task_source
+from lightningrl.training.tasks import columns_of, plan_evaluation, read_tasks
 from lightningrl.types import SamplingSettings, Task, Trajectory
 
 __all__ = ["Examination", "examine"]
 
 AT_ONCE = 64
 """Rollouts per request."""
-FORMATS = "tasks are a .jsonl file, one a line, a .json file with a list of them, or a loader, file.py:name"
 LONGEST_SLICE = 60
 """Characters of a value that tasks are grouped by."""
 
@@ -51,7 +49,7 @@ class Examination:
     """How policies are examined."""
 
     tasks: str | None = None
-    """A file of tasks (`.json`, `.jsonl`) or a loader, `"file.py:name"`; None = the recipe's validation tasks."""
+    """A file of tasks or a loader (`lightningrl.training.task_files`); None = the recipe's validation tasks."""
     limit: int | None = None
     """So many of them, at random; None = all."""
     samples: int = 1
@@ -83,7 +81,7 @@ class Examination:
         """In their random order. Raises ConfigError."""
         found = list(parts.tasks.validation if self.tasks is None else _read(self.tasks, recipe))
         if not found:
-            raise ConfigError("the recipe has no validation tasks; name tasks to evaluate on: --tasks data.py:held_out, or a .jsonl file")
+            raise ConfigError("the recipe has no validation tasks; name tasks to evaluate on: --tasks held_out.jsonl, or data.py:held_out")
         random.Random(self.seed).shuffle(found)  # noqa: S311 - an order, not a secret
         return found[: self.limit]
 
@@ -233,30 +231,9 @@ def _check_tasks(tasks: Sequence[Task], slices: Sequence[str], known: Evaluation
 
 
 def _read(source: str, recipe: Recipe) -> tuple[Task, ...]:
-    if is_reference(source):
-        return read_tasks("eval", source, {}, lambda reference: resolve(reference, recipe.folder))
-    loaded = _read_file(Path(source))
-    return read_tasks("eval", source, {}, lambda _: lambda: loaded)
-
-
-def _read_file(path: Path) -> Any:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{str(path)!r} cannot be read ({error.strerror}); {FORMATS}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{str(path)!r} is no text in UTF-8; {FORMATS}") from error
-    if path.suffix == ".json":
-        return _parse(text, path)
-    return [_parse(line, path, number) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-
-
-def _parse(text: str, path: Path, first_line: int = 1) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        raise ConfigError(f"line {line} of {str(path)!r} is no JSON ({error.msg}); {FORMATS}") from error
+    """Tasks of a file, here or beside the recipe, or of a loader."""
+    folder = Path.cwd() if Path(source).exists() else recipe.folder
+    return read_tasks("eval", source, {}, lambda reference: task_source(reference, folder), columns_of(recipe))
 
 
 def _slices(task: Task) -> dict[str, str]:

@@ -14,6 +14,7 @@ from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.control.api import Result
 from lightningrl.credentials import Mask
 from lightningrl.errors import iterate_causes
+from lightningrl.plain import NotPlain, to_plain
 from lightningrl.types import Outcome
 
 __all__ = ["clean_text", "report_exception", "report_output"]
@@ -42,17 +43,13 @@ def as_json(output: Any) -> Any:
     if output is None:
         raise ValueError("returned nothing; return its answer, which the reward looks at")
     try:
-        text = json.dumps(output, allow_nan=False, ensure_ascii=False)
-        kept = json.loads(text) if len(text) <= LONGEST_OUTPUT else None
-    except (TypeError, ValueError, RecursionError) as problem:
-        name = type(output).__name__
-        raise ValueError(f"returned a {name} that is not JSON ({problem}); return text, numbers, lists or dicts") from problem
-    if kept is None:
-        raise ValueError(f"returned {len(text)} characters; at most {LONGEST_OUTPUT} are kept, return what the reward looks at")
-    try:
-        return clean.clean_json(kept, levels=DEEPEST_OUTPUT)
-    except ValueError:
-        raise ValueError(f"returned lists or dicts more than {DEEPEST_OUTPUT} deep; return something flatter") from None
+        kept = to_plain(output, "output", levels=DEEPEST_OUTPUT)
+    except NotPlain as problem:
+        raise ValueError(f"returned a {type(output).__name__} that cannot be kept: {problem}") from problem
+    length = len(json.dumps(kept, ensure_ascii=False))
+    if length > LONGEST_OUTPUT:
+        raise ValueError(f"returned {length} characters; at most {LONGEST_OUTPUT} are kept, return what the reward looks at")
+    return kept
 
 
 def report_exception(error: BaseException, rollout: ActiveRollout, *, duration_s: float) -> Result:

@@ -25,15 +25,16 @@ from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.credit.services import PolicyQueries
 from lightningrl.dialects import Dialect, build_dialects
 from lightningrl.errors import ConfigError, gather
-from lightningrl.loading import digest_of, is_reference, load_callable
+from lightningrl.loading import digest_of, is_reference, resolve
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
 from lightningrl.rewards import NamedReward, RewardSet, RewardWeights, TurnReward, WeightedReward
 from lightningrl.rewards.potential import Joins, discount_of
 from lightningrl.training.models import check_lengths, resolve_model
+from lightningrl.training.task_files import task_source
 from lightningrl.training.tasks import TaskSets
 
-__all__ = ["Parts", "build_assigner", "build_backends", "build_credit", "build_scorer", "resolve", "trained_calls"]
+__all__ = ["Parts", "build_assigner", "build_backends", "build_credit", "build_scorer", "trained_calls"]
 
 KNOWN_BACKENDS = ("torch", "verl")
 """Backends a recipe may carry settings for although they are not installed here."""
@@ -69,7 +70,7 @@ class Parts:
             return evaluator, scorer
 
         def tasks() -> TaskSets:
-            loaded = TaskSets.load(recipe, lambda reference: resolve(reference, recipe.folder))
+            loaded = TaskSets.load(recipe, lambda reference: task_source(reference, recipe.folder))
             check_answers(recipe.credit.use, requires, loaded.train)
             return loaded
 
@@ -143,15 +144,6 @@ def _digests(
     files = [digest_of(resolve(reference, recipe.folder), {}) for reference in _files(recipe.credit.options)]
     digests["credit"] = digest_of(assigner, {**recipe.credit.options, "judge": judge, **nested, **({"files": files} if files else {})})
     return digests
-
-
-def resolve(reference: Any, folder: Path) -> Callable[..., Any]:
-    """A callable from `"file.py:name"` or the object itself."""
-    if isinstance(reference, str):
-        return load_callable(reference, folder)
-    if not callable(reference):
-        raise ConfigError(f"{reference!r} is a {type(reference).__name__}, not callable; give a function or 'file.py:name'")
-    return reference  # type: ignore[no-any-return]
 
 
 def trained_calls(recipe: Recipe) -> dict[str, TrainedCalls]:

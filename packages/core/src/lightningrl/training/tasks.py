@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -11,11 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightningrl.clean import DEEPEST
 from lightningrl.config import Recipe, check_options
 from lightningrl.errors import ConfigError, describe_raised, gather
+from lightningrl.plain import NotPlain, to_plain
+from lightningrl.training.task_files import Columns, Row
 from lightningrl.types import BranchPoint, RolloutMode, RolloutSpec, SamplingSettings, Task, Trajectory
 
-__all__ = ["TaskSets", "explain_few_tasks", "plan_branches", "plan_evaluation", "plan_group", "plan_validation", "read_tasks"]
+__all__ = ["TaskSets", "columns_of", "explain_few_tasks", "plan_branches", "plan_evaluation", "plan_group", "plan_validation", "read_tasks"]
+
+DEEPEST_VALUE = DEEPEST - 10
+"""Lists and dicts within each other, in a task's value: what carries it to a worker is some levels, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,10 +35,10 @@ class TaskSets:
     @classmethod
     def load(cls, recipe: Recipe, resolve: Callable[[Any], Callable[..., Any]]) -> TaskSets:
         """Call the recipe's sources. Raises ConfigError for an empty source, a repeated id, or a task found in both sets."""
-        tasks = recipe.tasks
+        tasks, columns = recipe.tasks, columns_of(recipe)
         train, validation = gather(
-            lambda: read_tasks("train", tasks.train, tasks.options, resolve),
-            lambda: read_tasks("validation", tasks.validation, tasks.options, resolve) if tasks.validation else (),
+            lambda: read_tasks("train", tasks.train, tasks.options, resolve, columns),
+            lambda: read_tasks("validation", tasks.validation, tasks.options, resolve, columns) if tasks.validation else (),
         )
         shared = {task.id for task in train} & {task.id for task in validation}
         if shared:
@@ -104,46 +111,85 @@ def _spec(rollout_id: str, task: Task, group: str, mode: RolloutMode, step: int,
     )
 
 
-def read_tasks(which: str, reference: Any, options: Mapping[str, Any], resolve: Callable[[Any], Callable[..., Any]]) -> tuple[Task, ...]:
-    """Call a source of tasks. Raises ConfigError."""
+def columns_of(recipe: Recipe) -> Columns:
+    """Columns that the recipe names."""
+    return Columns(input=recipe.tasks.input, answer=recipe.tasks.answer, id=recipe.tasks.id)
+
+
+def read_tasks(
+    which: str,
+    reference: Any,
+    options: Mapping[str, Any],
+    resolve: Callable[[Any], Callable[..., Any]],
+    columns: Columns = Columns(),  # noqa: B008  frozen
+) -> tuple[Task, ...]:
+    """Call a source of tasks, a function or a file (`task_source`). Raises ConfigError."""
+    what = f"tasks.{which} {reference!r}"
     source = resolve(reference)
-    check_options(source, options, what=f"tasks.{which} {reference!r}")
+    check_options(source, options, what=what)
     try:
         loaded = source(**options)
         items = list(loaded) if isinstance(loaded, Iterable) and not isinstance(loaded, str | bytes | Mapping) else None
+    except ConfigError as error:
+        raise ConfigError(f"tasks.{which}: {error}") from error
     except Exception as error:
-        raise ConfigError(f"tasks.{which} {reference!r} raised {describe_raised(error)}") from error
+        raise ConfigError(f"{what} raised {describe_raised(error)}") from error
     if items is None:
-        raise ConfigError(
-            f"tasks.{which} {reference!r} returned {type(loaded).__name__}; return an iterable of Task or of dicts with its fields"
-        )
-    tasks = tuple(_task(which, index, item) for index, item in enumerate(items))
+        raise ConfigError(f"{what} returned {type(loaded).__name__}; return an iterable of Task or of dicts with its fields")
+    tasks = tuple(_tasks(what, which, items, columns))
     if not tasks:
-        raise ConfigError(f"tasks.{which} {reference!r} returned no tasks; check its path and filters")
+        raise ConfigError(f"{what} returned no tasks; check its path and filters")
     seen: set[str] = set()
     for task in tasks:
         if task.id in seen:
-            raise ConfigError(f"tasks.{which} {reference!r}: two tasks have the id {task.id!r}; ids must differ")
+            raise ConfigError(f"{what}: two tasks have the id {task.id!r}; ids must differ")
         seen.add(task.id)
     return tasks
 
 
-def _task(which: str, index: int, item: Any) -> Task:
-    """A Task of what a source gave: one, a dict with its fields, or a text, its input. A number as id becomes text; without an id
-    it is numbered."""
+def _tasks(what: str, which: str, items: Sequence[Any], columns: Columns) -> Iterator[Task]:
+    """A Task for each thing that a source gave. The first row says which column is the input of all."""
+    input_name: str | None = None
+    for index, item in enumerate(items):
+        place, value = (item.place, item.value) if isinstance(item, Row) else (f"task {index}", item)
+        try:
+            if isinstance(value, Mapping) and (isinstance(item, Row) or columns.are_named):
+                input_name = input_name or columns.input_of(value)
+                value = columns.of(value, input_name)
+            yield _task(value, default_id=f"{which}-{index}")
+        except ValueError as problem:
+            raise ConfigError(f"{what}: {place} {problem}") from problem
+
+
+def _task(item: Any, *, default_id: str) -> Task:
+    """A Task of one, of a dict with its fields, or of a text, its input. A number as id becomes text; without an id it has the default.
+    Values are those that JSON has (`lightningrl.plain`). Raises ValueError, which goes on from where the task stands."""
     if isinstance(item, str):
         item = {"input": item}
     if isinstance(item, Mapping):
         try:
-            item = Task(**{"id": f"{which}-{index}", **item})
+            item = Task(**{"id": default_id, **item})
         except TypeError as error:
-            raise ConfigError(
-                f"tasks.{which}: task {index} is not a Task: {error}; give input, and optionally id, answer, metadata"
-            ) from error
+            raise ValueError(f"is not a Task: {error}; give input, and optionally id, answer, metadata") from error
     if not isinstance(item, Task):
-        raise ConfigError(f"tasks.{which}: task {index} is a {type(item).__name__}; give a Task, a dict with its fields, or a text")
-    if isinstance(item.id, numbers.Integral):
-        return replace(item, id=str(item.id))
-    if not isinstance(item.id, str) or not item.id:
-        raise ConfigError(f"tasks.{which}: task {index} has the id {item.id!r}; give a text or a number, or leave it out")
-    return item
+        raise ValueError(f"is a {type(item).__name__}; give a Task, a dict with its fields, or a text")
+    task_id = _id(item.id)
+    if not task_id:
+        raise ValueError(f"has the id {item.id!r}; give a text or a whole number, or leave it out")
+    if not isinstance(item.metadata, Mapping):
+        raise ValueError(f"has a {type(item.metadata).__name__} as metadata; give a dict")
+    try:
+        values = {name: to_plain(getattr(item, name), name, levels=DEEPEST_VALUE) for name in ("input", "answer", "metadata")}
+    except NotPlain as problem:
+        raise ValueError(f"(id {task_id!r}): {problem}") from problem
+    return replace(item, id=task_id, **values)
+
+
+def _id(given: Any) -> str:
+    """Text of an id, also of a whole number, as pandas has them (3.0); empty where it is none."""
+    if isinstance(given, str):
+        return str.__str__(given)
+    if not isinstance(given, numbers.Real) or isinstance(given, bool) or not math.isfinite(given):
+        return ""
+    whole = math.floor(given)
+    return str(whole) if whole == given else ""

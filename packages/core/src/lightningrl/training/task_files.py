@@ -1,0 +1,247 @@
+"""Tasks from files and data sets, row by row: what a recipe names by `tasks.train = "data.jsonl"` and `eval --tasks` on the command line.
+
+"data.jsonl"              a JSON object in each line          "data.csv"       a first line of names, then rows of text
+"data.json"               a list of objects                   "data.parquet"   a table
+"hf:NAME:SPLIT"           a data set of Hugging Face's, or a folder; "hf:NAME:CONFIGURATION:SPLIT"
+"file.py:name"            a function that returns them
+
+Columns   which of a row's columns is input, answer, id; the rest is metadata
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lightningrl.errors import ConfigError
+from lightningrl.loading import is_reference, resolve
+
+__all__ = ["FORMATS", "Columns", "Row", "task_source"]
+
+FORMATS: Final = (
+    "tasks are a .jsonl file, one a line, a .json file with a list of them, a .csv or .parquet file with one in each row, "
+    "a data set, hf:NAME:SPLIT, or a loader, file.py:name"
+)
+INPUTS: Final = ("input", "question", "prompt")
+"""Columns that are the input where the recipe names none; the first that there is."""
+HF: Final = "hf:"
+HF_FORM: Final = re.compile(r"hf:(?P<name>[^:]+)(:(?P<configuration>[^:\[\]]+))?:(?P<split>[^:\[\]]+(\[[^\]]*\])?(\+.+)?)")
+SHOWN: Final = 12
+"""Columns in a sentence."""
+LONGEST_ERROR: Final = 300
+HUB_WAIT_S: Final = 5.0
+"""How long the hub may take to say whether it has a data set."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One row of a file."""
+
+    place: str
+    """`line 7`, `row 7`: counted from 1."""
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """Names of the columns that become a task's fields; None = the usual ones."""
+
+    input: str | None = None
+    answer: str | None = None
+    id: str | None = None
+
+    @property
+    def are_named(self) -> bool:
+        return (self.input, self.answer, self.id) != (None, None, None)
+
+    def of(self, row: Mapping[str, Any], input_name: str) -> dict[str, Any]:
+        """A task's fields; what is left of the row is metadata. Raises ValueError for a column that is not there."""
+        rest = dict(row)
+        fields = {"input": _take(rest, input_name)}
+        if fields["input"] is None:
+            raise ValueError(f"has nothing in {input_name!r}, its input; leave the row out")
+        if self.answer or "answer" in rest:
+            fields["answer"] = _take(rest, self.answer or "answer")
+        if self.id or "id" in rest:
+            fields["id"] = _take(rest, self.id or "id")
+        own = rest.pop("metadata") if isinstance(rest.get("metadata"), Mapping) else {}
+        if both := sorted(rest.keys() & own.keys()):
+            raise ValueError(f"has {both[0]!r} twice, as a column and in its metadata; rename one")
+        return {**fields, "metadata": {**rest, **own}}
+
+    def input_of(self, row: Mapping[str, Any]) -> str:
+        """The input's column in rows such as this. Raises ValueError where none of the usual is there."""
+        found = self.input or next((name for name in INPUTS if name in row), None)
+        if found is None:
+            usual = ", ".join(map(repr, INPUTS))
+            raise ValueError(f'has no {usual}; it has: {_names(row)}; say which is the input: tasks.input = "…"')
+        return found
+
+
+def task_source(reference: Any, folder: Path) -> Callable[..., Iterable[Any]]:
+    """What gives the tasks of a reference, relative to `folder`: a function of the user's, or one that reads a file's rows. Raises
+    ConfigError."""
+    if not isinstance(reference, str):
+        return resolve(reference, folder)
+    if reference.startswith(HF):
+        return lambda: _read_data_set(reference, folder)
+    suffix = Path(reference).suffix.lower()
+    if suffix in _READERS:
+        return lambda: _READERS[suffix](_existing(folder / reference))
+    if not is_reference(reference):
+        raise ConfigError(f"{reference!r} cannot be read as tasks; {FORMATS}")
+    return resolve(reference, folder)
+
+
+def _take(row: dict[str, Any], name: str) -> Any:
+    if name not in row:
+        raise ValueError(f"has no {name!r}; it has: {_names(row)}")
+    return row.pop(name)
+
+
+def _names(row: Mapping[str, Any]) -> str:
+    names = [repr(name) for name in row]
+    return ", ".join(names[:SHOWN]) + (" …" if len(names) > SHOWN else "") or "nothing"
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        what = "a folder" if path.is_dir() else "not there"
+        raise ConfigError(f"{str(path)!r} is {what}; {FORMATS}")
+    return path
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise ConfigError(f"line {line} of {str(path)!r} is no text in UTF-8; save the file as UTF-8") from error
+
+
+def _parse(text: str, path: Path, first_line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise ConfigError(f"line {line} of {str(path)!r} is no JSON ({error.msg}); {FORMATS}") from error
+    except RecursionError:
+        raise ConfigError(f"line {first_line} of {str(path)!r} is nested too deeply; give something flatter") from None
+
+
+def _read_jsonl(path: Path) -> Iterator[Row]:
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if line.strip():
+            yield Row(place=f"line {number}", value=_parse(line, path, number))
+
+
+def _read_json(path: Path) -> Iterator[Row]:
+    found = _parse(_text(path), path)
+    if not isinstance(found, list):
+        raise ConfigError(f"{str(path)!r} holds a {type(found).__name__}, not a list of tasks; {FORMATS}")
+    for number, value in enumerate(found, start=1):
+        yield Row(place=f"item {number}", value=value)
+
+
+def _read_csv(path: Path) -> Iterator[Row]:
+    """Cells are text, as they stand in the file; an empty one is an empty text."""
+    lines = csv.reader(_text(path).splitlines(keepends=True), strict=True)
+    try:
+        names = next(lines, [])
+        if doubled := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"line 1 of {str(path)!r} names {doubled[0]!r} twice; rename one")
+        for cells in lines:
+            if not cells:
+                continue
+            if len(cells) != len(names):
+                raise ConfigError(
+                    f"line {lines.line_num} of {str(path)!r} has {len(cells)} cells, but the first line names {len(names)}; "
+                    'a comma within a cell stands in quotes: "1,5"'
+                )
+            yield Row(place=f"line {lines.line_num}", value=dict(zip(names, cells, strict=True)))
+    except csv.Error as error:
+        raise ConfigError(f"line {lines.line_num} of {str(path)!r} is no CSV ({error})") from error
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise ConfigError(f"{str(path)!r} is read by pyarrow, which is not installed: pip install pyarrow") from error
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except (ArrowException, OSError) as error:
+        raise ConfigError(f"{str(path)!r} is no Parquet file that can be read ({_short(error)})") from error
+    for number, value in enumerate(rows, start=1):
+        yield Row(place=f"row {number}", value=value)
+
+
+_READERS: Final[Mapping[str, Callable[[Path], Iterator[Row]]]] = {
+    ".csv": _read_csv,
+    ".json": _read_json,
+    ".jsonl": _read_jsonl,
+    ".parquet": _read_parquet,
+}
+
+
+def _read_data_set(reference: str, folder: Path) -> Iterator[Row]:
+    parts = HF_FORM.fullmatch(reference)
+    if parts is None:
+        raise ConfigError(f"{reference!r} names no data set and split; write hf:NAME:SPLIT, for example hf:openai/gsm8k:main:train")
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigError(f"{reference!r} is read by datasets, which is not installed: pip install datasets") from error
+    name, configuration, split = parts["name"], parts["configuration"], parts["split"]
+    local = (folder / name).resolve()
+    try:
+        if any((local / written).is_file() for written in ("dataset_dict.json", "state.json")):
+            found = _saved(datasets.load_from_disk(str(local)), split)
+        elif local.is_dir():
+            found = datasets.load_dataset(str(local), configuration, split=split)
+        else:
+            _check_reach(name)
+            found = datasets.load_dataset(name, configuration, split=split)
+    except Exception as error:  # whatever its HTTP library and its readers raise
+        fetch = f"fetch it where there is a network (`hf download --repo-type dataset {name} --local-dir data`), and write hf:data:{split}"
+        remedy = "check configuration and split" if local.is_dir() else f"check its name; or {fetch}"
+        raise ConfigError(f"{reference!r} cannot be read: {_short(error)}; {remedy}") from error
+    for number, value in enumerate(found, start=1):
+        yield Row(place=f"row {number}", value=value)
+
+
+def _saved(found: Any, split: str) -> Any:
+    """Of what `save_to_disk` wrote, the split. Raises ValueError."""
+    splits = found if isinstance(found, Mapping) else {str(found.split or "train"): found}
+    if split not in splits:
+        raise ValueError(f"there is no split {split!r}; there are: {', '.join(map(repr, splits))}")
+    return splits[split]
+
+
+def _check_reach(name: str) -> None:
+    """Raise where the hub does not answer within seconds and this machine's cache has nothing of that name: `datasets` would try for half
+    a minute."""
+    from datasets import config
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if config.HF_HUB_OFFLINE or (Path(config.HF_DATASETS_CACHE) / name.replace("/", "___").lower()).is_dir():
+        return
+    try:
+        HfApi().dataset_info(name, timeout=HUB_WAIT_S)
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise ConnectionError(f"the hub has no such data set for you ({_short(error)})") from error
+    except Exception as error:  # whatever its HTTP library raises where there is no network
+        raise ConnectionError(f"the hub does not answer ({_short(error)})") from error
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}…"
