@@ -113,7 +113,7 @@ def test_rows_of_text_are_inputs_and_tables_may_be_inputs_too(tmp_path: Path) ->
         (
             "a.jsonl",
             lines({"problem": "1", "solution": "2"}),
-            "{what}: line 1 has no 'input', 'question', 'prompt'; it has: 'problem', 'solution'; say which is the input: tasks.input = \"…\"",
+            "{what}: line 1 has no 'input', 'question', 'prompt'; it has: 'problem', 'solution'; say which is the input: tasks.input",
         ),
         (
             "a.jsonl",
@@ -180,7 +180,8 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_data_set_that_cannot_be_reached_is_named_with_the_line_that_fetches_it(folder: Path) -> None:
     assert refused(folder, "hf:openai/gsm8k:main:train") == (
         "tasks.train: 'hf:openai/gsm8k:main:train' cannot be read: the hub does not answer (Name or service not known); check its "
-        "name; or fetch it where there is a network (`hf download --repo-type dataset openai/gsm8k --local-dir data`), and write hf:data:train"
+        "name; or fetch it where there is a network (`hf download --repo-type dataset openai/gsm8k --local-dir data`), "
+        "and write hf:data:train"
     )
     assert "names no data set and split; write hf:NAME:SPLIT, for example hf:openai/gsm8k:main:train" in refused(folder, "hf:gsm8k")
     assert "there is no split 'test'; there are: 'train'" in refused(folder, "hf:saved:test")

@@ -40,7 +40,7 @@ REMEDIES: Final[tuple[tuple[type[Any] | tuple[type[Any], ...], str], ...]] = (
     ((uuid.UUID, pathlib.PurePath), "text: str(value)"),
     (enum.Enum, "what it stands for: value.value"),
 )
-"""What to give instead, by type."""
+"""By type, a value that can stand in its place."""
 ANYTHING: Final = "text, numbers, lists or dicts"
 PYTHONS: Final = frozenset({bool, dict, float, int, list, str, tuple, type(None)})
 """Types that another library's value may become."""
