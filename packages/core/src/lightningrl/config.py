@@ -128,6 +128,9 @@ class PolicyConfig(_Policy):
 
     name: str = Field(default="policy", pattern=POLICY_NAME)
     """What it is called in metrics and checkpoints, and by calls that ask for it by name."""
+    hosted_tools: Literal["refuse", "drop"] = "refuse"
+    """Tools that a provider's servers run (web search, file search, code, MCP, …), which an agent offers beside its own: such calls are
+    refused, or the policies are not told of those tools, with a warning. A call that offers nothing else is always refused."""
 
 
 class OtherPolicyConfig(_Policy):

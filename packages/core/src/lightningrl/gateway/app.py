@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from lightningrl.dialects import DIALECTS, Dialect
@@ -28,6 +28,7 @@ from lightningrl.gateway.endpoints import (
     RefusedPath,
     Services,
     refuse_unattributed,
+    refuse_upgrade,
 )
 from lightningrl.gateway.refusals import RefusalLog
 from lightningrl.gateway.settings import GatewaySettings
@@ -72,6 +73,7 @@ class Gateway:
                 *(Route(path, OfRollout(models, plain), methods=["GET"]) for path in MODELS),
                 Route("/v1/{rest:path}", OfRollout(unknown, plain)),
             ]
+        self.routes += [WebSocketRoute(path, refuse_upgrade) for path in (f"{attempt}/{{rest:path}}", "/v1/{rest:path}")]
         self.routes += [Route(path, unattributed) for path in ("/v1/{rest:path}", "/chat/completions", *calls)]
 
     def forget(self, rollout_id: str, attempt: int) -> None:

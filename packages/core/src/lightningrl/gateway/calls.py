@@ -108,6 +108,8 @@ class PolicyCalls:
         prefix = secrets.token_hex(4)
         self._ids = (f"{prefix}{number:x}" for number in count())
         """Unique in the run, also after a restart of the server."""
+        self._left_out: set[str] = set()
+        """Types of tools that were warned of."""
         self._attempts: OrderedDict[tuple[str, int], _Attempt] = OrderedDict()
 
     @property
@@ -348,6 +350,7 @@ class PolicyCalls:
             raise context_overflow(engine.context_length, str(prompt_tokens))
         other = (f"{name}={value:g}" for name, value in request.asked.items() if value != getattr(base, name))
         self._engines.note_overridden(engine.policy, other)
+        self._note_left_out(request)
         return replace(
             base,
             max_tokens=min(base.max_tokens, room, request.max_tokens or room),
@@ -355,6 +358,12 @@ class PolicyCalls:
             stop_token_ids=tuple(dict.fromkeys((*base.stop_token_ids, *renderer.stop_token_ids))),
             seed=base.seed if base.seed is not None or info.branch is not None else request.seed,  # branches differ from each other
         )
+
+    def _note_left_out(self, request: CallRequest) -> None:
+        for kind in request.left_out:
+            if kind not in self._left_out:
+                self._left_out.add(kind)
+                logger.warning("agents offer the provider's tool %r; the policy is not told of it, as the recipe says", kind)
 
     def _record(self, call: _Call, prompt: Prompt, choice: SampledChoice, key: str, duration: float) -> CallRecord:
         policy, index = call.policy, choice.completion.index

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from lightningrl.dialects import Dialect, find_endpoint, key_headers
 from lightningrl.gateway.calls import PolicyCalls
@@ -36,6 +38,7 @@ __all__ = [
     "RefusedPath",
     "Services",
     "refuse_unattributed",
+    "refuse_upgrade",
 ]
 
 logger = logging.getLogger(__name__)
@@ -320,6 +323,13 @@ def refuse_unattributed(scope: Scope) -> Refusal:
         "and from elsewhere send it to the base URL of its rollout's attempt",
         status=403,
         code="no_rollout",
+    )
+
+
+async def refuse_upgrade(websocket: WebSocket) -> None:
+    """Say at once that calls come over HTTP. Codex then sends its call there; after any other status it first tries for 7 s."""
+    await websocket.send_denial_response(
+        PlainTextResponse("calls are not answered over a WebSocket; send each as a POST, streamed or not\n", status_code=426)
     )
 
 

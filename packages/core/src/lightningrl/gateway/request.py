@@ -69,6 +69,8 @@ class CallRequest:
     asked: Mapping[str, float] = field(default_factory=dict[str, float])
     """What it wants of the sampling that is the recipe's to decide: `temperature`, `top_p`."""
     edits: tuple[ContextEdit, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Types of tools that the agent offers and the policy does not read of."""
     previous: str | None = None
     """Transition whose conversation these messages go on with; None = they are all of it."""
     head: int | None = None

@@ -37,6 +37,8 @@ class GatewaySettings:
     """Training settings by policy; a rollout's own settings go before them, the agent's temperature does not."""
     trainable: frozenset[str] | None = None
     """Policies whose calls are marked trainable; None = all."""
+    drops_hosted: bool = False
+    """Tools that a provider's servers run are left out where others are offered; False = such calls are refused."""
     upstream: Upstream | None = None
     """Answers embeddings, and models that no policy serves; None = such calls are refused."""
     upstream_models: Mapping[str, Upstream] = field(default_factory=dict[str, Upstream])

@@ -137,6 +137,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             trainable=frozenset(name for name, policy in settings.policies.items() if policy.trainable),
             upstream=upstream,
             upstream_models=upstream_models,
+            drops_hosted=settings.drops_hosted,
             max_body_bytes=settings.max_body_bytes,
             plain_rollout=settings.plain_rollout,
         )

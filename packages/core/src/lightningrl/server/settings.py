@@ -49,6 +49,8 @@ class ServerSettings(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
     """0 = any free one."""
+    drops_hosted: bool = False
+    """Policies are not told of tools that a provider's servers run."""
     policies: Mapping[str, PolicySettings] = Field(default_factory=dict[str, PolicySettings])
     default_policy: str | None = None
     """Serves model names that are no policy's; None = the only policy."""

@@ -364,6 +364,7 @@ def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str =
         run_key=secrets.token_urlsafe(24),
         policies=policies,
         default_policy=recipe.policy.name,
+        drops_hosted=recipe.policy.hosted_tools == "drop",
         dialects=parts.dialects,
         roles=recipe.roles,
         upstream=recipe.upstream,

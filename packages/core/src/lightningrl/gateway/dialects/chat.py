@@ -19,8 +19,10 @@ from lightningrl.gateway.dialects.checks import (
     decode_body,
     format_instruction,
     function_tool,
+    hosted_hint,
     is_nothing,
     join_text,
+    place_tools,
     read_arguments,
     read_asked,
     read_choice,
@@ -104,7 +106,7 @@ class _Body(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Body).decode
 
 
-def parse_chat_request(data: bytes, *, max_choices: int) -> ChatRequest:
+def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = False) -> ChatRequest:
     """Raises Refusal with what is wrong, which, and what next."""
     body = decode_body(_decode, data, "chat completion")
     _refuse_unsupported(body)
@@ -116,7 +118,8 @@ def parse_chat_request(data: bytes, *, max_choices: int) -> ChatRequest:
     check_count("messages", body.messages)
     messages = [_message(message, i) for i, message in enumerate(body.messages)]
     check_tool_call_ids(messages)
-    tools = read_tools(body.tools, _tool)
+    places, left_out = place_tools({"tools": body.tools or ()}, drops_hosted=drops_hosted)
+    tools = read_tools(places, _tool)
     choice = read_choice(body.tool_choice, tools)
     call = CallRequest(
         model=body.model or "",
@@ -130,6 +133,7 @@ def parse_chat_request(data: bytes, *, max_choices: int) -> ChatRequest:
         max_tokens=read_whole("max_tokens", limit, 1),
         stop=read_stop("stop", body.stop),
         seed=read_whole("seed", body.seed, -(2**63), 2**63 - choices),  # each choice is sampled with a seed of its own
+        left_out=left_out,
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
     )
     return ChatRequest(
@@ -207,7 +211,10 @@ def _tool_call(call: _ToolCall, index: int) -> dict[str, Any]:
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     function = tool.get("function")
     if (tool.get("type") or "function") != "function" or not isinstance(function, dict):
-        raise Refusal(f"{where} is no function with a name; only functions are supported", param=where)
+        hint = hosted_hint(tool.get("type"))
+        raise Refusal(
+            f"{where} is no function with a name; only functions are supported{hint and ': give the agent one'}{hint}", param=where
+        )
     return function_tool(where, function.get("name"), function.get("description"), function.get("parameters"), function.get("strict"))
 
 

@@ -48,7 +48,7 @@ class ChatFormat:
     """`POST /chat/completions`."""
 
     def parse(self, body: bytes, path: str, settings: GatewaySettings) -> ChatRequest:
-        return parse_chat_request(body, max_choices=settings.max_choices)
+        return parse_chat_request(body, max_choices=settings.max_choices, drops_hosted=settings.drops_hosted)
 
     def write_error(self, refusal: Refusal) -> bytes:
         return write_error(refusal)

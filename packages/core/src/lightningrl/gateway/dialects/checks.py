@@ -23,8 +23,10 @@ __all__ = [
     "decode_body",
     "format_instruction",
     "function_tool",
+    "hosted_hint",
     "is_nothing",
     "join_text",
+    "place_tools",
     "read_arguments",
     "read_asked",
     "read_choice",
@@ -41,6 +43,11 @@ Number = int | float | None
 DOCUMENTS = ("document", "search_result")
 """Parts that hold a text with a title or an origin."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
+_HOSTED = (
+    *("web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "image_generation", "mcp", "tool_search"),
+    *("programmatic_tool_calling", "builtin_function"),
+)
+"""How the types of tools begin that a provider's servers run."""
 _NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _BY_NAME = ("properties", "$defs", "definitions")
@@ -165,15 +172,32 @@ def function_tool(where: str, name: Any, description: Any, parameters: Any, stri
     return {"type": "function", "function": {key: value for key, value in parts.items() if value is not None}}
 
 
-def read_tools(tools: Sequence[T] | None, read: Callable[[T, str], dict[str, Any]]) -> tuple[dict[str, Any], ...] | None:
-    """All tools of a request, each read and checked; None where there are none."""
+def place_tools(lists: Mapping[str, Sequence[dict[str, Any]]], *, drops_hosted: bool) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
+    """A request's tools by where they stand (`tools[0]`), and the types of those left out: tools that the provider's servers run, where the
+    recipe says so and others are offered."""
+    places = {f"{name}[{index}]": tool for name, tools in lists.items() for index, tool in enumerate(tools)}
+    check_count("tools", list(places), _MOST_TOOLS)
+    own = {where: tool for where, tool in places.items() if not str(tool.get("type")).startswith(_HOSTED)}
+    if not drops_hosted or not own:
+        return places, ()
+    return own, tuple(dict.fromkeys(str(tool["type"]) for where, tool in places.items() if where not in own))
+
+
+def hosted_hint(kind: Any) -> str:
+    """One more remedy for a tool that a provider's servers run; empty for other types."""
+    return ', or set policy.hosted_tools = "drop", where others are offered' if str(kind).startswith(_HOSTED) else ""
+
+
+def read_tools(tools: Sequence[T] | Mapping[str, T] | None, read: Callable[[T, str], dict[str, Any]]) -> tuple[dict[str, Any], ...] | None:
+    """All tools of a request, each read and checked; None where there are none. In a mapping they are named by where they stand."""
     if not tools:
         return None
-    check_count("tools", tools, _MOST_TOOLS)
+    if not isinstance(tools, Mapping):
+        tools = {f"tools[{index}]": tool for index, tool in enumerate(tools)}
+    check_count("tools", list(tools), _MOST_TOOLS)
     found: list[dict[str, Any]] = []
     names: set[str] = set()
-    for index, tool in enumerate(tools):
-        where = f"tools[{index}]"
+    for where, tool in tools.items():
         one = read(tool, where)
         name = one["function"]["name"]
         if not _NAME.fullmatch(name):

@@ -29,13 +29,13 @@ def read_edits(config: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[Cont
 
 def read_compaction(config: Any) -> tuple[ContextEdit, ...]:
     """Edits of a responses request. Raises Refusal for those that nobody knows."""
-    found: list[ContextEdit] = []
+    edits: list[ContextEdit] = []
     for index, entry in enumerate(_entries(config, "entries")):
         where = f"{_PARAM}[{index}]"
         if entry.get("type") != "compaction":
             raise _unknown(entry.get("type"), where, "compaction")
-        found.append(ContextEdit(name="compaction", beyond=_whole(entry.get("compact_threshold"), f"{where}.compact_threshold", _NEVER)))
-    return tuple(found)
+        edits.append(ContextEdit(name="compaction", beyond=_whole(entry.get("compact_threshold"), f"{where}.compact_threshold", _NEVER)))
+    return tuple(edits)
 
 
 def _read_edit(edit: Mapping[str, Any], where: str, messages: Sequence[Mapping[str, Any]]) -> ContextEdit:

@@ -24,7 +24,9 @@ from lightningrl.gateway.dialects.checks import (
     decode_body,
     format_instruction,
     function_tool,
+    hosted_hint,
     join_text,
+    place_tools,
     read_arguments,
     read_asked,
     read_choice,
@@ -81,7 +83,7 @@ class _Body(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Body).decode
 
 
-def parse_messages_request(data: bytes) -> MessagesRequest:
+def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> MessagesRequest:
     """Raises Refusal with what is wrong, which, and what next."""
     body = decode_body(_decode, data, "messages request")
     _refuse_unsupported(body)
@@ -97,7 +99,8 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
         messages += _messages(message, f"messages[{index}]")
     check_count("messages", messages)
     check_tool_call_ids(messages)
-    tools = read_tools(body.tools, _tool)
+    places, left_out = place_tools({"tools": body.tools or ()}, drops_hosted=drops_hosted)
+    tools = read_tools(places, _tool)
     choice = read_choice(body.tool_choice, tools, known="'auto', 'none', 'any', or 'tool' with its name")
     call = CallRequest(
         model=body.model,
@@ -110,6 +113,7 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
         max_tokens=read_whole("max_tokens", body.max_tokens, 1),
         stop=read_stop("stop_sequences", body.stop_sequences),
         edits=read_edits(body.context_management, messages),
+        left_out=left_out,
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
     )
     thinking = (body.thinking or {}).get("type")
@@ -229,7 +233,8 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind not in (None, "custom"):
         raise Refusal(
-            f"{where} is of type {kind!r}; only tools of the agent's own are supported: give it with an input_schema", param=where
+            f"{where} is of type {kind!r}; only tools of the agent's own are supported: give it with an input_schema{hosted_hint(kind)}",
+            param=where,
         )
     return function_tool(where, tool.get("name"), tool.get("description"), tool.get("input_schema"))
 

@@ -35,7 +35,7 @@ class MessagesFormat:
     """`POST /messages`."""
 
     def parse(self, body: bytes, path: str, settings: GatewaySettings) -> MessagesRequest:
-        return parse_messages_request(body)
+        return parse_messages_request(body, drops_hosted=settings.drops_hosted)
 
     def write_error(self, refusal: Refusal) -> bytes:
         return _encode(_error(refusal))

@@ -3,7 +3,10 @@
     instructions                        ─► system message, for this call alone
     message                             ─► message
     reasoning, message, function_call…  ─► one assistant message (what one answer said)
-    function_call_output                ─► tool message
+    custom_tool_call                    ─► the same
+    function_call_output, custom_…      ─► tool message
+    additional_tools                    ─► tools
+    configuration_update                ─► the format of the answer
     item_reference                      ─► that item of an earlier answer of the attempt
     previous_response_id                ─► the conversation goes on after that answer's own tokens
 
@@ -26,16 +29,15 @@ from lightningrl.gateway.dialects.checks import (
     check_tool_call_ids,
     decode_body,
     format_instruction,
-    function_tool,
     join_text,
     read_arguments,
     read_asked,
     read_choice,
-    read_tools,
     read_whole,
     with_instruction,
 )
 from lightningrl.gateway.dialects.context_edits import read_compaction
+from lightningrl.gateway.dialects.responses_tools import OfferedTools, read_offered
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallRequest, FindAnswer, Referring
 
@@ -77,6 +79,7 @@ class ResponsesRequest:
     call: CallRequest
     body: _Body
     """Much of it stands in the answer again."""
+    tools: OfferedTools
 
     @property
     def logprobs(self) -> bool:
@@ -84,10 +87,14 @@ class ResponsesRequest:
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+_CALLS = ("fc", "ctc")
+"""How the ids of tool calls begin."""
+_SETTINGS = ("additional_tools", "configuration_update")
+"""Items that say how the conversation goes on, and are no part of it."""
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 
 
-def parse_responses_request(data: bytes) -> ResponsesRequest:
+def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> ResponsesRequest:
     """Raises Refusal with what is wrong, which, and what next."""
     body = decode_body(_decode, data, "responses request")
     _refuse_unsupported(body)
@@ -98,20 +105,21 @@ def parse_responses_request(data: bytes) -> ResponsesRequest:
     if not items:
         raise Refusal("the request has no input; send a text or at least one item", param="input")
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    head = with_instruction(instructions, _format(body.text))
+    head = with_instruction(instructions, _format(body.text, items))
+    offered = read_offered(body.tools, items, drops_hosted=drops_hosted)
     previous = body.previous_response_id
 
     def read(find: FindAnswer) -> tuple[Mapping[str, Any], ...]:
-        return (*head, *_read_items(items, find, goes_on=previous is not None))
+        return (*head, *_read_items(items, find, offered, goes_on=previous is not None))
 
     is_referring = any(_is_reference(item) for item in items)
-    tools = read_tools(body.tools, _tool)
-    choice = read_choice(body.tool_choice, tools)
+    choice = read_choice(_plain_choice(body.tool_choice, offered), offered.functions)
     call = CallRequest(
         model=body.model,
         messages=() if is_referring else read(lambda _: None),
         referring=Referring(size=len(data), read=read) if is_referring else None,
-        tools=tools,
+        tools=offered.functions,
+        left_out=offered.left_out,
         forced=choice.forced,
         allow_tools=choice.allow_tools,
         parallel_tools=body.parallel_tool_calls is not False,
@@ -122,7 +130,7 @@ def parse_responses_request(data: bytes) -> ResponsesRequest:
         previous=previous.removeprefix("resp_") if previous else None,
         head=len(head),
     )
-    return ResponsesRequest(call=call, body=body)
+    return ResponsesRequest(call=call, body=body, tools=offered)
 
 
 def _refuse_unsupported(body: _Body) -> None:
@@ -136,9 +144,9 @@ def _refuse_unsupported(body: _Body) -> None:
         raise Refusal(f"truncation is {body.truncation!r}; it may be 'auto' or 'disabled'", param="truncation")
 
 
-def _read_items(items: Sequence[dict[str, Any]], find: FindAnswer, *, goes_on: bool) -> list[dict[str, Any]]:
+def _read_items(items: Sequence[dict[str, Any]], find: FindAnswer, tools: OfferedTools, *, goes_on: bool) -> list[dict[str, Any]]:
     """The messages that the items are put together into."""
-    conversation = _Conversation()
+    conversation = _Conversation(tools)
     for index, item in enumerate(items):
         where = f"input[{index}]"
         conversation.take(_referred(item, find, where) if _is_reference(item) else item, where)
@@ -154,7 +162,7 @@ def _is_reference(item: Mapping[str, Any]) -> bool:
 
 
 def _referred(item: Mapping[str, Any], find: FindAnswer, where: str) -> dict[str, Any]:
-    """The item of an earlier answer that a reference names, as it was answered: `msg_ID`, `rs_ID` or `fc_ID_0`."""
+    """The item of an earlier answer that a reference names, as it was answered: `msg_ID`, `rs_ID`, `fc_ID_0` or `ctc_ID_0`."""
     item_id = item.get("id")
     kind, _, rest = item_id.partition("_") if isinstance(item_id, str) else ("", "", "")
     number = rest.rpartition("_")[2]
@@ -164,7 +172,7 @@ def _referred(item: Mapping[str, Any], find: FindAnswer, where: str) -> dict[str
         return {"type": "message", "role": "assistant", "id": item_id, "content": answer["content"]}
     if kind == "rs" and "reasoning_content" in answer:
         return {"type": "reasoning", "id": item_id, "content": [{"text": answer["reasoning_content"]}]}
-    if kind == "fc" and number.isdecimal() and int(number) < len(calls):
+    if kind in _CALLS and number.isdecimal() and int(number) < len(calls):
         call = calls[int(number)]
         function = call["function"]
         return {"type": "function_call", "id": item_id, "call_id": call["id"], **function, "arguments": json.dumps(function["arguments"])}
@@ -178,7 +186,8 @@ def _referred(item: Mapping[str, Any], find: FindAnswer, where: str) -> dict[str
 class _Conversation:
     """Puts items together into messages: what one answer said becomes one assistant message."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: OfferedTools) -> None:
+        self._tools = tools
         self.messages: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         """The assistant message that further items may belong to."""
@@ -190,13 +199,13 @@ class _Conversation:
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "message":
             self._message(item, where)
-        elif kind == "function_call":
-            self._function_call(item, where)
-        elif kind == "function_call_output":
+        elif kind in ("function_call", "custom_tool_call"):
+            self._tool_call(item, where)
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             self._output(item, where)
         elif kind == "reasoning":
             self._reasoning += _reasoning(item, where)
-        else:
+        elif kind not in _SETTINGS:
             raise Refusal(
                 f"{where} is an item of type {kind!r}; the policy reads message, reasoning, function_call and function_call_output",
                 param=where,
@@ -216,13 +225,16 @@ class _Conversation:
         message = self._assistant(item, starts=True)
         message["content"] += text
 
-    def _function_call(self, item: dict[str, Any], where: str) -> None:
+    def _tool_call(self, item: dict[str, Any], where: str) -> None:
         name, call_id = _string(item, "name", where), _string(item, "call_id", where)
-        arguments = item.get("arguments")
-        if not isinstance(arguments, str):
-            raise Refusal(f"{where} has no arguments; a function_call has them as JSON text", param=where)
+        is_custom = item["type"] == "custom_tool_call"
+        asked = item.get("input" if is_custom else "arguments")
+        if not isinstance(asked, str):
+            needs = "no input; a custom_tool_call has it as text" if is_custom else "no arguments; a function_call has them as JSON text"
+            raise Refusal(f"{where} has {needs}", param=where)
         message = self._assistant(item, starts=False)
-        function = {"name": name, "arguments": read_arguments(arguments, where)}
+        arguments = {"input": asked} if is_custom else read_arguments(asked, where)
+        function = {"name": self._tools.name_of(name, item.get("namespace")), "arguments": arguments}
         message.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
     def _output(self, item: dict[str, Any], where: str) -> None:
@@ -261,7 +273,7 @@ def _answer_of(item: Mapping[str, Any]) -> str | None:
     if not isinstance(item_id, str) or "/" not in item_id:
         return None
     kind, _, rest = item_id.partition("_")
-    return rest.rpartition("_")[0] if kind == "fc" else rest
+    return rest.rpartition("_")[0] if kind in _CALLS else rest
 
 
 def _reasoning(item: dict[str, Any], where: str) -> str:
@@ -289,13 +301,18 @@ def _string(item: dict[str, Any], key: str, where: str) -> str:
     return value
 
 
-def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    kind = tool.get("type")
-    if kind != "function":
-        raise Refusal(f"{where} is of type {kind!r}; only functions are supported: give the agent a function tool for it", param=where)
-    return function_tool(where, tool.get("name"), tool.get("description"), tool.get("parameters"), tool.get("strict"))
+def _plain_choice(choice: Any, tools: OfferedTools) -> Any:
+    """A choice of a custom tool or of one in a namespace by the name that the policy knows."""
+    if not isinstance(choice, dict) or choice.get("type") not in ("function", "custom") or not isinstance(choice.get("name"), str):
+        return choice
+    return {"type": "function", "name": tools.name_of(choice["name"], choice.get("namespace"))}
 
 
-def _format(text: _TextConfig | None) -> str | None:
+def _format(text: _TextConfig | None, items: Sequence[Mapping[str, Any]]) -> str | None:
+    """The latest format that the request or an item of it sets."""
     wanted = text.format if text is not None else None
+    for item in items:
+        update = item.get("text") if item.get("type") == "configuration_update" else None
+        if isinstance(update, dict) and isinstance(update.get("format"), dict):
+            wanted = update["format"]
     return None if wanted is None else format_instruction(wanted.get("type"), wanted.get("schema"), "text.format")

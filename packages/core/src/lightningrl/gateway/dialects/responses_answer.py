@@ -6,8 +6,9 @@ from typing import Any
 
 from lightningrl.gateway.dialects.chat_answer import token_logprobs, write_error
 from lightningrl.gateway.dialects.responses import ResponsesRequest, parse_responses_request
-from lightningrl.gateway.dialects.responses_items import ended, function_call, message, output_text, reasoning
+from lightningrl.gateway.dialects.responses_items import ended, message, output_text, reasoning, tool_call
 from lightningrl.gateway.dialects.responses_stream import ResponsesStream, write_json
+from lightningrl.gateway.dialects.responses_tools import OfferedTools
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import Answer, AnswerStart
 from lightningrl.gateway.settings import GatewaySettings
@@ -22,7 +23,7 @@ class ResponsesFormat:
     """`POST /responses`."""
 
     def parse(self, body: bytes, path: str, settings: GatewaySettings) -> ResponsesRequest:
-        return parse_responses_request(body)
+        return parse_responses_request(body, drops_hosted=settings.drops_hosted)
 
     def write_error(self, refusal: Refusal) -> bytes:
         return write_error(refusal)
@@ -36,15 +37,15 @@ class ResponsesFormat:
         logprobs = None
         if request.logprobs:
             logprobs = token_logprobs(choice.token_ids, choice.logprobs, renderer, top=bool(request.body.top_logprobs))
-        return write_json(ended(request, answer, _output(answer.id, choice, logprobs)))
+        return write_json(ended(request, answer, _output(answer.id, choice, request.tools, logprobs)))
 
 
-def _output(call_id: str, choice: Choice, logprobs: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def _output(call_id: str, choice: Choice, tools: OfferedTools, logprobs: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     status = "incomplete" if choice.finish_reason is FinishReason.LENGTH else "completed"
     if choice.reasoning:
         items.append(reasoning(call_id, [{"type": "reasoning_text", "text": choice.reasoning}], status="completed"))
     if choice.content or not choice.tool_calls:
         items.append(message(call_id, [output_text(choice.content, logprobs)], status=status))
-    items += [function_call(call_id, index, call, status="completed") for index, call in enumerate(choice.tool_calls)]
+    items += [tool_call(call_id, index, call, tools, status="completed") for index, call in enumerate(choice.tool_calls)]
     return items

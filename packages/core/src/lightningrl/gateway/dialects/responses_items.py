@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightningrl.gateway.dialects.responses import ResponsesRequest
+from lightningrl.gateway.dialects.responses_tools import OfferedTools, read_input
 from lightningrl.gateway.request import Answer, AnswerStart
 from lightningrl.rendering.completion import ToolRequest
 from lightningrl.types import FinishReason
 
-__all__ = ["ended", "function_call", "message", "output_text", "reasoning", "response"]
+__all__ = ["ended", "message", "output_text", "reasoning", "response", "tool_call"]
 
 
 def response(request: ResponsesRequest, start: AnswerStart, status: str) -> dict[str, Any]:
@@ -74,13 +75,17 @@ def output_text(text: str, logprobs: list[dict[str, Any]] | None) -> dict[str, A
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
 
 
-def function_call(call_id: str, index: int, call: ToolRequest, *, status: str, arguments: str | None = None) -> dict[str, Any]:
-    """`arguments` where they are not all there yet."""
-    return {
-        "id": f"fc_{call_id}_{index}",
-        "type": "function_call",
+def tool_call(call_id: str, index: int, call: ToolRequest, tools: OfferedTools, *, status: str) -> dict[str, Any]:
+    """The call as the agent knows the tool; without what it is called with while that is in progress."""
+    tool = tools.known_as(call.name)
+    item: dict[str, Any] = {
+        "id": f"{'ctc' if tool.is_custom else 'fc'}_{call_id}_{index}",
+        "type": "custom_tool_call" if tool.is_custom else "function_call",
         "status": status,
         "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments if arguments is None else arguments,
+        "name": tool.name,
     }
+    if tool.namespace is not None:
+        item["namespace"] = tool.namespace
+    key, text = ("input", read_input(call.arguments)) if tool.is_custom else ("arguments", call.arguments)
+    return item | {key: "" if status == "in_progress" else text}

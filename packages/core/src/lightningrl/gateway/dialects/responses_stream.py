@@ -4,6 +4,7 @@ response.created ─► response.in_progress
   ─► output_item.added ─► content_part.added ─► reasoning_text.delta… ─► .done ─► content_part.done ─► output_item.done
   ─► output_item.added ─► content_part.added ─► output_text.delta…    ─► .done ─► content_part.done ─► output_item.done
   ─► output_item.added ─► function_call_arguments.delta               ─► .done                      ─► output_item.done …
+       (custom_tool_call_input of a custom tool)
 ─► response.completed | response.incomplete
 """
 
@@ -16,7 +17,7 @@ import msgspec
 
 from lightningrl.gateway.dialects.chat_answer import token_logprobs
 from lightningrl.gateway.dialects.responses import ResponsesRequest
-from lightningrl.gateway.dialects.responses_items import ended, function_call, message, output_text, reasoning, response
+from lightningrl.gateway.dialects.responses_items import ended, message, output_text, reasoning, response, tool_call
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import Answer, AnswerStart
 from lightningrl.rendering.completion import TextDelta, ToolRequest
@@ -78,7 +79,7 @@ class ResponsesStream:
             out += self._part("reasoning", self._late_reasoning)
             out += self._close(is_cut=False)
         for index, call in enumerate(choice.tool_calls):
-            out += self._function_call(index, call)
+            out += self._tool_call(index, call)
         last = "response.incomplete" if is_cut else "response.completed"
         out.append(self._event(last, response=ended(self._request, answer, self._items)))
         return b"".join(out)
@@ -125,15 +126,18 @@ class ResponsesStream:
         self._open = None
         return out
 
-    def _function_call(self, index: int, call: ToolRequest) -> list[bytes]:
+    def _tool_call(self, index: int, call: ToolRequest) -> list[bytes]:
         out = self._opening()
-        item = function_call(self._answer_start.id, index, call, status="completed")
+        started, item = (
+            tool_call(self._answer_start.id, index, call, self._request.tools, status=status) for status in ("in_progress", "completed")
+        )
         place = {"item_id": item["id"], "output_index": len(self._items)}
-        started = function_call(self._answer_start.id, index, call, status="in_progress", arguments="")
+        key, named = ("input", {}) if "input" in item else ("arguments", {"name": item["name"]})
+        kind = "custom_tool_call_input" if "input" in item else "function_call_arguments"
         out += [
             self._event("response.output_item.added", output_index=len(self._items), item=started),
-            self._event("response.function_call_arguments.delta", **place, delta=call.arguments),
-            self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments),
+            self._event(f"response.{kind}.delta", **place, delta=item[key]),
+            self._event(f"response.{kind}.done", **place, **named, **{key: item[key]}),
             self._event("response.output_item.done", output_index=len(self._items), item=item),
         ]
         self._items.append(item)
