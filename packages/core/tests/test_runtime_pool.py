@@ -138,7 +138,7 @@ async def test_failures_of_the_agent_are_typed_and_say_why(server: ScriptedServe
     assert errors[0].startswith("ValueError: no such table: singer\n") and "agents.py" in errors[0]
     assert errors[1].startswith("SystemExit: 7")
     assert errors[2] == "the agent 'agents.py:act' returned nothing; return its answer, which the reward looks at"
-    assert "returned a dict that cannot be kept: output['when'] is an object, which is not JSON; give text, numbers, lists or dicts" in errors[3]
+    assert "returned a dict that cannot be kept: output['when'] is an object, which is not JSON; give text, numbers" in errors[3]
     assert "cannot be kept: output['x'] is nan, which JSON has no number for" in errors[4]
     assert "Connection refused" in errors[5]
 

@@ -76,15 +76,15 @@ class Columns:
 
     def input_of(self, row: Mapping[str, Any]) -> str:
         """The input's column in rows such as this. Raises ValueError where none of the usual is there."""
-        found = self.input or next((name for name in INPUTS if name in row), None)
-        if found is None:
+        column = self.input or next((name for name in INPUTS if name in row), None)
+        if column is None:
             usual = ", ".join(map(repr, INPUTS))
             raise ValueError(f'has no {usual}; it has: {_names(row)}; say which is the input: tasks.input = "…"')
-        return found
+        return column
 
 
 def task_source(reference: Any, folder: Path) -> Callable[..., Iterable[Any]]:
-    """What gives the tasks of a reference, relative to `folder`: a function of the user's, or one that reads a file's rows. Raises
+    """A source of the tasks that a reference names, relative to `folder`: a function of the user's, or one that reads a file's rows. Raises
     ConfigError."""
     if not isinstance(reference, str):
         return resolve(reference, folder)
@@ -143,10 +143,10 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 
 
 def _read_json(path: Path) -> Iterator[Row]:
-    found = _parse(_text(path), path)
-    if not isinstance(found, list):
-        raise ConfigError(f"{str(path)!r} holds a {type(found).__name__}, not a list of tasks; {FORMATS}")
-    for number, value in enumerate(found, start=1):
+    items = _parse(_text(path), path)
+    if not isinstance(items, list):
+        raise ConfigError(f"{str(path)!r} holds a {type(items).__name__}, not a list of tasks; {FORMATS}")
+    for number, value in enumerate(items, start=1):
         yield Row(place=f"item {number}", value=value)
 
 
@@ -203,23 +203,23 @@ def _read_data_set(reference: str, folder: Path) -> Iterator[Row]:
     local = (folder / name).resolve()
     try:
         if any((local / written).is_file() for written in ("dataset_dict.json", "state.json")):
-            found = _saved(datasets.load_from_disk(str(local)), split)
+            rows = _saved(datasets.load_from_disk(str(local)), split)
         elif local.is_dir():
-            found = datasets.load_dataset(str(local), configuration, split=split)
+            rows = datasets.load_dataset(str(local), configuration, split=split)
         else:
             _check_reach(name)
-            found = datasets.load_dataset(name, configuration, split=split)
+            rows = datasets.load_dataset(name, configuration, split=split)
     except Exception as error:  # whatever its HTTP library and its readers raise
         fetch = f"fetch it where there is a network (`hf download --repo-type dataset {name} --local-dir data`), and write hf:data:{split}"
         remedy = "check configuration and split" if local.is_dir() else f"check its name; or {fetch}"
         raise ConfigError(f"{reference!r} cannot be read: {_short(error)}; {remedy}") from error
-    for number, value in enumerate(found, start=1):
+    for number, value in enumerate(rows, start=1):
         yield Row(place=f"row {number}", value=value)
 
 
-def _saved(found: Any, split: str) -> Any:
+def _saved(saved: Any, split: str) -> Any:
     """Of what `save_to_disk` wrote, the split. Raises ValueError."""
-    splits = found if isinstance(found, Mapping) else {str(found.split or "train"): found}
+    splits = saved if isinstance(saved, Mapping) else {str(saved.split or "train"): saved}
     if split not in splits:
         raise ValueError(f"there is no split {split!r}; there are: {', '.join(map(repr, splits))}")
     return splits[split]
