@@ -17,7 +17,7 @@ from starlette.types import Message
 from lightningrl.gateway.app import Gateway, create_gateway
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.rendering.renderer import PolicyRenderer
-from lightningrl.store.protocol import CallRecord, Store
+from lightningrl.store.protocol import CallRecord, Store, ToolCallRecord
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 
 USER = {"role": "user", "content": "hi"}
@@ -129,8 +129,8 @@ class SlowStore(_Passing):
         self.is_kept = asyncio.Event()
         self.may_return = asyncio.Event()
 
-    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[CallRecord | None, ...]:
-        kept = await self._store.append_calls(records)
+    async def append_calls(self, records: Sequence[CallRecord], tool_calls: Sequence[ToolCallRecord] = ()) -> tuple[CallRecord | None, ...]:
+        kept = await self._store.append_calls(records, tool_calls)
         self.is_kept.set()
         await self.may_return.wait()
         return kept

@@ -19,7 +19,7 @@ from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.roles import LONGEST_ROLE
 from lightningrl.store.errors import StoreFull
-from lightningrl.store.protocol import CallRecord, Store
+from lightningrl.store.protocol import CallRecord, Store, ToolCallRecord
 from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.types import OtherCall, Outcome
 
@@ -134,7 +134,7 @@ class TroubledStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[CallRecord | None, ...]:
+    async def append_calls(self, records: Sequence[CallRecord], tool_calls: Sequence[ToolCallRecord] = ()) -> tuple[CallRecord | None, ...]:
         raise self._error
 
 

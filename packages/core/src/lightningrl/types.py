@@ -223,6 +223,7 @@ class ToolCall:
     result: str = ""
     status: ToolStatus = ToolStatus.UNKNOWN
     duration_s: float = 0.0
+    """0.0 where nobody measured it."""
     transition_id: str | None = None
     """The call that asked for it; None = nobody said."""
     agent: str | None = None

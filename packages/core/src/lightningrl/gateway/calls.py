@@ -20,6 +20,7 @@ import numpy as np
 
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import BackendError, ContextOverflow, EngineUnavailable, StoreError
+from lightningrl.gateway.asked_tools import AskedTools, ShownTool
 from lightningrl.gateway.choices import ChoiceSampler, SampledChoice
 from lightningrl.gateway.conversations import Conversation, Conversations
 from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
@@ -30,13 +31,13 @@ from lightningrl.gateway.request import Answer, AnswerStart, CallContext, CallRe
 from lightningrl.gateway.retries import Retries
 from lightningrl.gateway.routing import Routing
 from lightningrl.gateway.settings import GatewaySettings
-from lightningrl.gateway.threads import Threads
+from lightningrl.gateway.threads import LONG, Threads
 from lightningrl.gateway.watch import CallWatch
 from lightningrl.rendering.completion import Choice, CompletionText, TextDelta, read_recorded
 from lightningrl.rendering.renderer import PROMPT_TAIL, PolicyRenderer
 from lightningrl.rendering.tokenizer import context_overflow
 from lightningrl.store.errors import AttemptOver, StoreFull
-from lightningrl.store.protocol import AttemptInfo, CallLog, CallRecord
+from lightningrl.store.protocol import AttemptInfo, CallLog, CallRecord, ToolCallRecord
 from lightningrl.types import EngineInfo, SamplingSettings, Transition
 
 __all__ = ["PolicyCalls", "answer_again"]
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 class _Attempt:
     """An attempt in progress, as we remember it."""
 
+    asked: AskedTools
     history: History = field(default_factory=History)
     conversations: Conversations = field(default_factory=Conversations)
     retries: Retries = field(default_factory=Retries)
@@ -63,6 +65,7 @@ class _Attempt:
         self.history.restore(new)
         self.conversations.restore(new)
         self.retries.restore(new)
+        self.asked.restore(new)
         if self.replay is not None:
             self.replay.restore(new)
 
@@ -170,10 +173,13 @@ class PolicyCalls:
                 attempt.retries.keep_unseen(key, kept)
             raise
         except ContextOverflow as error:
+            await self._keep_shown(info, attempt, request)
             raise _over_long(error) from error
         except EngineUnavailable as error:
+            await self._keep_shown(info, attempt, request)
             raise Refusal(str(error), status=503, code="engine_unavailable") from error
         except BackendError as error:
+            await self._keep_shown(info, attempt, request)
             raise Refusal(str(error), status=502, code="engine_failed") from error
         except AttemptOver as error:
             raise Refusal(str(error), status=410, code="attempt_over") from error
@@ -315,7 +321,7 @@ class PolicyCalls:
         place = (info.rollout_id, info.attempt)
         attempt = self._attempts.get(place)
         if attempt is None:
-            attempt = _Attempt()
+            attempt = _Attempt(asked=AskedTools(self._renderers))
             if info.branch is not None:
                 point = info.branch
                 attempt.replay = Replay(await self._log.calls(point.rollout_id, point.attempt), point.calls)
@@ -400,14 +406,18 @@ class PolicyCalls:
     async def _keep(self, call: _Call, prompt: Prompt, choices: Sequence[SampledChoice], key: str) -> tuple[CallRecord, ...]:
         """Record the choices, then remember them; returns those kept before where this is a replay."""
         duration = time.perf_counter() - call.clock
-        kept_before = await self._log.append_calls([self._record(call, prompt, choice, key, duration) for choice in choices])
+        records = [self._record(call, prompt, choice, key, duration) for choice in choices]
+        shown = call.attempt.asked.find(call.request, prompt.parent_id)
+        kept_before = await self._log.append_calls(records, await self._read_shown(shown))
+        call.attempt.asked.settle(shown)
         stored = tuple(kept for kept in kept_before if kept is not None)
         if stored:
             return stored
         if self._watch is not None:
             self._watch.answered(call.policy, duration, len(prompt.ids), sum(len(choice.completion.token_ids) for choice in choices))
-        for choice in choices:
+        for choice, record in zip(choices, records, strict=True):
             call.attempt.known.add(choice.id)
+            call.attempt.asked.add(record.transition, choice.completion.tool_calls)
             answer = extend_digest(prompt.digest, choice.completion.as_message(with_ids=call.request.has_call_ids))
             past = PastCall(choice.id, prompt.array, as_ids(choice.completion.token_ids), prompt.tools)
             call.attempt.history.add(past, prompt.digest, answer)
@@ -422,6 +432,23 @@ class PolicyCalls:
                     )
                 )
         return ()
+
+    async def _read_shown(self, shown: Sequence[ShownTool]) -> list[ToolCallRecord]:
+        """Beside the event loop where arguments are checked."""
+        size = LONG if any(tool.complains for tool in shown) else 0
+        return await self._threads.run(size, lambda: [tool.record() for tool in shown])
+
+    async def _keep_shown(self, info: AttemptInfo, attempt: _Attempt, request: CallRequest) -> None:
+        """Record the results of tools that a request brought which is not answered."""
+        shown = attempt.asked.find(request)
+        if not shown:
+            return
+        try:
+            await self._log.append_tool_calls(info.rollout_id, info.attempt, await self._read_shown(shown))
+        except StoreError as error:  # the agent is told already that its call failed
+            logger.info("rollout %s, attempt %s: results of tools are not recorded: %s", info.rollout_id, info.attempt, error)
+        else:
+            attempt.asked.settle(shown)
 
 
 def _said(choice: Choice) -> dict[str, Any]:

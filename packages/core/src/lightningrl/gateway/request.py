@@ -61,6 +61,8 @@ class CallRequest:
     """None = the policy is free to call a tool or not."""
     has_call_ids: bool = True
     """False = the API's tool calls have no ids, so a history is recognised without them."""
+    failed_tools: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By tool-call id, results of which the request says that the tool failed, as they were sent."""
     n: int = 1
     stream: bool = False
     max_tokens: int | None = None

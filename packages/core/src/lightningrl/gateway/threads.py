@@ -7,11 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["Threads"]
+__all__ = ["LONG", "Threads"]
 
 T = TypeVar("T")
 
-_LONG = 16_384
+LONG = 16_384
 """Characters from which on a text is long: a slow machine tokenises as many in about 20 ms."""
 
 
@@ -23,7 +23,7 @@ class Threads:
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
         """The result of `work`, which reads a text of `size` characters. Raises what it raises."""
-        if size < _LONG:
+        if size < LONG:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 

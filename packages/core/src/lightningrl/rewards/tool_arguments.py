@@ -17,7 +17,7 @@ from lightningrl.rewards.json_schema import build_check, load_jsonschema
 from lightningrl.rewards.tools import canonical, mean, mean_over_tools, tools_of_calls
 from lightningrl.types import ToolCall, ToolStatus, Trajectory
 
-__all__ = ["RepeatedCalls", "ValidArguments"]
+__all__ = ["RepeatedCalls", "ValidArguments", "fit_offered", "is_offered"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,20 +52,40 @@ class ValidArguments:
             return self.error
         if not tool.arguments:  # nobody told; a call without arguments has {}
             return None if tool.status is ToolStatus.UNKNOWN else self.ok
-        try:
-            arguments = json.loads(tool.arguments)
-        except (ValueError, RecursionError):
-            return self.error
-        fits = self._checks.get(tool.name) or _offered_checks(offered).get(tool.name)
-        is_valid = isinstance(arguments, dict) and (fits is None or fits(arguments))
+        is_valid = _fits(tool.arguments, self._checks.get(tool.name) or _offered_check(tool.name, offered))
         return self.ok if is_valid else self.error
 
 
+def is_offered(name: str, offered: str) -> bool:
+    """Whether a tool is one of `Transition.offered`; where nobody kept what was offered, any may be."""
+    return not offered or name in _offered_schemas(offered)
+
+
+def fit_offered(name: str, arguments: str, offered: str) -> bool:
+    """Whether a tool's arguments are an object that fits the schema in `Transition.offered`; any object does where there is none."""
+    return _fits(arguments, _offered_check(name, offered))
+
+
+def _fits(text: str, check: Callable[[Any], bool] | None) -> bool:
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(arguments, dict) and (check is None or check(arguments))
+
+
 @lru_cache(maxsize=64)
-def _offered_checks(offered: str) -> Mapping[str, Callable[[Any], bool]]:
-    """By the name of each tool of `Transition.offered` that came with a schema."""
-    schemas = json.loads(offered or "{}")
-    return {name: _check_offered(name, schema) for name, schema in schemas.items() if schema is not None}
+def _offered_schemas(offered: str) -> Mapping[str, Mapping[str, Any] | None]:
+    """By the name of each tool of `Transition.offered`."""
+    schemas: dict[str, Mapping[str, Any] | None] = json.loads(offered or "{}")
+    return schemas
+
+
+@lru_cache(maxsize=1024)
+def _offered_check(name: str, offered: str) -> Callable[[Any], bool] | None:
+    """Of a tool of `Transition.offered` that came with a schema."""
+    schema = _offered_schemas(offered).get(name)
+    return None if schema is None else _check_offered(name, schema)
 
 
 def _check_offered(name: str, schema: Mapping[str, Any]) -> Callable[[Any], bool]:

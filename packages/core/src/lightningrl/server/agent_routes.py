@@ -19,6 +19,7 @@ from lightningrl.control import api
 from lightningrl.control.api import ReportedToolCall
 from lightningrl.dialects import Dialect, call_of
 from lightningrl.server.access import Access
+from lightningrl.server.asked_calls import ReadAsked, join_reports
 from lightningrl.server.attempt_routes import attempt_of
 from lightningrl.server.routes import route
 from lightningrl.store.errors import UnknownRecord
@@ -28,8 +29,9 @@ from lightningrl.types import ToolCall, ToolStatus
 __all__ = ["agent_routes"]
 
 
-def agent_routes(log: CallLog, access: Access, dialects: Sequence[Dialect]) -> list[BaseRoute]:
-    """To be mounted before the gateway's routes, which refuse every path of theirs that they do not know."""
+def agent_routes(log: CallLog, access: Access, dialects: Sequence[Dialect], read_asked: ReadAsked | None = None) -> list[BaseRoute]:
+    """To be mounted before the gateway's routes, which refuse every path of theirs that they do not know. `read_asked`: what the attempt's
+    answers asked for, so that a report which does not name its tool call finds it."""
 
     async def rewards(request: Request, body: api.ReportedRewards) -> None:
         place = attempt_of(request)
@@ -39,7 +41,10 @@ def agent_routes(log: CallLog, access: Access, dialects: Sequence[Dialect]) -> l
     async def tool_calls(request: Request, body: api.ReportedToolCalls) -> None:
         place = attempt_of(request)
         asked = await find_transitions(log, dialects, *place, [told.call for told in body.tool_calls])
-        await log.append_tool_calls(*place, await asyncio.to_thread(_records, body.tool_calls, asked))
+        records = await asyncio.to_thread(_records, body.tool_calls, asked)
+        if read_asked is not None:
+            records = join_reports(records, await read_asked(*place))
+        await log.append_tool_calls(*place, records)
 
     return [route(api.REPORT_REWARDS, access, rewards), route(api.REPORT_TOOL_CALLS, access, tool_calls)]
 

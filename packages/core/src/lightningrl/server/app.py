@@ -98,7 +98,7 @@ def create_app(
     return Starlette(
         routes=[
             *([Mount("/view", create_viewer(viewed, key=view_key(run_key)))] if viewed else []),
-            *agent_routes(store, access, dialects),  # before the gateway, which refuses the paths it does not know
+            *agent_routes(store, access, dialects, read_asked),  # before the gateway, which refuses the paths it does not know
             *routes,
             *attempt_routes(store, store, access, workers, memory, spans, longest_wait_s=longest_wait_s),
             *telemetry_routes(access, spans, log_records),

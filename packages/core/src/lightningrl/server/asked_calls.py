@@ -1,4 +1,4 @@
-"""What the policies' own answers asked their tools for: the join for frameworks whose spans name no tool-call id.
+"""Tool calls that the policies' own answers asked for: the join for spans and reports that name no tool-call id.
 
 spans of an export ─► ReadTools.loose ─┐
 kept completions ─► AskedCall… ────────┴► join_to_answers: same id, else same name and arguments, else the only one of that name
@@ -18,7 +18,7 @@ from lightningrl.store.protocol import CallLog, ToolCallRecord
 from lightningrl.telemetry.tool_spans import comparable
 from lightningrl.types import Transition
 
-__all__ = ["AnsweredCall", "ReadAsked", "join_to_answers", "read_kept_answers"]
+__all__ = ["AnsweredCall", "ReadAsked", "join_reports", "join_to_answers", "read_kept_answers"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class AnsweredCall:
 
 
 ReadAsked = Callable[[str, int], Awaitable[Sequence[AnsweredCall]]]
-"""From a rollout and an attempt to what its answers asked for so far, in order, less what is recorded already."""
+"""From a rollout and an attempt to what its answers asked for so far, in order, less what somebody told of already."""
 
 
 def read_kept_answers(log: CallLog, renderers: Mapping[str, PolicyRenderer]) -> ReadAsked:
@@ -88,6 +88,19 @@ def join_to_answers(records: Sequence[ToolCallRecord], loose: frozenset[str], as
         if tool.span_id not in joined and left[name] == len(named[name]) == 1:
             joined[tool.span_id] = _with_asker(tool, named[name][0])
     return [joined.get(record.span_id) or _with_arguments(record, known.get(record.tool_call.id)) for record in records]
+
+
+def join_reports(records: Sequence[ToolCallRecord], asked: Sequence[AnsweredCall]) -> list[ToolCallRecord]:
+    """Reports joined as spans without an id are; one that names the answer, to what that answer asked for."""
+    joined = list(records)
+    for answer in {record.tool_call.transition_id for record in records}:
+        places = [place for place, record in enumerate(records) if record.tool_call.transition_id == answer]
+        reports = [records[place] for place in places]
+        of_answer = [call for call in asked if answer in (None, call.transition_id)]
+        loose = frozenset(record.span_id for record in reports if record.span_id is not None)
+        for place, record in zip(places, join_to_answers(reports, loose, of_answer), strict=True):
+            joined[place] = record
+    return joined
 
 
 def _with_asker(record: ToolCallRecord, asked: AnsweredCall) -> ToolCallRecord:

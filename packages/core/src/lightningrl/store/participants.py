@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Self
 
 from sqlalchemy import Connection, select
 
-from lightningrl.store.schema import calls, spans, tool_calls
+from lightningrl.store.schema import calls, is_shown, spans, tool_calls
 from lightningrl.types import ToolStatus
 
 __all__ = ["NOBODY", "Participants", "SpanNode", "named_agent", "words_in"]
@@ -52,6 +52,8 @@ class Participants:
     tools: set[int] = field(default_factory=set[int])
     failed: set[int] = field(default_factory=set[int])
     """Tools that failed at least once."""
+    shown: dict[str, tuple[int, ToolStatus]] = field(default_factory=dict[str, tuple[int, ToolStatus]])
+    """By its span, the name and status of each tool call that the dialogue alone shows."""
     tree: dict[str, SpanNode] = field(default_factory=dict[str, SpanNode])
 
     @classmethod
@@ -60,13 +62,18 @@ class Participants:
         found = cls()
         of_call = select(calls.c.agent, calls.c.span_id, calls.c.id).where(calls.c.attempt_pk == attempt_pk)
         found.callers.update((row.agent, row.span_id or row.id) for row in db.execute(of_call))
-        for row in db.execute(select(tool_calls.c.name, tool_calls.c.status).where(tool_calls.c.attempt_pk == attempt_pk)):
-            found.add_tool(row.name, row.status)
+        of_tool = select(tool_calls.c.name, tool_calls.c.status, tool_calls.c.span, is_shown.label("is_shown"))
+        for row in db.execute(of_tool.where(tool_calls.c.attempt_pk == attempt_pk)):
+            found.add_tool(row.name, row.status, shown=row.span if row.is_shown else None)
         for row in db.execute(select(spans).where(spans.c.attempt_pk == attempt_pk)):
             found.tree[row.span] = SpanNode(row.parent, row.agent)
         return found
 
-    def add_tool(self, name: int, status: ToolStatus) -> None:
+    def add_tool(self, name: int, status: ToolStatus, *, shown: str | None = None) -> None:
+        """`shown`: the span of one that the dialogue alone shows, and that may go again."""
+        if shown is not None:
+            self.shown[shown] = name, status
+            return
         self.tools.add(name)
         if status in _FAILED:
             self.failed.add(name)
@@ -74,7 +81,9 @@ class Participants:
     def columns(self) -> dict[str, str]:
         """Of the rollout that this attempt decides."""
         roles = {agent if agent is not None else named_agent(self.tree, span) or NOBODY for agent, span in self.callers}
-        return {"roles": _listed(roles), "tools": _listed(self.tools), "failed_tools": _listed(self.failed)}
+        tools = self.tools.union(name for name, _ in self.shown.values())
+        failed = self.failed.union(name for name, status in self.shown.values() if status in _FAILED)
+        return {"roles": _listed(roles), "tools": _listed(tools), "failed_tools": _listed(failed)}
 
 
 def words_in(listed: str) -> list[int]:

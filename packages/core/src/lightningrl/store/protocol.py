@@ -37,6 +37,7 @@ from lightningrl.types import (
 )
 
 __all__ = [
+    "DIALOGUE",
     "DIVERGED_CODE",
     "RETRYABLE",
     "AttemptCalls",
@@ -66,6 +67,9 @@ RETRYABLE = frozenset({Outcome.INFRASTRUCTURE_ERROR})
 
 DIVERGED_CODE = "diverged"
 """Of a refused call (`OtherCall.code`) of a branch: nobody recorded it."""
+
+DIALOGUE = "dialogue:"
+"""Before a tool call's id, the span of a record that the dialogue alone shows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +146,11 @@ class ToolCallRecord:
     """Unique within the attempt; an export that is repeated is kept once."""
     parent_span_id: str | None = None
     started_at: float = 0.0
+
+    @property
+    def is_of_dialogue(self) -> bool:
+        """Whether only a call's answer and a later request tell of it: it stands until somebody tells of the same tool call."""
+        return self.span_id is not None and self.span_id.startswith(DIALOGUE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -365,8 +374,9 @@ class CallLog(AttemptCalls, Protocol):
         """Keep one call. None = kept now; where its `call_key` was kept before, nothing is added and that first call returns."""
         ...
 
-    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[CallRecord | None, ...]:
-        """Keep all choices of one call (`n>1`), or none. All of one attempt; a parent may stand earlier in `records`."""
+    async def append_calls(self, records: Sequence[CallRecord], tool_calls: Sequence[ToolCallRecord] = ()) -> tuple[CallRecord | None, ...]:
+        """Keep all choices of one call (`n>1`), or none. All of one attempt; a parent may stand earlier in `records`. `tool_calls`: those
+        whose results its request brought, kept with it as `append_tool_calls` does."""
         ...
 
     async def call_ids(self, rollout_id: str, attempt: int) -> frozenset[str]:
@@ -374,11 +384,12 @@ class CallLog(AttemptCalls, Protocol):
         ...
 
     async def tool_call_ids(self, rollout_id: str, attempt: int) -> frozenset[str]:
-        """The ids of the attempt's tool calls that are kept."""
+        """The ids of the attempt's tool calls that somebody told of; of what the dialogue alone shows, none."""
         ...
 
     async def append_tool_calls(self, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
-        """Returns how many are new. Export them before the result: an ended attempt refuses them."""
+        """Returns how many are new. Export them before the result: an ended attempt refuses them. Of one tool call, what somebody tells
+        stands, and what the dialogue shows (`is_of_dialogue`) goes, whichever comes first."""
         ...
 
     async def append_other_calls(self, rollout_id: str, attempt: int, calls: Sequence[OtherCall]) -> None:

@@ -36,6 +36,7 @@ from lightningrl.store.schema import (
     computed,
     digests,
     evidence,
+    is_shown,
     meta,
     other_calls,
     rewards,
@@ -176,7 +177,8 @@ class Reader:
 
     def tool_call_ids(self, db: Connection, rollout_id: str, attempt: int) -> frozenset[str]:
         attempt_pk = self.attempt_pk(db, rollout_id, attempt)
-        return frozenset(db.execute(select(tool_calls.c.id).where(tool_calls.c.attempt_pk == attempt_pk)).scalars())
+        ids = select(tool_calls.c.id).where(tool_calls.c.attempt_pk == attempt_pk, func.coalesce(~is_shown, True))
+        return frozenset(db.execute(ids).scalars())
 
     def attempt_other_calls(self, db: Connection, rollout_id: str, attempt: int) -> tuple[OtherCall, ...]:
         return self.other_calls(db, OTHER_CALLS.read(db, pks=[self.attempt_pk(db, rollout_id, attempt)]))

@@ -27,6 +27,7 @@ from sqlalchemy import (
 
 from lightningrl.store.columns import Choice, CleanText, Finite, Floats, Json, LongJson, LongText, SpanId, Wire
 from lightningrl.store.dialects import CLUSTERED, partial_index
+from lightningrl.store.protocol import DIALOGUE
 from lightningrl.types import (
     BranchPoint,
     Evidence,
@@ -48,6 +49,7 @@ __all__ = [
     "computed",
     "digests",
     "evidence",
+    "is_shown",
     "meta",
     "metadata",
     "other_calls",
@@ -193,6 +195,8 @@ tool_calls = Table(
     Column("started_at", Finite, nullable=False),
     UniqueConstraint("attempt_pk", "span"),
 )
+is_shown = (tool_calls.c.span >= DIALOGUE) & (tool_calls.c.span < DIALOGUE.replace(":", ";"))
+"""Whether a tool call is shown by the dialogue alone; NULL where it has no span."""
 partial_index("tool_calls_attempt", tool_calls.c.attempt_pk, "span IS NULL")
 Index("tool_calls_status", tool_calls.c.name, tool_calls.c.status)
 

@@ -32,6 +32,7 @@ from lightningrl.store.protocol import (
     CallRecord,
     Lease,
     StoreCounts,
+    ToolCallRecord,
 )
 from lightningrl.store.reads import Reader, decode_task
 from lightningrl.store.trajectories import read_trajectories
@@ -394,12 +395,12 @@ class SqlStore:
     async def append_call(self, record: CallRecord) -> CallRecord | None:
         return (await self.append_calls((record,)))[0]
 
-    async def append_calls(self, records: Sequence[CallRecord]) -> tuple[CallRecord | None, ...]:
+    async def append_calls(self, records: Sequence[CallRecord], tool_calls: Sequence[ToolCallRecord] = ()) -> tuple[CallRecord | None, ...]:
         if not records:
             return ()
         if len({(record.rollout_id, record.attempt) for record in records}) > 1:
             raise StoreError("append_calls got calls of several attempts; append them one attempt at a time")
-        kept = await self._write(lambda tx: writes.append_calls(tx, records))
+        kept = await self._write(lambda tx: writes.append_calls(tx, records, tool_calls))
         place = records[0].rollout_id, records[0].attempt
         known = self._keys.get(place)
         if known is not None and not known[1].calls:

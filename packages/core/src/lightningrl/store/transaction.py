@@ -24,7 +24,7 @@ from lightningrl.store.participants import Participants
 from lightningrl.store.prepared import PreparedStatement
 from lightningrl.store.protocol import AttemptInfo
 from lightningrl.store.reads import Reader, chunks
-from lightningrl.store.schema import attempts, calls, rollouts, tool_calls, toolsets, words
+from lightningrl.store.schema import attempts, calls, is_shown, rollouts, tool_calls, toolsets, words
 from lightningrl.types import Outcome, RolloutState
 
 __all__ = ["ATTEMPT_COLUMNS", "LiveAttempt", "Transaction", "over"]
@@ -46,7 +46,20 @@ class LiveAttempt:
     """How many are kept."""
     tool_spans: set[str] = field(default_factory=set[str])
     """Theirs, where they have one."""
+    told_tools: set[str] = field(default_factory=set[str])
+    """Ids of those that somebody told of; the others are shown by the dialogue alone."""
     participants: Participants = field(default_factory=Participants)
+
+    @property
+    def standing(self) -> tuple[int, int, int]:
+        """How many calls, tool calls, and tool calls that the dialogue alone shows: no two states of an attempt have the same."""
+        return len(self.ids), self.tool_calls, len(self.participants.shown)
+
+    def drop_shown(self, span: str) -> None:
+        """Somebody told of a tool call that the dialogue had shown."""
+        self.tool_spans.discard(span)
+        self.tool_calls -= 1
+        del self.participants.shown[span]
 
 
 class Transaction:
@@ -212,9 +225,10 @@ class Transaction:
             known.ids[call.id] = known.keys[call.call_key] = call.idx
             shared = 0 if call.parent is None else known.ends[call.parent]
             known.ends.append(shared + count_tokens(call.suffix) + count_tokens(call.completion))
-        spans = [] if is_fresh else [tool_call.span for tool_call in self.rows(_TOOL_SPANS, of_pk=row.pk)]
-        known.tool_calls = len(spans)
-        known.tool_spans.update(span for span in spans if span is not None)
+        kept = [] if is_fresh else self.rows(_TOOL_SPANS, of_pk=row.pk)
+        known.tool_calls = len(kept)
+        known.tool_spans.update(tool_call.span for tool_call in kept if tool_call.span is not None)
+        known.told_tools.update(tool_call.id for tool_call in kept if tool_call.span not in known.participants.shown)
         self._live[rollout_id, attempt] = known
         self._current.add(known.pk)
         return known
@@ -222,8 +236,8 @@ class Transaction:
     def _is_current(self, known: LiveAttempt) -> bool:
         """Whether no other server has ended the attempt, or kept calls or tool calls of it."""
         if known.pk not in self._current:
-            standing = [(row.calls, row.tool_calls) for row in self.rows(_STANDING, of_pk=known.pk)]
-            if standing == [(len(known.ids), known.tool_calls)]:
+            standing = [(row.calls, row.tool_calls, row.shown) for row in self.rows(_STANDING, of_pk=known.pk)]
+            if standing == [known.standing]:
                 self._current.add(known.pk)
         return known.pk in self._current
 
@@ -276,10 +290,11 @@ _STANDING = PreparedStatement(
     select(
         select(func.count()).where(calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("calls"),
         select(func.count()).where(tool_calls.c.attempt_pk == attempts.c.pk).scalar_subquery().label("tool_calls"),
+        select(func.count()).where(tool_calls.c.attempt_pk == attempts.c.pk, is_shown).scalar_subquery().label("shown"),
     ).where(attempts.c.pk == bindparam("of_pk"), attempts.c.outcome.is_(None))
 )
 """How many calls and tool calls a running attempt has."""
-_TOOL_SPANS = PreparedStatement(select(tool_calls.c.span).where(tool_calls.c.attempt_pk == bindparam("of_pk")))
+_TOOL_SPANS = PreparedStatement(select(tool_calls.c.span, tool_calls.c.id).where(tool_calls.c.attempt_pk == bindparam("of_pk")))
 _WORD = select(words.c.pk).where(words.c.text == bindparam("text"))
 _TOOLSET = select(toolsets.c.pk).where(toolsets.c.digest == bindparam("digest"))
 ATTEMPT_COLUMNS = (

@@ -15,12 +15,12 @@ from sqlalchemy import Integer, and_, bindparam, delete, func, insert, or_, sele
 from lightningrl.clean import clean_text
 from lightningrl.errors import StoreError
 from lightningrl.store import schema
-from lightningrl.store.codec import encode_advantages, encode_json, encode_tokens
+from lightningrl.store.codec import column_text, encode_advantages, encode_json, encode_tokens
 from lightningrl.store.errors import Conflict, UnknownRecord
 from lightningrl.store.events import EndEvent, LeaseEvent, QueueEvent
 from lightningrl.store.participants import SpanNode
 from lightningrl.store.prepared import PreparedStatement
-from lightningrl.store.protocol import DIVERGED_CODE, RETRYABLE, AttemptEnd, CallRecord, Score, SpanRecord, ToolCallRecord
+from lightningrl.store.protocol import DIALOGUE, DIVERGED_CODE, RETRYABLE, AttemptEnd, CallRecord, Score, SpanRecord, ToolCallRecord
 from lightningrl.store.reads import chunks, read_forgotten
 from lightningrl.store.schema import (
     FORGOTTEN,
@@ -307,7 +307,9 @@ def retry(tx: Transaction, rollout_ids: Sequence[str], timeout_s: float) -> int:
     return retried
 
 
-def append_calls(tx: Transaction, records: Sequence[CallRecord]) -> tuple[CallRecord | None, ...]:
+def append_calls(
+    tx: Transaction, records: Sequence[CallRecord], tool_calls: Sequence[ToolCallRecord] = ()
+) -> tuple[CallRecord | None, ...]:
     first = records[0]
     live = tx.live(first.rollout_id, first.attempt, f"call {first.transition.id!r}")
     replays = [record.call_key for record in records if record.call_key in live.keys]
@@ -315,6 +317,8 @@ def append_calls(tx: Transaction, records: Sequence[CallRecord]) -> tuple[CallRe
     for record in records:
         if record.call_key not in kept:
             tx.add_call(_call_row(tx, live, record))
+    if tool_calls:
+        append_tool_calls(tx, first.rollout_id, first.attempt, tool_calls)
     return tuple(kept.get(record.call_key) for record in records)
 
 
@@ -356,8 +360,16 @@ def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[st
 
 def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
     live = tx.live(rollout_id, attempt, "a tool call")
-    rows = []
+    rows, replaced = [], set[str]()
     for record in tool_calls:
+        call_id = column_text(record.tool_call.id)
+        if record.is_of_dialogue:
+            if call_id in live.told_tools:
+                continue
+        else:
+            live.told_tools.add(call_id)
+            if (shown := f"{DIALOGUE}{call_id}") in live.tool_spans:
+                replaced.add(shown)
         span = None if record.span_id is None else clean_text(record.span_id)
         if span is not None:
             if span in live.tool_spans:
@@ -371,11 +383,14 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls
             "parent_span": record.parent_span_id,
             "started_at": record.started_at,
         }
-        live.participants.add_tool(row["name"], record.tool_call.status)
+        live.participants.add_tool(row["name"], record.tool_call.status, shown=span if record.is_of_dialogue else None)
         rows.append(row)
     live.tool_calls += len(rows)
     _check_told(live.tool_calls, "tool calls", rollout_id)
     tx.run_many(_ADD_TOOL_CALLS, rows)
+    for shown in replaced:
+        tx.run(_DROP_SHOWN, of_attempt=live.pk, of_span=shown)
+        live.drop_shown(shown)
     return len(rows)
 
 
@@ -612,5 +627,8 @@ _CREATE = PreparedStatement(
 )
 _CALL_IDS = select(calls.c.attempt_pk, calls.c.id, calls.c.idx).where(calls.c.attempt_pk.in_(bindparam("pks", expanding=True)))
 _ADD_TOOL_CALLS = PreparedStatement(insert(tool_calls), columns=[column.name for column in tool_calls.c if column.name != "pk"])
+_DROP_SHOWN = PreparedStatement(
+    delete(tool_calls).where(tool_calls.c.attempt_pk == bindparam("of_attempt"), tool_calls.c.span == bindparam("of_span"))
+)
 _ADD_OTHER_CALLS = PreparedStatement(insert(other_calls), columns=[column.name for column in other_calls.c if column.name != "pk"])
 _TRAIN = PreparedStatement(insert(trained), columns=("rollout_pk", "step"))

@@ -16,8 +16,9 @@ import numpy as np
 
 from lightningrl.errors import StoreError
 from lightningrl.store.errors import AttemptOver, Conflict, UnknownRecord
-from lightningrl.store.overview import RolloutQuery
+from lightningrl.store.overview import Mark, RolloutQuery
 from lightningrl.store.protocol import (
+    DIALOGUE,
     DIVERGED_CODE,
     AttemptEnd,
     CallRecord,
@@ -604,6 +605,40 @@ class StoreConformance:
         assert (trajectory.other_calls[2].path, trajectory.other_calls[2].answer) == ("\ufffd", "\ufffd")
         with pytest.raises(AttemptOver, match="attempt 1 of rollout 'a' is over"):
             await store.append_other_calls("a", 1, [refused])
+
+    async def test_what_the_dialogue_shows_of_a_tool_call_gives_way_to_what_is_told_of_it(self, store: Store) -> None:
+        def shown(call_id: str, status: ToolStatus = ToolStatus.UNKNOWN) -> ToolCallRecord:
+            call = ToolCall(id=call_id, name=f"tool_{call_id}", result="of the dialogue", status=status, transition_id="c0")
+            return ToolCallRecord(tool_call=call, span_id=f"{DIALOGUE}{call_id}", parent_span_id="c0")
+
+        def told(call_id: str) -> ToolCallRecord:
+            return ToolCallRecord(tool_call=ToolCall(id=call_id, name=f"tool_{call_id}", status=ToolStatus.OK), span_id=f"s-{call_id}")
+
+        await store.create_rollouts([make_spec("a")])
+        lease = await leased(store)
+        await store.append_call(make_call(lease, "c0", [1], [2], tool_call_ids=("x", "y", "z")))
+        await store.append_spans("a", 1, [SpanRecord(span_id="c0", agent="planner")])
+        assert await store.append_tool_calls("a", 1, [told("y")]) == 1
+        second = make_call(lease, "c1", [1, 2, 3], [4])
+        results = [shown("x", ToolStatus.ERROR), shown("y"), shown("z", ToolStatus.ERROR)]
+        assert await store.append_calls([second], results) == (None,)
+        (again,) = await store.append_calls([second], results)
+        assert again is not None and again.transition.id == "c1", "a retry, with the same results"
+        assert await store.tool_call_ids("a", 1) == frozenset({"y"}), "so that a span without an id may still be told to be of x"
+        assert await store.append_tool_calls("a", 1, [told("x"), told("x")]) == 1
+        assert await store.append_tool_calls("a", 1, [shown("x")]) == 0
+        assert await store.tool_call_ids("a", 1) == frozenset({"x", "y"})
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        tools = {tool.id: tool for tool in (await store.trajectories(["a"]))[0].tool_calls}
+        assert {name: (tool.status, tool.transition_id) for name, tool in tools.items()} == {
+            "x": (ToolStatus.OK, "c0"),
+            "y": (ToolStatus.OK, "c0"),
+            "z": (ToolStatus.ERROR, "c0"),
+        }
+        assert (tools["z"].result, tools["z"].agent) == ("of the dialogue", "planner"), "of the call that asked"
+        failed = [name for name in ("tool_x", "tool_z") if await store.list_rows(RolloutQuery(tool=name, mark=Mark.TOOL_ERROR))]
+        assert failed == ["tool_z"], "the failure of x that was shown went with it"
+        assert await store.list_rows(RolloutQuery(tool="tool_x"))
 
     async def test_tool_calls_find_the_call_that_asked(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])

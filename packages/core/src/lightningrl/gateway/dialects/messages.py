@@ -10,7 +10,7 @@ run's to decide; what cannot be honoured is refused with a sentence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,7 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
         edits=read_edits(body.context_management, messages),
         left_out=left_out,
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
+        failed_tools=_failed_tools(body.messages),
     )
     thinking = (body.thinking or {}).get("type")
     return MessagesRequest(
@@ -213,6 +214,16 @@ def _tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
     if block.get("is_error") is True and not text.lower().startswith("error"):
         text = f"Error: {text}" if text else "Error"  # the other dialects have no flag either: the policy reads it
     return {"role": "tool", "content": text, "tool_call_id": _string(block, "tool_use_id", where)}
+
+
+def _failed_tools(messages: Sequence[_Message]) -> dict[str, str]:
+    """The results of tools with `is_error`, which the policy reads with "Error" before them."""
+    blocks = (block for message in messages if not isinstance(message.content, str) for block in message.content)
+    return {
+        _string(block, "tool_use_id", "messages"): join_text(block.get("content"), "messages")
+        for block in blocks
+        if isinstance(block, dict) and block.get("type") == "tool_result" and block.get("is_error") is True
+    }
 
 
 def _string(block: dict[str, Any], key: str, where: str) -> str:
