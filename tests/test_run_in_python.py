@@ -147,6 +147,21 @@ def test_a_checkpoint_that_goes_while_it_is_read_makes_room_for_the_next(
     assert run.export(tmp_path / "weights") == 2
 
 
+def test_a_script_without_a_main_guard_ends_with_a_sentence_and_leaves_no_run(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import lightningrl\n"
+        "from pathlib import Path\nfrom lightningrl.config import load_recipe\n"
+        "def answer(task):\n    return '1'\n"
+        f"recipe = load_recipe(Path({str(project / 'recipe.toml')!r}), {{'agent': answer, 'loop.steps': 1}})\n"
+        "lightningrl.train(recipe, run='runs/mine')\n"
+    )
+    ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode
+    last = ended.stderr.strip().rpartition("\n")[2]
+    assert "lightningrl.train is called while" in last and 'put the call under `if __name__ == "__main__":` there' in last
+    assert not (tmp_path / "runs" / "mine").exists()
+
+
 def test_a_run_with_the_same_seed_samples_the_same_tokens(project: Path, tmp_path: Path) -> None:
     def sampled(run: lightningrl.Run) -> dict[str, list[list[int]]]:
         traces = [run.trace(rollout.spec.id) for rollout in run.rollouts()]

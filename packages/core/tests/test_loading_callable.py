@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,3 +110,41 @@ def test_file_that_failed_can_be_loaded_once_it_is_fixed(tmp_path: Path) -> None
 def test_references_are_told_from_plugin_names() -> None:
     assert is_reference("my_file.py:score")
     assert not is_reference("grpo")
+
+
+CALLS = {
+    "train": "lightningrl.train('recipe.toml')",
+    "resumed": "lightningrl.train(run='runs/one', resume=True)",
+    "train_async": "asyncio.run(lightningrl.train_async('recipe.toml'))",
+    "evaluate": "lightningrl.evaluate('runs/one')",
+    "doctor": "asyncio.run(doctor(lightningrl.Recipe.model_construct()))",
+    "problems": "list(lightningrl.problems('recipe.toml'))",
+    "beside": "run_beside(lightningrl.train_async('recipe.toml'))",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("reference", ["lrl_script.py:answer", "lrl_module.inner:answer", "lrl_neighbour.py:answer"])
+def test_a_run_that_an_import_would_start_is_one_sentence_about_the_main_guard(tmp_path: Path, call: str, reference: str) -> None:
+    imports = "import asyncio\nimport lightningrl\nfrom lightningrl.run import doctor\nfrom lightningrl.beside import run_beside\n"
+    text = f"{imports}def answer(question): return '1'\n{CALLS[call]}\n"
+    for name in ("lrl_script.py", "lrl_module/inner.py"):
+        write(tmp_path, name, text)
+    write(tmp_path, "lrl_neighbour.py", "from lrl_script import answer\n")
+    with pytest.raises(ConfigError, match=r'is imported; put the call under `if __name__ == "__main__":` there$') as refused:
+        load_callable(reference, tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_imported_may_start_a_run_when_it_is_called(tmp_path: Path) -> None:
+    write(tmp_path, "lrl_caller.py", "import lightningrl\ndef start(): return list(lightningrl.problems('nowhere.toml'))\n")
+    assert "nowhere.toml" in load_callable("lrl_caller.py:start", tmp_path)()[0]
+
+
+def test_a_process_of_multiprocessing_that_imports_the_main_script_starts_no_run(tmp_path: Path) -> None:
+    text = "import multiprocessing\nimport lightningrl\nif __name__ == '__main__':\n"
+    text += "    process = multiprocessing.get_context('spawn').Process(target=print)\n    process.start()\n    process.join()\n"
+    text += "else:\n    list(lightningrl.problems('nowhere.toml'))\n"
+    write(tmp_path, "script.py", text)
+    ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "script.py' is imported; put the call under `if __name__" in ended.stderr or "the main script' is imported" in ended.stderr

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -77,3 +80,26 @@ async def test_a_dialect_that_prints_when_imported_and_with_each_call_holds_noth
     assert (refused.status_code, healthy.status_code) == (403, 200), refused.text
     printed = (tmp_path / "server.log").read_text(encoding="utf-8")
     assert "imported" in printed and "xx refused" in printed
+
+
+def test_a_server_whose_trainer_is_killed_while_it_starts_never_opens_the_store(tmp_path: Path) -> None:
+    code = f"""
+import asyncio
+from pathlib import Path
+from lightningrl.server.launcher import ServerProcess
+from lightningrl.server.settings import ServerSettings
+settings = ServerSettings(store_url="sqlite:///{tmp_path}/store.sqlite", run_key="the-run-key")
+asyncio.run(ServerProcess(settings, log_path=Path("{tmp_path}/server.log")).start())
+"""
+    trainer = subprocess.Popen([sys.executable, "-c", code])
+    children, give_up = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children"), time.monotonic() + PATIENCE_S
+    while not (server := children.read_text().strip()) and time.monotonic() < give_up:
+        time.sleep(0.001)
+    time.sleep(0.1)  # the trainer has told it what it is to serve; it imports that for half a second
+    trainer.kill()
+    trainer.wait()
+    assert server, "the trainer started none"
+    while Path(f"/proc/{server}").exists() and time.monotonic() < give_up:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{server}").exists()
+    assert not (tmp_path / "store.sqlite").exists(), "it is in nobody's way"

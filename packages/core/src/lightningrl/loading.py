@@ -8,13 +8,15 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import json
+import multiprocessing
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +24,23 @@ from typing import Any
 
 from lightningrl.errors import ConfigError, describe_raised
 
-__all__ = ["absolute_reference", "digest_of", "is_reference", "load_callable", "resolve", "run_recipe_file"]
+__all__ = ["absolute_reference", "digest_of", "is_reference", "load_callable", "refuse_in_import", "resolve", "run_recipe_file"]
+
+_importing: contextvars.ContextVar[str | None] = contextvars.ContextVar("lightningrl_importing", default=None)
+"""The file or module that is being imported for something in it."""
+
+
+class StartedByImport(ConfigError):
+    """An import that would start a run, in which somebody would import it again."""
+
+
+def refuse_in_import(call: str) -> None:
+    """Raise ConfigError where `call` is made by a user's file while it is imported for what it defines: the agent, say, in a worker."""
+    source = _importing.get()
+    if source is None and getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing asks it itself
+        source = str(getattr(sys.modules.get("__mp_main__"), "__file__", "the main script"))
+    if source is not None:
+        raise StartedByImport(f'{call} is called while {source!r} is imported; put the call under `if __name__ == "__main__":` there')
 
 
 def is_reference(text: str) -> bool:
@@ -115,7 +133,10 @@ def _load_module(source: str, base_dir: Path, reference: str) -> ModuleType:
     if (base_dir / source.partition(".")[0]).is_dir():
         _add_folder(base_dir.resolve())
     try:
-        return importlib.import_module(source)
+        with _importing_now(source):
+            return importlib.import_module(source)
+    except StartedByImport:
+        raise
     except ModuleNotFoundError as error:
         if error.name is None or not (source == error.name or source.startswith(f"{error.name}.")):
             raise _import_failed(reference, source, error) from error
@@ -135,11 +156,23 @@ def _run_file(path: Path, reference: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with _importing_now(str(path)):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
+        if isinstance(error, StartedByImport):
+            raise
         raise _import_failed(reference, str(path), error) from error
     return module
+
+
+@contextlib.contextmanager
+def _importing_now(source: str) -> Iterator[None]:
+    token = _importing.set(source)
+    try:
+        yield
+    finally:
+        _importing.reset(token)
 
 
 def _add_folder(folder: Path) -> None:

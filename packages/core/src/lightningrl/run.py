@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lightningrl.beside import Show, run_beside, show_nobody
 from lightningrl.config import Recipe, read_recipe, recipe_file
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError, Stopped
+from lightningrl.loading import refuse_in_import
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
 from lightningrl.training.run_folder import LoopState, RunFolder, checkpoints, default_run, find_checkpoint, newest_run
@@ -186,6 +187,7 @@ class Run:
         LightningError."""
         from lightningrl.training.branching import branch_rollout
 
+        refuse_in_import("Run.branch")
         return run_beside(branch_rollout(self.folder, rollout_id, at=at, samples=samples, settings=settings, show=show))
 
     def evaluate(self, *, step: str | int | None = None, against: str | Run | None = None, **options: Any) -> EvaluationReport:
@@ -337,6 +339,7 @@ def evaluate(
     from lightningrl.evaluation.examination import Examination
     from lightningrl.evaluation.report import evaluate_policies
 
+    refuse_in_import("lightningrl.evaluate")
     how = Examination(tasks=tasks, limit=limit, samples=samples, temperature=temperature, passes=passes, batch=stop_every)
     return run_beside(
         evaluate_policies(
@@ -359,6 +362,7 @@ def problems(recipe: Source, *, settings: Mapping[str, Any] | None = None) -> It
     a process of its own."""
     from lightningrl.training.checks import build_checked
 
+    refuse_in_import("lightningrl.problems")
     try:
         found, wrong = _read(recipe, settings or {})
         build_checked(found, load_plugins(), wrong=wrong)
@@ -422,6 +426,7 @@ def begin_run(
     from lightningrl.training.checks import build_checked
     from lightningrl.training.tasks import explain_few_tasks
 
+    refuse_in_import("lightningrl.train")
     if resume and overwrite:
         raise ConfigError("--resume goes on with a run and --overwrite writes over it; give one of the two")
     plugins = load_plugins()

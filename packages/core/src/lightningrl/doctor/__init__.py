@@ -20,6 +20,7 @@ from lightningrl.doctor.findings import LONGEST, Check, Finding, Verdict, failed
 from lightningrl.doctor.observation import Observation
 from lightningrl.doctor.report import Diagnosis, Row
 from lightningrl.errors import ConfigError, LightningError, PluginError
+from lightningrl.loading import refuse_in_import
 from lightningrl.plugins import load_plugins
 
 __all__ = ["CHECKS", "Bill", "BillLine", "Check", "Diagnosis", "Finding", "Observation", "Row", "Verdict", "diagnose", "examine"]
@@ -39,6 +40,7 @@ async def examine(
     from lightningrl.doctor.examination import observe
     from lightningrl.training.checks import build_checked
 
+    refuse_in_import("lightningrl.doctor")
     if recipe.runtime.workers == 0:
         alone = "runtime.workers is 0, so no worker would run the agent here"
         return Diagnosis(rows=(_row("recipe", failed(alone, "look with workers: --set runtime.workers=2")),), bill=None)

@@ -171,7 +171,8 @@ class ServerProcess:
     async def _ready(self, process: asyncio.subprocess.Process) -> str:
         assert process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(self._settings.model_dump_json().encode() + b"\n")
+            settings = self._settings.model_copy(update={"parent_pid": os.getpid()})
+            process.stdin.write(settings.model_dump_json().encode() + b"\n")
             await process.stdin.drain()
         except (BrokenPipeError, ConnectionResetError):
             pass  # it ended at once; its output says why

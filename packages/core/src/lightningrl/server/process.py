@@ -45,7 +45,7 @@ def main() -> int:
             settings = ServerSettings.model_validate_json(line)
             form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
             logging.basicConfig(level=settings.log_level.upper(), format=form, stream=sys.stderr)
-            die_with_parent(parent)  # what was acknowledged is on disk
+            die_with_parent(settings.parent_pid or parent)  # what was acknowledged is on disk
             run_server(settings, on_ready=lambda url: _say(stdout, {"url": url, "pid": os.getpid()}), lifeline=True)
         except ValidationError as error:
             first = error.errors()[0]

@@ -70,6 +70,8 @@ class ServerSettings(BaseModel):
     longest_wait_s: float = Field(default=60.0, gt=0)
     """Of a long poll."""
     log_level: str = "warning"
+    parent_pid: int = 0
+    """The process that started it, with which it goes; 0 = the one that it has when it starts."""
 
 
 def read_upstream(config: UpstreamConfig | None, environment: Mapping[str, str]) -> tuple[Upstream | None, dict[str, Upstream]]:
