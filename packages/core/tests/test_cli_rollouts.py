@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,8 @@ def ask(*words: str) -> str:
 def test_a_list_fits_80_columns_with_ids_and_outcomes_whole(run: Path) -> None:
     lines = ask("list", "--run", str(run)).splitlines()
     failed = next(line for line in lines if line.startswith(LONG))
-    assert failed.split() == [LONG, "t", "train", "agent_error", "-", "0", "1", "-"]
+    assert failed.split()[:7] == [LONG, "t", "train", "agent_error", "-", "0", "RuntimeError:"]
+    assert failed.endswith("…") and max(map(len, lines)) <= 80
     assert any(line.split()[:4] == ["v000040-0159", "t", "validation", "queued"] for line in lines)
 
 
@@ -78,5 +80,51 @@ def test_a_long_task_id_leaves_the_rollouts_ids_and_rewards_whole(tmp_path: Path
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
     said = ask("list", "--run", str(tmp_path))
     line = next(line for line in said.splitlines() if line.startswith(LONG))
-    assert line.split()[2:] == ["train", "context_overflow", "0.500", "0", "1", "-"], "as before a task's id was long"
+    assert line.split()[2:] == ["train", "context_overflow", "0.500", "0"], "as before a task's id was long"
     assert "…" not in said
+
+
+@pytest.fixture
+def answered(tmp_path: Path) -> Path:
+    """Three rollouts of a task: one that is right at its second try, one that writes what a terminal obeys, one that runs."""
+
+    async def fill() -> None:
+        store = await SqlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}")
+        task = Task(id="sum", input={"question": "2 + 3"}, answer="5")
+        await store.create_rollouts([RolloutSpec(id=name, task=task, group_id="g", max_attempts=2) for name in ("r0", "r1", "r2")])
+        first = await store.lease("w", 60.0)
+        await store.finish_attempt("r0", 1, Outcome.INFRASTRUCTURE_ERROR, error="the server was away")
+        for name, output in (("r0", "It is 5"), ("r1", {"said": "\x1b[2J\u202e[bold]6\n\n" + "x" * 500})):
+            lease = first if first and name != first.rollout_id else await store.lease("w", 60.0)
+            lease = lease if lease and lease.rollout_id == name else await store.lease("w", 60.0)
+            assert lease is not None
+            await store.finish_attempt(lease.rollout_id, lease.attempt, Outcome.SUCCEEDED, output=output)
+        await store.set_scores([Score(rollout_id="r1", attempt=1, reward=0.25)])
+        await store.mark_trained(3, ["r1"], {})
+        await store.close()
+
+    asyncio.run(fill())
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("width", [80, 125, 160])
+def test_a_list_says_what_came_out_and_nothing_of_it_is_obeyed(answered: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    said = ask("list", "--run", str(answered))
+    head, *rows = (line for line in said.splitlines() if line[:2] in ("ro", "r0", "r1", "r2"))
+    columns = head.split()
+    assert columns[:8] == ["rollout", "task", "mode", "outcome", "reward", "calls", "attempts", "trained"]
+    assert columns[8:] == ["input"] * (width >= 150) + ["answer"] * (width >= 120) + ["output"]
+    by_id = {row.split()[0]: row for row in rows}
+    assert "It is 5" in by_id["r0"] and by_id["r0"].split()[6] == "2"
+    assert "\x1b" not in said and "\u202e" not in said and max(map(len, said.splitlines())) <= width
+    assert by_id["r1"].rstrip().endswith("…") and ("[bold]6" in by_id["r1"] or width < 160)
+    assert by_id["r2"].split()[3] == "queued"
+    assert ('"question"' in by_id["r0"]) == (width >= 150)
+
+
+def test_a_list_as_json_has_outputs_whole(answered: Path) -> None:
+    rows = {row["rollout"]: row for row in map(json.loads, ask("list", "--run", str(answered), "--json").splitlines())}
+    assert [rows["r0"][name] for name in ("input", "answer", "output", "error")] == [{"question": "2 + 3"}, "5", "It is 5", None]
+    assert rows["r1"]["output"]["said"].endswith("x" * 500) and rows["r2"]["output"] is None

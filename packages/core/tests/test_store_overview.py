@@ -72,6 +72,26 @@ async def test_rollouts_are_ordered_and_each_page_goes_on_from_the_last(store: S
     assert (row.step, row.calls, row.attempts, row.spread, row.reward) == (1, 2, 1, 0.5, 0.0)
 
 
+async def test_a_row_has_what_came_out_and_an_output_that_is_long_stays_where_it_is(store: SqlStore) -> None:
+    long = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=200_000))
+    outputs = {"x0": ({"n": 4}, None), "x1": (None, "ValueError: no"), "x2": (long, None), "x3": (None, long)}
+    for name, (output, error) in outputs.items():
+        await store.create_rollouts([RolloutSpec(id=name, task=Task(id="t", input="?", answer=[4]), group_id="x")])
+        while (lease := await store.lease("w", 60.0)) is not None and lease.rollout_id != name:
+            pass  # a rollout that was queued before
+        await store.finish_attempt(name, 1, Outcome.AGENT_ERROR if error else Outcome.SUCCEEDED, output=output, error=error)
+    rows = {row.id: row for row in await store.list_rows(RolloutQuery(text="x"), Sort.NEWEST, None, 10)}
+    assert {name: (row.output, row.error, row.is_long) for name, row in rows.items()} == {
+        "x0": ({"n": 4}, None, False),
+        "x1": (None, "ValueError: no", False),
+        "x2": (None, None, True),
+        "x3": (None, None, True),
+    }
+    assert rows["x0"].answer == [4]
+    (queued,) = await store.list_rows(RolloutQuery(text="q0"), Sort.NEWEST, None, 1)
+    assert (queued.output, queued.error, queued.is_long, queued.answer) == (None, None, False, None)
+
+
 @pytest.mark.parametrize(
     ("query", "expected"),
     [

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lightningrl.clean import as_text, one_line
 from lightningrl.loggers import read_metrics
 from lightningrl.look.reader import open_run
 from lightningrl.look.summary import interval, read_summary
@@ -155,6 +156,18 @@ async def test_another_order_has_each_rollout_once_too(recorded_run: Path, recor
     rewards = [records[name].reward or 0.0 for name in found]
     if sort in {"worst", "best"}:
         assert rewards == sorted(rewards, reverse=sort == "best")
+
+
+async def test_a_list_says_what_came_out_of_each_rollout(recorded_run: Path, records: dict[str, RolloutRecord]) -> None:
+    async with browsing(recorded_run) as browser:
+        text = await page(browser, "/rollouts?sort=newest")
+    rows = re.findall(r"<tr data-row.*?</tr>", text, re.DOTALL)
+    for name, row in zip(listed(text), rows, strict=True):
+        record = records[name]
+        said = record.attempts[-1].error or record.attempts[-1].output
+        (cell,) = re.findall(r'<td class="text output">(.*?)</td>', row, re.DOTALL)
+        assert one_line(as_text(said), 110) in cell
+        assert record.spec.task.answer is None or record.attempts[-1].error or as_text(record.spec.task.answer)[:30] in cell
 
 
 async def test_choices_narrow_the_list_and_their_numbers_are_right(recorded_run: Path, records: dict[str, RolloutRecord]) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
-from lightningrl.clean import printable
+from lightningrl.clean import as_text, one_line, printable
 from lightningrl.cli import write_json
 from lightningrl.errors import ConfigError
 from lightningrl.look.reader import RunReader, open_run
-from lightningrl.look.text import number, show_rollout
+from lightningrl.look.text import deciding_attempt, number, show_rollout
 from lightningrl.store.protocol import RolloutFilter, RolloutRecord
 from lightningrl.training.run_folder import newest_run
 from lightningrl.types import Outcome, RolloutMode
@@ -24,6 +25,12 @@ __all__ = ["list_command", "show_command"]
 
 Answer = TypeVar("Answer")
 ALL = 1_000_000
+WIDE_FOR_ANSWER, WIDE_FOR_INPUT = 120, 150
+"""Columns of a terminal that has room for them beside the output."""
+LEAST = 8
+"""Columns of a cell that is cut."""
+NUMBERS = {"reward", "calls", "attempts", "trained"}
+LONGEST_CELL = 200
 
 
 def list_command(
@@ -56,15 +63,10 @@ def list_command(
         for record in records:
             write_json(_json(record))
         return
-    task_id = Column("task", overflow="fold")  # however long, the other columns stay whole
-    rollout_id, *whole = (Column(name, no_wrap=True) for name in ("rollout", "mode", "outcome"))
-    numbers = (Column(name, justify="right", no_wrap=True) for name in ("reward", "calls", "attempts", "trained"))
-    table = Table(
-        rollout_id, task_id, *whole, *numbers, title=f"Rollouts of {folder}", title_justify="left", box=None, padding=(0, 1, 0, 0)
+    console = Console()
+    console.print(
+        _table(records, folder, console.width) if records else f"no rollouts in {folder} match; leave out a filter", highlight=False
     )
-    for record in records:
-        table.add_row(*_row(record))
-    Console().print(table if records else f"no rollouts in {folder} match; leave out a filter", highlight=False)
 
 
 def show_command(rollout_id: str, *, run: Path | None, runs: Path, full: bool, as_json: bool = False) -> None:
@@ -93,6 +95,7 @@ def _choice(what: str, text: str | None, kind: Any) -> Any:
 
 
 def _json(record: RolloutRecord) -> dict[str, Any]:
+    attempt = deciding_attempt(record)
     return {
         "rollout": record.spec.id,
         "task": record.spec.task.id,
@@ -103,17 +106,52 @@ def _json(record: RolloutRecord) -> dict[str, Any]:
         "calls": record.attempts[-1].calls if record.attempts else 0,
         "attempts": len(record.attempts),
         "trained_step": record.trained_step,
+        "input": record.spec.task.input,
+        "answer": record.spec.task.answer,
+        "output": None if attempt is None else attempt.output,
+        "error": None if attempt is None else attempt.error,
     }
 
 
-def _row(record: RolloutRecord) -> tuple[str, ...]:
-    return (
-        escape(printable(record.spec.id)),
-        escape(printable(record.spec.task.id)),
-        record.spec.mode.value,
-        record.outcome.value if record.outcome else record.state.value,
-        number(record.reward),
-        str(record.attempts[-1].calls if record.attempts else 0),
-        str(len(record.attempts)),
-        "-" if record.trained_step is None else str(record.trained_step),
-    )
+def _table(records: Sequence[RolloutRecord], folder: Path, width: int) -> Table:
+    """A line for each. Attempts and steps stand there where they say something, the task's input and answer where there is room, and what
+    came out has the rest of the line."""
+    whole = {
+        "rollout": [printable(record.spec.id) for record in records],
+        "mode": [record.spec.mode.value for record in records],
+        "outcome": [record.outcome.value if record.outcome else record.state.value for record in records],
+        "reward": [number(record.reward) for record in records],
+        "calls": [str(record.attempts[-1].calls if record.attempts else 0) for record in records],
+    }
+    if any(len(record.attempts) > 1 for record in records):
+        whole["attempts"] = [str(len(record.attempts)) for record in records]
+    if any(record.trained_step is not None for record in records):
+        whole["trained"] = ["-" if record.trained_step is None else str(record.trained_step) for record in records]
+    ends = [deciding_attempt(record) for record in records]
+    cut = {
+        "input": [record.spec.task.input for record in records] if width >= WIDE_FOR_INPUT else [],
+        "answer": [record.spec.task.answer for record in records] if width >= WIDE_FOR_ANSWER else [],
+        "output": ["" if attempt is None else attempt.error or attempt.output for attempt in ends],
+    }
+    beside = {name: [_line(value) for value in values] for name, values in cut.items() if values}
+    tasks = [printable(record.spec.task.id) for record in records]
+    room = width - sum(max(map(cell_len, (name, *cells))) + 1 for name, cells in whole.items())
+    task_width = min(max(map(cell_len, ("task", *tasks))), max(LEAST, room // 3))
+    room -= task_width + 1
+    widths = {name: min(max(map(cell_len, (name, *cells))), room // (len(beside) + 1)) for name, cells in beside.items()}
+    widths["output"] = max(LEAST, room - sum(width + 1 for name, width in widths.items() if name != "output"))
+    table = Table(title=f"Rollouts of {folder}", title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in whole:
+        table.add_column(name, no_wrap=True, justify="right" if name in NUMBERS else "left")
+        if name == "rollout":
+            table.add_column("task", width=task_width, overflow="fold")  # however long, the other columns stay whole
+    for name in beside:
+        table.add_column(name, no_wrap=True, overflow="ellipsis", width=widths[name])
+    ids, *others = whole.values()
+    for cells in zip(ids, tasks, *others, *beside.values(), strict=True):
+        table.add_row(*map(escape, cells))
+    return table
+
+
+def _line(value: Any) -> str:
+    return "" if value is None else one_line(as_text(value), LONGEST_CELL)

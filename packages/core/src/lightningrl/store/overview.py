@@ -101,6 +101,14 @@ class RolloutRow:
     attempts: int
     duration_s: float | None
     """Of the deciding attempt."""
+    answer: Any = None
+    """The task's reference answer."""
+    output: Any = None
+    """Of the deciding attempt; None = there is none yet, or it is long."""
+    error: str | None = None
+    """Of the deciding attempt; None as above."""
+    is_long: bool = False
+    """Output or error is longer than a list reads (`LONGEST_READ`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

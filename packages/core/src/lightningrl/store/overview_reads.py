@@ -12,10 +12,11 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Table, TextClause, func, select, text
+from sqlalchemy import Connection, Table, TextClause, case, func, select, text
 from sqlalchemy.sql import ColumnElement
 
 from lightningrl.store.census import MODES, OUTCOMES, STATES, Census
+from lightningrl.store.codec import decode_output
 from lightningrl.store.errors import UnknownRecord
 from lightningrl.store.overview import Cell, FacetCount, Mark, Part, RewardValues, RolloutQuery, RolloutRow, Sort, StepReward, ToolCount
 from lightningrl.store.participants import NOBODY, words_in
@@ -35,6 +36,9 @@ _IS_CUT = text("finish_reason = 'length'")
 _IS_BREAK = text("CAST(is_break AS INTEGER) = 1")
 _EQUAL: Final = 1e-12
 """Variance of rewards that differ by rounding."""
+LONGEST_READ: Final = 2**16
+"""Bytes of an output, as it is kept, that a list of rollouts reads."""
+_is_long = (func.length(attempts.c.output) > LONGEST_READ) | (func.length(attempts.c.error) > LONGEST_READ)
 
 
 def list_rows(
@@ -56,6 +60,7 @@ def list_rows(
         row.pk: row
         for row in db.execute(
             select(rollouts.c.pk, rollouts.c.id, rollouts.c.group_id, rollouts.c.started, attempts.c.pk.label("attempt_pk"), tasks.c.body)
+            .add_columns(_if_short(attempts.c.output), _if_short(attempts.c.error), _is_long.label("is_long"))
             .select_from(rollouts.join(tasks, tasks.c.pk == rollouts.c.task_pk).outerjoin(attempts, _DECIDING))
             .where(rollouts.c.pk.in_(counted["pk"].tolist()))
         )
@@ -82,6 +87,10 @@ def list_rows(
                 calls=counts.get(row.attempt_pk, 0),
                 attempts=row.started,
                 duration_s=None if own["duration"] < 0 else float(own["duration"]),
+                answer=task.answer,
+                output=decode_output(row.output),
+                error=row.error or None,
+                is_long=bool(row.is_long),
             )
         )
     return tuple(lines)
@@ -191,6 +200,10 @@ def _kinds(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]
         key = key * (above.max(initial=0) + 1) + above
     _, first, which = np.unique(key, return_index=True, return_inverse=True)
     return np.stack([column[first] for column in columns], axis=1).astype(np.int64), which
+
+
+def _if_short(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    return case((func.length(column) <= LONGEST_READ, column)).label(str(column.key))
 
 
 def _number(value: Any) -> float | None:

@@ -129,10 +129,16 @@ def preview(value: Any, length: int = 80) -> str:
     return one_line(as_text(value), length)
 
 
+def line(value: Any, length: int = 80) -> str:
+    """The beginning of an output or an answer: text, else JSON."""
+    return one_line(as_text(value), length)
+
+
 FILTERS: Final[Mapping[str, Callable[..., str]]] = {
     "clean": clean,
     "count": count,
     "duration": duration,
+    "line": line,
     "number": number,
     "percent": percent,
     "plain": plain,
