@@ -304,7 +304,7 @@ def test_a_recorded_run_is_credited_anew(project: Path, monkeypatch: pytest.Monk
     store = (run.folder / "store.sqlite").read_bytes()
     asked: list[str] = []
 
-    def longer(task: lightningrl.Task, output: str, trajectory: lightningrl.Trajectory) -> float:
+    async def longer(task: lightningrl.Task, output: str, trajectory: lightningrl.Trajectory) -> float:
         asked.append(trajectory.rollout_id)
         return 2.0 * of_every_other(task, output, trajectory)
 

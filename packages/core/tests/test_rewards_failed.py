@@ -48,7 +48,7 @@ async def judge(task, output, trajectory, *, scale=1.0):
         raise ConnectionError("no route\\n to the judge")
     return scale * output
 
-def exact(task, output, trajectory):
+async def exact(task, output, trajectory):
     asked.append("exact")
     return 1.0
 """
@@ -87,7 +87,7 @@ async def test_a_reward_is_tried_again_so_many_times() -> None:
 async def test_what_is_no_number_is_not_tried_again() -> None:
     tries: list[str] = []
 
-    def says_one(task: Any, output: Any, trajectory: Trajectory) -> Any:
+    async def says_one(task: Any, output: Any, trajectory: Trajectory) -> Any:
         tries.append(trajectory.rollout_id)
         return "1"
 

@@ -1,6 +1,8 @@
 """Asynchronous work for callers that wait, wherever they are: a notebook's thread has an event loop already; and whether it is cancelled.
 
 run_beside(work()) ─► a thread ─► asyncio.run        Ctrl-C ─► the work is cancelled, ends in order ─► KeyboardInterrupt
+       ▲                   └─ call_in_caller(build) ─┐
+       └────────── done where the caller waits ◄─────┘   objects that belong to a thread are then the caller's
 """
 
 from __future__ import annotations
@@ -9,14 +11,17 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["Show", "is_being_cancelled", "run_beside", "show_nobody"]
+__all__ = ["Show", "call_in_caller", "is_being_cancelled", "run_beside", "show_nobody"]
 
 T = TypeVar("T")
+_CALLER: ContextVar[SimpleQueue[Callable[[], None]] | None] = ContextVar("caller", default=None)
+"""Work for the thread that waits in `run_beside`."""
 Show = Callable[[str, int, int], None]
 """Told what is being done, and how much of how much is; of 0 = nobody knows."""
 
@@ -51,13 +56,37 @@ def run_beside(work: Coroutine[Any, Any, T]) -> T:
             with suppress(RuntimeError):  # its loop has just been closed
                 task.get_loop().call_soon_threadsafe(task.cancel)
 
+    asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    context = copy_context()
+    context.run(_CALLER.set, asked)
     with ThreadPoolExecutor(1) as thread, _on_interrupt(interrupt):
         try:
-            return thread.submit(copy_context().run, asyncio.run, main()).result()
+            done = thread.submit(context.run, asyncio.run, main())
+            done.add_done_callback(lambda _: asked.put(lambda: None))
+            while not done.done():
+                asked.get()()
+            return done.result()
         except asyncio.CancelledError:
             if interrupted.is_set():
                 raise KeyboardInterrupt from None
             raise
+
+
+def call_in_caller(function: Callable[[], T]) -> T:
+    """Call it in the thread that waits for this work in `run_beside`; here, where none does. What it raises is raised here."""
+    asked = _CALLER.get()
+    if asked is None:
+        return function()
+    called: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            called.set_result(function())
+        except BaseException as error:  # noqa: BLE001  it is the caller's
+            called.set_exception(error)
+
+    asked.put(call)
+    return called.result()
 
 
 @contextmanager

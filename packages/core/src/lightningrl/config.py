@@ -229,7 +229,7 @@ class RewardConfig(_FrozenModel):
     retries: int = Field(default=2, ge=0)
     """Further tries where it raises, takes too long or returns NaN: after half a second, a second, two …"""
     concurrency: int = Field(default=16, ge=1)
-    """At work at a time, sync (in threads) or async."""
+    """At work at a time. An async one is on the loop; a sync one has a process for each, another where calls wait for a second."""
     range: tuple[float, float] | None = None
     """Least and most that it may return, as [0, 1]; another value is a failure. None = any."""
     options: dict[str, Any] = Field(default_factory=dict)

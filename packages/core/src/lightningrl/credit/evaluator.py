@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 from lightningrl.beside import is_being_cancelled
 from lightningrl.config import OutcomesConfig
@@ -20,6 +22,7 @@ from lightningrl.errors import LightningError, PluginError, RewardError, describ
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, GroupWitness, Services, Witness
 from lightningrl.rewards import RewardSet, TurnReward
+from lightningrl.rewards.processes import FunctionProcesses, ProcessEnded
 from lightningrl.rewards.reward_set import describe_failure
 from lightningrl.rewards.threads import DaemonThreads
 from lightningrl.rewards.value import BadValue
@@ -27,6 +30,8 @@ from lightningrl.store.protocol import Score
 from lightningrl.types import Evidence, RolloutMode, ToolStatus, Trajectory, TrajectoryGroup
 
 __all__ = ["Evaluator", "classify_tools"]
+
+T = TypeVar("T")
 
 WITNESSES_AT_ONCE = 32
 LONGEST_SCORE_S = 900.0
@@ -62,6 +67,7 @@ class Evaluator:
         """What evidence asks the run's policies by; whoever builds their backends connects them."""
         self._witnesses = asyncio.Semaphore(WITNESSES_AT_ONCE)
         self._threads = DaemonThreads(1)
+        self._processes = FunctionProcesses({"calls": (partial(_pay_calls, dict(intermediate)), 1)} if intermediate else {})
 
     async def reward(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
         """`evaluate`, and tell whoever watches rollouts."""
@@ -180,45 +186,79 @@ class Evaluator:
         return {key: self._digests[key] for key in keys if key in self._digests}
 
     async def _reward_all_calls(self, trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, str | None]]:
-        """Beside the loop, which engines and workers talk through: they are functions of the user's."""
+        """Each with its tools' verdicts and its turn rewards; where one of them failed with none, and why. Beside the loop, which engines
+        and workers talk through: they are functions of the user's."""
+        left = LONGEST_SCORE_S
         loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(None) as limit:
-                found: list[tuple[Trajectory, str | None]] = await self._threads.run(
-                    lambda: [self._reward_calls(trajectory) for trajectory in trajectories],
-                    on_start=lambda: limit.reschedule(loop.time() + LONGEST_SCORE_S),
-                    name="of-calls",
-                )
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            names = ", ".join(map(repr, self._intermediate)) or "lightningrl_classify_tool_result"
-            raise RewardError(
-                f"intermediate rewards ({names}) of {len(trajectories)} rollouts took more than {LONGEST_SCORE_S:g} s; mend the slow one"
-            ) from None
-        return found
 
-    def _reward_calls(self, trajectory: Trajectory) -> tuple[Trajectory, str | None]:
-        """The trajectory with its tools' verdicts and its turn rewards; where one of them failed with none, and why."""
-        trajectory = classify_tools(trajectory, self._plugins)
-        if not self._intermediate and not any(call.rewards for call in trajectory.transitions):
-            return trajectory, None
-        values: dict[str, Sequence[float | None]] = {}
-        failure: str | None = None
-        for name, reward in self._intermediate.items():
+        async def ask(work: Callable[[Callable[[], None]], Awaitable[T]]) -> T:
+            """Its value, within the time that is left; waiting for its turn, which `start` ends, takes none of it."""
+            nonlocal left
             try:
-                values[name] = list(reward(trajectory))
-            except LightningError:
-                raise
-            except Exception as error:  # noqa: BLE001  the boundary to a function of the user's
-                why = str(error) if isinstance(error, BadValue) else describe_raised(error)
-                values, failure = {}, describe_failure(name, why)
-                break
-        calls = [
-            replace(call, rewards={name: column[index] for name, column in values.items()})
-            for index, call in enumerate(trajectory.transitions)
-        ]
-        return replace(trajectory, transitions=tuple(calls)), failure
+                async with asyncio.timeout(None) as limit:
+                    value = await work(lambda: limit.reschedule(loop.time() + left))
+                    left = left if (until := limit.when()) is None else until - loop.time()
+                    return value
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                names = ", ".join(map(repr, self._intermediate)) or "lightningrl_classify_tool_result"
+                who = f"intermediate rewards ({names}) of {len(trajectories)} rollouts"
+                raise RewardError(f"{who} took more than {LONGEST_SCORE_S:g} s; mend the slow one") from None
+
+        def classify() -> list[Trajectory]:
+            return [classify_tools(trajectory, self._plugins) for trajectory in trajectories]
+
+        async def pay(trajectory: Trajectory) -> _Payment:
+            try:
+                return await ask(lambda start: self._processes.run("calls", trajectory, on_start=start))
+            except ProcessEnded as error:
+                return _Payment(failure=describe_failure("intermediate rewards", str(error)))
+
+        classified: list[Trajectory] = await ask(lambda start: self._threads.run(classify, on_start=start, name="of-calls"))
+        if not self._intermediate:
+            return [(_with_payment(trajectory, {}), None) for trajectory in classified]
+        paid: list[tuple[Trajectory, str | None]] = []
+        for trajectory in classified:
+            payment = await pay(trajectory)
+            if payment.defect is not None:
+                raise RewardError(payment.defect)
+            paid.append((_with_payment(trajectory, payment.values), payment.failure))
+        return paid
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Payment:
+    """Outcome of a rollout's intermediate rewards: values, or why there are none."""
+
+    values: Mapping[str, Sequence[float | None]] = field(default_factory=dict[str, "Sequence[float | None]"])
+    failure: str | None = None
+    """Which failed, and why."""
+    defect: str | None = None
+    """The sentence about what is wrong with the function itself."""
+
+
+def _with_payment(trajectory: Trajectory, values: Mapping[str, Sequence[float | None]]) -> Trajectory:
+    if not values and not any(call.rewards for call in trajectory.transitions):
+        return trajectory
+    calls = [
+        replace(call, rewards={name: column[index] for name, column in values.items()}) for index, call in enumerate(trajectory.transitions)
+    ]
+    return replace(trajectory, transitions=tuple(calls))
+
+
+def _pay_calls(intermediate: Mapping[str, TurnReward], trajectory: Trajectory) -> _Payment:
+    """In a process of their own."""
+    values: dict[str, Sequence[float | None]] = {}
+    for name, reward in intermediate.items():
+        try:
+            values[name] = list(reward(trajectory))
+        except LightningError as error:
+            return _Payment(defect=str(error))
+        except BaseException as error:  # noqa: BLE001  the boundary to a function of the user's, which may raise what it likes in its process
+            why = str(error) if isinstance(error, BadValue) else describe_raised(error)
+            return _Payment(failure=describe_failure(name, why))
+    return _Payment(values=values)
 
 
 def classify_tools(trajectory: Trajectory, plugins: PluginManager) -> Trajectory:

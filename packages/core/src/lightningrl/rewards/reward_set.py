@@ -2,6 +2,8 @@
 
 trajectory ─► function(task, output, trajectory), all at once ─► {"name": float | None} ─► Σ weight · value | None
                     └─ raised, timed out, NaN ─► again, after a pause ─► … ─► failure: "judge: ConnectionError: no route"
+
+Async functions run on the loop, all others in the main thread of a process (`rewards.processes`), made where the set is.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lightningrl.beside import is_being_cancelled
 from lightningrl.clean import one_line
-from lightningrl.errors import ConfigError, describe_raised
-from lightningrl.rewards.threads import DaemonThreads
+from lightningrl.errors import ConfigError, RewardError, describe_raised
+from lightningrl.rewards.processes import FunctionProcesses, ProcessEnded
 from lightningrl.rewards.value import BadValue, Range, check_range, read_value
 from lightningrl.rewards.weights import RewardWeights, WeightedReward
 from lightningrl.types import Trajectory
@@ -38,11 +41,11 @@ class NamedReward(WeightedReward):
     """One terminal reward of a run."""
 
     function: Callable[..., Any]
-    """A `protocols.Reward`: sync functions run in a thread, coroutines on the loop."""
+    """A `protocols.Reward`: sync functions run in the main thread of a process, coroutines on the loop."""
     timeout_s: float = 30.0
     retries: int = 0
     concurrency: int = 16
-    """At work at a time: sync functions in threads, async ones on the loop."""
+    """At work at a time. A sync function has another process for each call that would wait for a second, up to so many."""
     range: Range | None = None
     """Least and most that it may return; another value is a failure. None = any."""
 
@@ -67,6 +70,17 @@ class RewardResult:
     """The first in order that failed, of those with a weight: `judge: ConnectionError: no route`."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Verdict:
+    """Outcome of a reward's call: a value, or why there is none."""
+
+    value: float | None = None
+    failure: str | None = None
+    """Why there is none."""
+    defect: str | None = None
+    """The sentence about what is no number at all."""
+
+
 class _RewardFailure(Exception):
     """A reward did, for good; its text is the reason."""
 
@@ -77,7 +91,10 @@ class RewardSet:
     def __init__(self, rewards: Sequence[NamedReward]) -> None:
         self.weights = RewardWeights(rewards)
         self._rewards = tuple(rewards)
-        self._threads = {reward.name: DaemonThreads(reward.concurrency) for reward in rewards}
+        self._places: tuple[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] | None = None
+        self._processes = FunctionProcesses(
+            {reward.name: (partial(_judge, reward), reward.concurrency) for reward in rewards if not _is_async(reward.function)}
+        )
 
     async def score(
         self, trajectory: Trajectory, *, known: Mapping[str, float | None] | None = None, keep: Keep | None = None
@@ -123,31 +140,63 @@ class RewardSet:
     async def _try(self, reward: NamedReward, trajectory: Trajectory) -> float | None:
         try:
             async with asyncio.timeout(None) as limit:
-                value = await self._call(reward, trajectory, limit)
+                verdict = await self._call(reward, trajectory, limit)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
             if isinstance(error, TimeoutError) and limit.expired():
                 raise _failed(reward, f"no answer within {reward.timeout_s:g} s; raise rewards.{reward.name}.timeout_s") from None
-            raise _failed(reward, describe_raised(error)) from error
-        try:
-            return read_value(value, what=f"reward {reward.name!r}", trajectory=trajectory, range=reward.range)
-        except BadValue as error:
-            raise _failed(reward, str(error)) from None
+            raise _failed(reward, str(error) if isinstance(error, ProcessEnded) else describe_raised(error)) from error
+        if verdict.defect is not None:
+            raise RewardError(verdict.defect)
+        if verdict.failure is not None:
+            raise _failed(reward, verdict.failure)
+        return verdict.value
 
-    async def _call(self, reward: NamedReward, trajectory: Trajectory, limit: asyncio.Timeout) -> Any:
-        """The function's value; the time limit starts when the function does, not while it waits for its turn."""
-        arguments = (trajectory.task, trajectory.output, trajectory)
+    async def _call(self, reward: NamedReward, trajectory: Trajectory, limit: asyncio.Timeout) -> _Verdict:
+        """The time limit starts when the function does, not while it waits for its turn."""
         loop = asyncio.get_running_loop()
-        threads = self._threads[reward.name]
-        if _is_async(reward.function):
-            async with threads.places():
-                limit.reschedule(loop.time() + reward.timeout_s)
-                return await reward.function(*arguments)
-        value = await threads.run(
-            lambda: reward.function(*arguments), on_start=lambda: limit.reschedule(loop.time() + reward.timeout_s), name=reward.name
-        )
-        return await value if inspect.isawaitable(value) else value
+
+        def start() -> None:
+            limit.reschedule(loop.time() + reward.timeout_s)
+
+        if not _is_async(reward.function):
+            verdict: _Verdict = await self._processes.run(reward.name, trajectory, on_start=start)
+            return verdict
+        async with self._place(reward):
+            start()
+            return _read(reward, await reward.function(trajectory.task, trajectory.output, trajectory), trajectory)
+
+    def _place(self, reward: NamedReward) -> asyncio.Semaphore:
+        """On the running loop."""
+        loop = asyncio.get_running_loop()
+        if self._places is None or self._places[0] is not loop:
+            self._places = (loop, {})
+        return self._places[1].setdefault(reward.name, asyncio.Semaphore(reward.concurrency))
+
+
+def _judge(reward: NamedReward, trajectory: Trajectory) -> _Verdict:
+    """Call a sync reward: in its process."""
+    try:
+        value = reward.function(trajectory.task, trajectory.output, trajectory)
+        if inspect.isawaitable(value):
+            value = asyncio.run(_await(value))
+    except BaseException as error:  # noqa: BLE001  the boundary to a function of the user's, which may raise what it likes in its process
+        return _Verdict(failure=describe_raised(error))
+    return _read(reward, value, trajectory)
+
+
+async def _await(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _read(reward: NamedReward, value: Any, trajectory: Trajectory) -> _Verdict:
+    try:
+        return _Verdict(value=read_value(value, what=f"reward {reward.name!r}", trajectory=trajectory, range=reward.range))
+    except BadValue as error:
+        return _Verdict(failure=str(error))
+    except RewardError as error:
+        return _Verdict(defect=str(error))
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

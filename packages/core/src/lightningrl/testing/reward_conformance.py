@@ -8,6 +8,7 @@ class TestExactMatch(RewardConformance):
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,36 +37,45 @@ class RewardConformance:
         """At least one finished trajectory that the reward is meant for."""
         raise NotImplementedError
 
-    async def _score(self, trajectory: Trajectory) -> float | None:
-        rewards = RewardSet([NamedReward(name="reward", function=self.make_reward(), timeout_s=self.timeout_s)])
+    def _rewards(self) -> RewardSet:
+        return RewardSet([NamedReward(name="reward", function=self.make_reward(), timeout_s=self.timeout_s)])
+
+    async def _score(self, rewards: RewardSet, trajectory: Trajectory) -> float | None:
         result = await rewards.score(trajectory)
         assert result.failure is None, result.failure
         assert result.values == {"reward": result.total}
         return result.total
 
     async def test_gives_a_finite_number_or_none(self) -> None:
+        rewards = self._rewards()
         for trajectory in self.trajectories():
-            value = await self._score(trajectory)
+            value = await self._score(rewards, trajectory)
             assert value is None or math.isfinite(value)
 
     async def test_gives_the_same_twice(self) -> None:
+        first, second = self._rewards(), self._rewards()
         for trajectory in self.trajectories():
-            assert await self._score(trajectory) == await self._score(trajectory)
+            assert await self._score(first, trajectory) == await self._score(second, trajectory)
 
     async def test_many_at_once_give_the_same_as_one_by_one(self) -> None:
+        one_by_one, at_once = self._rewards(), self._rewards()
         trajectories = list(self.trajectories()) * 4
-        one_by_one = [await self._score(trajectory) for trajectory in trajectories]
-        assert list(await asyncio.gather(*(self._score(trajectory) for trajectory in trajectories))) == one_by_one
+        expected = [await self._score(one_by_one, trajectory) for trajectory in trajectories]
+        assert list(await asyncio.gather(*(self._score(at_once, trajectory) for trajectory in trajectories))) == expected
 
     async def test_trajectory_stays_as_it_was(self) -> None:
+        reward = self.make_reward()
         for trajectory in self.trajectories():
             before = _snapshot(trajectory)
-            await self._score(trajectory)
+            value = reward(trajectory.task, trajectory.output, trajectory)
+            if inspect.isawaitable(value):
+                await value
             assert _snapshot(trajectory) == before
 
     async def test_agent_that_returned_nothing_is_no_crash(self) -> None:
+        rewards = self._rewards()
         for trajectory in self.trajectories():
-            value = await self._score(replace(trajectory, output=None))
+            value = await self._score(rewards, replace(trajectory, output=None))
             assert value is None or math.isfinite(value)
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightningrl.beside import call_in_caller
 from lightningrl.config import Recipe, RewardConfig, check_options
 from lightningrl.credentials import read_key
 from lightningrl.credit.combinators import Combination
@@ -57,6 +58,10 @@ class Parts:
     def build(cls, recipe: Recipe, plugins: PluginManager, *, will_run: bool = True) -> Parts:
         """Raises ConfigError for whatever cannot be run: a sentence for each part. With `will_run` False the backend is not asked whether
         this machine can run it."""
+        return call_in_caller(partial(cls._build, recipe, plugins, will_run=will_run))
+
+    @classmethod
+    def _build(cls, recipe: Recipe, plugins: PluginManager, *, will_run: bool) -> Parts:
         models = dict.fromkeys(recipe.all_policies, "")  # the others are looked at, too, where one is not found
         requires: set[str] = set()
 
@@ -88,6 +93,10 @@ class Parts:
 def build_credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str] | None = None) -> tuple[Evaluator, Scorer]:
     """What rewards rollouts and what credits their calls, as the recipe has them; `models` by policy, for its tokenizers. Raises
     ConfigError or PluginError."""
+    return call_in_caller(partial(_build_credit, recipe, plugins, models or {}))
+
+
+def _build_credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str]) -> tuple[Evaluator, Scorer]:
     *parts, assigner, judge, _, _ = gather(
         *(partial(_reward, name, recipe, plugins) for name in recipe.rewards),
         *(partial(_turn_reward, name, recipe, plugins) for name in recipe.intermediate_rewards),
@@ -109,7 +118,7 @@ def build_credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, st
         plugins=plugins,
         digests=_digests(recipe, rewards, intermediate, assigner),
         judge=judge,
-        policies=PolicyQueries(models or {}, max_tokens=recipe.credit.max_tokens),
+        policies=PolicyQueries(models, max_tokens=recipe.credit.max_tokens),
     )
     return evaluator, build_scorer(recipe, assigner, farmed=[name for name, turn in intermediate.items() if not turn.is_potential])
 

@@ -248,6 +248,8 @@ class RunFolder:
                 self.path.rmdir()
 
     def close(self) -> None:
+        if not self._lock.closed:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # closed alone, it would be held by processes that were forked meanwhile
         self._lock.close()
 
     def _find_database(self, database: str | None) -> None:
