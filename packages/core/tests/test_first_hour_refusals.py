@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +18,17 @@ from lightningrl.cli.train import train_command
 from lightningrl.cli.try_one import try_command
 from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError
+from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.run import Run, begin_run, doctor
 from lightningrl.runtime.agent_loader import agent_reference
-from lightningrl.testing.tokenizers import tiny_tokenizer
+from lightningrl.testing.tokenizers import CHATML_TEMPLATE, tiny_tokenizer
 from lightningrl.training.agent_check import check_agent
 from lightningrl.training.models import check_on_hub
 from lightningrl.training.parts import Parts
 from lightningrl.training.recorded import find_measured
 from lightningrl.training.run_folder import LoopState, RunFolder, newest_run
+from lightningrl.training.session import server_settings
 from lightningrl.training.tasks import explain_few_tasks
 
 pytestmark = pytest.mark.slow
@@ -105,6 +108,52 @@ def test_a_hub_name_that_cannot_be_fetched_is_refused_before_a_run_folder(here: 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "'nobody/no-such-model' is not in this machine's Hugging Face cache" in refused(here, **{"policy.model": "nobody/no-such-model"})
     check_on_hub({"policy": str(here / "model")})
+
+
+PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"policy.renderer": "hermes"}, "policy 'policy': no renderer 'hermes'; there are auto, default, .*, llama-3, .*, qwen3,"),
+        (
+            {"policy.renderer": "llama-3"},
+            "renderer 'llama-3' does not fit the tokenizer of .*; those that fit are .*qwen3",
+        ),
+        ({"policy.chat_template_kwargs": {"enable_thinking": False}}, "the chat template of policy 'policy' never reads 'enable_thinking'"),
+        ({"policy.renderer": "qwen3", "policy.chat_template_kwargs": {"think": 1}}, "never reads 'think'; it reads enable_thinking"),
+    ],
+)
+def test_how_messages_become_prompts_is_checked_before_anything_heavy(here: Path, settings: dict[str, Any], says: str) -> None:
+    assert re.search(says, refused(here, **settings))
+    (only,) = problems(here / "recipe.toml", settings=settings)
+    assert re.search(says, only)
+
+
+def test_a_template_that_does_not_compile_is_refused_before_anything_heavy(here: Path) -> None:
+    (here / "model" / "chat_template.jinja").write_text("{% for m in messages %}\n{{ m.content }")
+    assert re.search(r"the chat template of policy 'policy' does not compile: .*\(line 2\)", refused(here))
+
+
+def test_a_policy_without_readable_tool_markup_says_so_at_the_start(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert Parts.build(load_recipe(here / "recipe.toml"), load_plugins()).without_tools == ()
+    (here / "model" / "chat_template.jinja").write_text(PLAIN)
+    for number, settings in enumerate(({}, {"policy.renderer": "default"})):
+        caplog.clear()
+        with begin_run(here / "recipe.toml", run=here / f"run-{number}", resume=False, overwrite=False, settings=settings):
+            assert "policy 'policy' has no tool-call markup that we can read, so it cannot be offered tools" in caplog.text
+
+
+def test_template_kwargs_are_part_of_the_run(here: Path) -> None:
+    switched = CHATML_TEMPLATE + "{%- if enable_thinking is false %}{{- '<think></think>' }}{%- endif %}"
+    (here / "model" / "chat_template.jinja").write_text(switched)
+    settings = {"policy.chat_template_kwargs": {"enable_thinking": False}}
+    with begin_run(here / "recipe.toml", run=here / "run", resume=False, overwrite=False, settings=settings) as opened:
+        kept = RunOrigin.read(here / "run").recipe
+        assert kept.policy.chat_template_kwargs == {"enable_thinking": False}
+        server = server_settings(opened.recipe, opened.parts, "sqlite://")
+        assert server.policies["policy"].chat_template_kwargs == {"enable_thinking": False}
 
 
 def test_an_answer_as_long_as_the_context_is_refused_with_a_length_that_fits(here: Path) -> None:

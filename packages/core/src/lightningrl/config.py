@@ -119,6 +119,9 @@ class _Policy(_FrozenModel):
     """Roles whose calls are trained; None = all of them."""
     renderer: str = "auto"
     """Name of a renderer of the `renderers` library; `auto` picks by model name and falls back to the model's own chat template."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Switches of the chat template, for each prompt of this policy: `{ enable_thinking = false }`. One that the template never reads is
+    an error."""
     learner: dict[str, Any] = Field(default_factory=dict)
     """Settings for this policy alone; they go before those of `[learner]`."""
 

@@ -446,6 +446,8 @@ def begin_run(
     parts = build_checked(whole, plugins, will_work=True, wrong=wrong)
     if few := explain_few_tasks(whole, parts.tasks.train):
         logger.warning("%s", few)
+    for why in parts.without_tools:
+        logger.warning("%s", why)
     path = Path(run) if run is not None else default_run(runs, whole.name)
     origin = str(recipe_file(source).resolve()) if isinstance(source, Path) else None
     folder = RunFolder.create(path, whole, origin, settings, models=parts.models, overwrite=overwrite)

@@ -209,6 +209,8 @@ class PolicyStatus:
     """Calls being generated or waiting."""
     overridden: Mapping[str, int] = field(default_factory=dict[str, int])
     """Sampling settings that agents asked for and the recipe's replaced (`temperature=0`), with how many calls did, since its start."""
+    ignored: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Fields of calls that nobody reads, with how many calls had them, since its start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

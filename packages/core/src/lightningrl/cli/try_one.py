@@ -19,6 +19,7 @@ from lightningrl.plugins import load_plugins
 from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
 from lightningrl.training.parts import Parts
+from lightningrl.training.reasons import explain_ignored
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 
 __all__ = ["try_command"]
@@ -31,6 +32,8 @@ def try_command(source: Path, *, task: str | None, full: bool, settings: Mapping
     parts = build_checked(recipe, load_plugins(), wrong=wrong)
     chosen = _task(parts, task)
     console = Console()
+    for why in parts.without_tools:
+        console.print(why, highlight=False, soft_wrap=True)
     with scratch_folder("lightningrl-try-") as scratch:
         try:
             asyncio.run(_attempt(recipe, parts, chosen, scratch, console))
@@ -58,7 +61,10 @@ async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, cons
             await served.client.create_rollouts([spec])
             (trajectory,) = await parts.evaluator.reward(await fetch_ended(served.client, [ROLLOUT]))
             await served.client.set_scores([score_of(trajectory)])
+            ignored = explain_ignored((await served.client.status()).policies)
             status.update("stopping")
+    if ignored:
+        console.print(ignored, highlight=False, soft_wrap=True)
 
 
 def _task(parts: Parts, wanted: str | None) -> Task:

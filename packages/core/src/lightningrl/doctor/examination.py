@@ -148,6 +148,8 @@ class _Examination:
             repeats=tuple(repeats),
             contexts={name: backend.engine.info.context_length for name, backend in self.served.backends.items()},
             overridden=dict(sum((Counter(policy.overridden) for policy in status.policies), Counter[str]())),
+            ignored=dict(sum((Counter(policy.ignored) for policy in status.policies), Counter[str]())),
+            without_tools=self.parts.without_tools,
             sampled_tokens=sampled,
             attempts=status.counts.attempts,
             lessons=lessons,

@@ -126,6 +126,10 @@ class Observation:
     """Most tokens that a policy reads, by its name."""
     overridden: Mapping[str, int] = field(default_factory=dict[str, int])
     """Sampling settings that the agent asked for and did not get (`temperature=0`), and in how many calls."""
+    ignored: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Fields of calls that nobody reads, and in how many calls."""
+    without_tools: tuple[str, ...] = ()
+    """A sentence for each policy that cannot be offered tools."""
     sampled_tokens: int | None = None
     """That the engines made for all rollouts; None = not known."""
     attempts: int = 0

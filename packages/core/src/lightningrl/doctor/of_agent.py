@@ -242,7 +242,7 @@ def tools_work(seen: Observation) -> Finding:
         if tool.status.is_failure:
             messages.setdefault(tool.name, tool.result or tool.error_type or "")
     if not statuses:
-        return passed("no tool was seen")
+        return passed("; ".join(("no tool was seen", *seen.without_tools)))
     wrong = {name: counts.total() - counts[ToolStatus.OK] - counts[ToolStatus.UNKNOWN] for name, counts in statuses.items()}
     said = ", ".join(f"{name}: {wrong[name]} of {counts.total()} failed" for name, counts in statuses.items())
     broken = [name for name, counts in statuses.items() if wrong[name] == counts.total() >= FEW_CALLS]

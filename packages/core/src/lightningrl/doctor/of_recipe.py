@@ -35,6 +35,7 @@ def _unread(seen: Observation) -> Iterator[str]:
     recipe = seen.recipe
     if seen.unread_rewards is not None:
         yield seen.unread_rewards
+    yield from (f"{name} in {count} calls of the agent" for name, count in seen.ignored.items())
     called = {call.policy for call in seen.calls}
     if called:
         yield from (f"policies.{name}: no call asks for it" for name in recipe.policies if name not in called)

@@ -21,7 +21,8 @@ __all__ = ["EngineGone", "EngineRegistry", "closing"]
 
 
 _MOST_OVERRIDDEN = 32
-"""Settings that are told apart."""
+"""Settings, or fields, that are told apart."""
+_LONGEST_FIELD = 64
 _MOST_DEATHS = 4
 """Engines that may go away under one call: perhaps it is the call that they go away from."""
 
@@ -45,6 +46,7 @@ class _Policy:
     known: asyncio.Event = field(default_factory=asyncio.Event)
     in_flight: int = 0
     overridden: Counter[str] = field(default_factory=Counter[str])
+    ignored: Counter[str] = field(default_factory=Counter[str])
 
     def refresh(self) -> None:
         for seat in self.seats:
@@ -99,14 +101,18 @@ class EngineRegistry:
                 held=bool(policy.seats) and not policy.free.is_set(),
                 in_flight=policy.in_flight,
                 overridden=dict(policy.overridden),
+                ignored=dict(policy.ignored),
             )
             for name, policy in self._policies.items()
         )
 
     def note_overridden(self, policy: str, settings: Iterable[str]) -> None:
         """A call asked for these sampling settings, and was not given them."""
-        counts = self._policies.setdefault(policy, _Policy()).overridden
-        counts.update(setting for setting in settings if setting in counts or len(counts) < _MOST_OVERRIDDEN)
+        _note(self._policies.setdefault(policy, _Policy()).overridden, settings)
+
+    def note_ignored(self, policy: str, fields: Iterable[str]) -> None:
+        """A call had these fields, and nobody reads them."""
+        _note(self._policies.setdefault(policy, _Policy()).ignored, (name[:_LONGEST_FIELD] for name in fields))
 
     async def info(self, policy: str) -> EngineInfo:
         """What serves the policy; waits for the first engine. Raises EngineUnavailable after `wait_s`."""
@@ -176,6 +182,12 @@ class EngineRegistry:
             if seat.engine is engine:
                 seat.held = held
         policy.refresh()
+
+
+def _note(counts: Counter[str], names: Iterable[str]) -> None:
+    for name in names:
+        if name in counts or len(counts) < _MOST_OVERRIDDEN:
+            counts[name] += 1
 
 
 def _too_many_deaths(policy: str) -> EngineUnavailable:

@@ -311,10 +311,8 @@ class PolicyCalls:
             )
         renderer = self._renderers[name]
         if request.tools and not renderer.supports_tools:
-            raise Refusal(
-                f"policy {name!r} has no tool-call markup that we can read, so it cannot be offered tools; name its renderer",
-                param="tools",
-            )
+            raise Refusal(renderer.explain_no_tools(), param="tools")
+        _check_kwargs(name, renderer, request.extras.template_kwargs)
         return context if role == context.agent else replace(context, agent=role), name, renderer
 
     async def _attempt(self, info: AttemptInfo) -> _Attempt:
@@ -354,14 +352,17 @@ class PolicyCalls:
         room = engine.context_length - prompt_tokens
         if room < 1:
             raise context_overflow(engine.context_length, str(prompt_tokens))
-        other = (f"{name}={value:g}" for name, value in request.asked.items() if value != getattr(base, name))
-        self._engines.note_overridden(engine.policy, other)
+        asked = {**request.asked, **request.extras.asked}
+        self._engines.note_overridden(
+            engine.policy, (f"{name}={value:g}" for name, value in asked.items() if value != getattr(base, name, None))
+        )
+        self._engines.note_ignored(engine.policy, request.extras.ignored)
         self._note_left_out(request)
         return replace(
             base,
             max_tokens=min(base.max_tokens, room, request.max_tokens or room),
             stop=tuple(dict.fromkeys((*base.stop, *request.stop))),
-            stop_token_ids=tuple(dict.fromkeys((*base.stop_token_ids, *renderer.stop_token_ids))),
+            stop_token_ids=tuple(dict.fromkeys((*base.stop_token_ids, *renderer.stop_token_ids, *request.extras.stop_token_ids))),
             seed=base.seed if base.seed is not None or info.branch is not None else request.seed,  # branches differ from each other
         )
 
@@ -482,6 +483,16 @@ def _refuse_edits(request: CallRequest, prompt_tokens: int) -> None:
                 "the messages yourself",
                 param="context_management",
             )
+
+
+def _check_kwargs(policy: str, renderer: PolicyRenderer, kwargs: Mapping[str, Any]) -> None:
+    """Raises Refusal where a call wants its prompt made otherwise than the policy's prompts are."""
+    for name in renderer.unlike(kwargs):
+        raise Refusal(
+            f"chat_template_kwargs asks for {name}={kwargs[name]!r}, and the prompts of policy {policy!r} are made otherwise; "
+            f"set {name} under policy.chat_template_kwargs in the recipe, or leave it out",
+            param="chat_template_kwargs",
+        )
 
 
 def _over_long(error: ContextOverflow) -> Refusal:

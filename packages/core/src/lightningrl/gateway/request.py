@@ -8,7 +8,18 @@ from typing import Any
 
 from lightningrl.rendering.completion import Choice, ShownText, TextDelta
 
-__all__ = ["Answer", "AnswerStart", "CallContext", "CallRequest", "ContextEdit", "Delivery", "FindAnswer", "ForcedCall", "Referring"]
+__all__ = [
+    "Answer",
+    "AnswerStart",
+    "CallContext",
+    "CallRequest",
+    "ContextEdit",
+    "Delivery",
+    "Extras",
+    "FindAnswer",
+    "ForcedCall",
+    "Referring",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,19 @@ class Referring:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Extras:
+    """Fields of a call beside those of its API."""
+
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """For the chat template; they have to be the policy's own."""
+    stop_token_ids: tuple[int, ...] = ()
+    asked: Mapping[str, float] = field(default_factory=dict[str, float])
+    """As `CallRequest.asked`: `min_p`, penalties."""
+    ignored: tuple[str, ...] = ()
+    """Names that nobody reads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CallRequest:
     """One call of a model, in our own terms."""
 
@@ -73,6 +97,7 @@ class CallRequest:
     edits: tuple[ContextEdit, ...] = ()
     left_out: tuple[str, ...] = ()
     """Types of tools that the agent offers and the policy does not read of."""
+    extras: Extras = field(default_factory=Extras)
     previous: str | None = None
     """Transition whose conversation these messages go on with; None = they are all of it."""
     head: int | None = None

@@ -9,7 +9,10 @@ The tokens of the suffix go after the tokens that the policy itself sampled, so 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
+
+from lightningrl.rendering.templates import joined_turns
 
 __all__ = ["TemplateBridge"]
 
@@ -53,10 +56,12 @@ class TemplateBridge:
         return suffix
 
     def _text(self, messages: list[Mapping[str, Any]], *, prompt: bool = True) -> str | None:
-        try:
-            return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False))
-        except Exception:  # noqa: BLE001  (templates raise what they like; a refusal means: no bridge, render in full and count a break)
-            return None
+        for turns in chain([messages], joined_turns(messages)):
+            try:
+                return str(self._tokenizer.apply_chat_template(turns, add_generation_prompt=prompt, tokenize=False))
+            except Exception:  # noqa: BLE001, S112  (templates raise what they like; a refusal means: render in full and count a break)
+                continue
+        return None
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +24,12 @@ import msgspec
 from lightningrl.errors import ConfigError, ContextOverflow
 from lightningrl.recent import Recent
 from lightningrl.rendering.bridging import TemplateBridge
+from lightningrl.rendering.templates import GIVEN, check_template_kwargs, joined_turns, no_tools, template_parsers, template_variables
 from lightningrl.rendering.tokenizer import QuickTokenizer, load_tokenizer
 
-__all__ = ["PROMPT_TAIL", "ParsedCompletion", "PolicyRenderer"]
+__all__ = ["PROMPT_TAIL", "ParsedCompletion", "PolicyRenderer", "check_renderer", "refuse_images"]
+
+logger = logging.getLogger(__name__)
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -49,6 +55,22 @@ _MOST_TOKENS = 2**20
 """Of prompts that are kept for the next call with the same messages; each token takes some forty bytes."""
 
 
+_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}}
+_EVERYTHING: Final[list[Mapping[str, Any]]] = [
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": "b",
+        "reasoning_content": "c",
+        "tool_calls": [{"id": "call12345", "type": "function", "function": {"name": "f", "arguments": {}}}],
+    },
+    {"role": "tool", "content": "d", "name": "f", "tool_call_id": "call12345"},
+    {"role": "assistant", "content": "e", "reasoning_content": "f"},
+    {"role": "user", "content": "g"},
+]
+"""A conversation in which a template's switches show."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedCompletion:
     """A completion's tokens as content, reasoning and tool calls."""
@@ -68,23 +90,36 @@ class PolicyRenderer:
         renderer_config: Any = "auto",
         *,
         name: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """`tokenizer` is a folder, a hub name or a loaded fast tokenizer. `renderer_config` is "auto", a name of the `renderers` library
-        ("qwen3", "llama-3", …) or one of its config records."""
+        ("qwen3", "llama-3", …) or one of its config records. `template_kwargs` are given to the chat template with every prompt."""
         if isinstance(tokenizer, str | Path):
             self.name = name or str(tokenizer)
             tokenizer = load_tokenizer(tokenizer)
         else:
             self.name = name or str(getattr(tokenizer, "name_or_path", "") or "the policy")
-        self.tokenizer = QuickTokenizer(tokenizer)
-        config = _resolve_config(tokenizer, self.name, renderer_config)
+        self._template_kwargs = dict(template_kwargs or {})
+        self.tokenizer = QuickTokenizer(tokenizer, self._template_kwargs)
+        template = _template(tokenizer)
+        has_template = bool(template)
+        config = _resolve_config(tokenizer, self.name, renderer_config, self._template_kwargs)
         self._renderer = _create(self.tokenizer, config, self.name)
-        has_template = bool(getattr(tokenizer, "chat_template", None))
+        self._variables = frozenset[str]()
+        if has_template:
+            try:
+                self._variables = template_variables(template, f"policy {self.name!r}")
+            except ConfigError:
+                if config.name == "default":
+                    raise
+                has_template = False
         if config.name == "default" and not has_template:
             raise ConfigError(
                 f"policy {self.name!r} has no chat template, so messages cannot become its prompt; "
                 "save a tokenizer with a chat_template or name a renderer in the recipe"
             )
+        if config.name == "default":
+            check_template_kwargs(self._template_kwargs, self._variables, f"the chat template of policy {self.name!r}")
         self._bridge = TemplateBridge(self.tokenizer) if has_template else None
         stops = list(self._renderer.get_stop_token_ids())
         if config.name == "default" and self._bridge is not None and self._bridge.close_token_id is not None:
@@ -101,6 +136,7 @@ class PolicyRenderer:
         markup = getattr(config, "tool_parser", None) if config.name == "default" else config.name
         self._tool_id: int | None = added.get("<tool_call>") if markup == "qwen3" else None
         self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
+        self._has_joined = False
         self._prompts, self._suffixes = (
             Recent[bytes, tuple[int, ...]](_MOST_PROMPTS, _MOST_TOKENS, together=_MOST_TOKENS) for _ in range(2)
         )
@@ -114,14 +150,28 @@ class PolicyRenderer:
         known = self._prompts.get(key)
         if known is not None:
             return known
-        try:
-            with self.tokenizer.within(context_length):
-                ids = self._renderer.render_ids(list(messages), tools=list(tools) if tools else None, add_generation_prompt=True)
-        except ContextOverflow:
-            raise
-        except Exception as error:  # a template is user code: whatever it raises is about these messages
-            raise ValueError(f"the chat template of {self.name!r} cannot render these messages: {error}") from error
-        return self._prompts.put(key, tuple(ids), len(ids))
+        with self.tokenizer.within(context_length):
+            ids = self._render(messages, tools)
+        return self._prompts.put(key, ids, len(ids))
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> tuple[int, ...]:
+        """With neighbours joined, and system messages among the user's, where the template takes no others."""
+        wrong: Exception | None = None
+        for turns in chain([list(messages)], joined_turns(messages)):
+            try:
+                ids = tuple(self._renderer.render_ids(turns, tools=list(tools) if tools else None, add_generation_prompt=True))
+            except ContextOverflow:
+                raise
+            except Exception as error:  # noqa: BLE001  (a template is user code: whatever it raises is about these messages)
+                wrong = wrong or error
+                continue
+            if wrong is not None and not self._has_joined:
+                self._has_joined = True
+                logger.warning(
+                    "policy %r: its chat template takes not all conversations (%s), so turns are joined for it", self.name, wrong
+                )
+            return ids
+        raise ValueError(f"the chat template of {self.name!r} cannot render these messages: {wrong}; {_remedy(messages)}") from wrong
 
     def bridge(
         self,
@@ -150,11 +200,45 @@ class PolicyRenderer:
             rendered = self._renderer.bridge_to_next_turn(
                 list(prompt_ids), list(completion_ids), list(new_messages), tools=list(tools) if tools else None
             )
-        except (ValueError, KeyError, TypeError, IndexError):
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             rendered = None  # a shape of messages this renderer does not know; the template decides below
         if rendered is not None and list(rendered.token_ids[: len(past)]) == past:
             return tuple(rendered.token_ids[len(past) :])
         return self._template_suffix(completion_ids, new_messages)
+
+    def unlike(self, kwargs: Mapping[str, Any]) -> list[str]:
+        """Those of a call's template kwargs by which its prompts would differ from this policy's. A family's renderer says what each is;
+        an unknown template is tried with a conversation that has all there is."""
+        fields: Mapping[str, Any] = (
+            {} if self.is_default else self._renderer.config.model_dump(include=self._renderer.config.template_field_names())
+        )
+        own = {**fields, **self._template_kwargs}
+        differ = [name for name, value in kwargs.items() if not (name in own and own[name] == value)]
+        return [
+            name for name in differ if name in fields or (name in self._variables - GIVEN and self._changes_prompts(name, kwargs[name]))
+        ]
+
+    def _changes_prompts(self, name: str, value: Any) -> bool:
+        def text(messages: list[Mapping[str, Any]], **kwargs: Any) -> str | None:
+            try:
+                return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **kwargs))
+            except Exception:  # noqa: BLE001  (a template may take no tools; then another conversation shows what it does)
+                return None
+
+        tried = [
+            (messages, {"tools": tools}) for messages in (_EVERYTHING, _EVERYTHING[-2:], _EVERYTHING[-1:]) for tools in (None, [_TOOL])
+        ]
+        return any(text(messages, **tools) != text(messages, **tools, **{name: value}) for messages, tools in tried)
+
+    def explain_no_tools(self) -> str:
+        """Why the policy cannot be offered tools, and what to do."""
+        fitting = _fitting(self.tokenizer)
+        if fitting:
+            remedy = f"set its renderer to the family that it was trained in; those that fit its tokenizer are {', '.join(fitting)}"
+        else:
+            families = ", ".join(_families())
+            remedy = f"no renderer fits its tokenizer ({families}); take a policy of such a family, or an agent without tools"
+        return f"{no_tools(self.name)}; {remedy}"
 
     @property
     def is_default(self) -> bool:
@@ -233,7 +317,26 @@ class PolicyRenderer:
         return self._bridge.join(completion_ids, suffix)
 
 
-def _resolve_config(tokenizer: Any, name: str, wanted: Any) -> Any:
+def _remedy(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What to send a template that refuses a conversation, also with its turns joined."""
+    functions = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+    for function in functions:
+        if not isinstance(function["arguments"], Mapping):
+            said = json.dumps(function["arguments"])[:80]
+            return f"the arguments of a call of {function['name']!r} are no object but {said}; send an object"
+    return (
+        "send turns of user and assistant that alternate, the user's first, or write a chat_template.jinja that takes others to the "
+        "model's folder"
+    )
+
+
+def _template(tokenizer: Any) -> str:
+    """All of a tokenizer's templates; empty where it has none."""
+    saved = getattr(tokenizer, "chat_template", None) or ""
+    return "\n".join(saved.values()) if isinstance(saved, Mapping) else str(saved)
+
+
+def _resolve_config(tokenizer: Any, name: str, wanted: Any, kwargs: Mapping[str, Any]) -> Any:
     """A typed config of the `renderers` library. Its own automatic choice would load the model's config, and torch with it."""
     models: Any = import_module("renderers.base").MODEL_RENDERER_MAP
     configs: Any = import_module("renderers.configs")
@@ -242,41 +345,56 @@ def _resolve_config(tokenizer: Any, name: str, wanted: Any) -> Any:
     source = str(getattr(tokenizer, "name_or_path", "") or name)
     kind = models.get(source, "default") if wanted == "auto" else wanted
     if kind == "default":
-        if wanted == "auto" and _sees_images(source):
-            raise ConfigError(f"policy {name!r} reads images and no renderer is known for it; name one in the recipe")
-        return configs.DefaultRendererConfig(**_parsers(tokenizer))
+        if wanted == "auto":
+            refuse_images(source, name)
+        return configs.DefaultRendererConfig(**template_parsers(_template(tokenizer), tokenizer.get_added_vocab()))
+    check_renderer(kind, name)
+    config = type(configs.config_from_name(kind))
+    check_template_kwargs(kwargs, config.template_field_names(), f"the renderer {kind!r} of policy {name!r}")
     try:
         # A growing history keeps its earlier reasoning, so that it stays a prefix.
-        return type(configs.config_from_name(kind))(thinking_retention="all")
+        return config(thinking_retention="all", **kwargs)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"renderer {kind!r} of policy {name!r}: {error}") from error
+        raise ConfigError(f"renderer {kind!r} of policy {name!r}: {' '.join(str(error).split())}") from error
+
+
+def check_renderer(wanted: str, policy: str) -> None:
+    """Raise ConfigError, with all names, for one that is no renderer's."""
+    if wanted not in ("auto", "default") and wanted not in (families := _families()):
+        raise ConfigError(f"policy {policy!r}: no renderer {wanted!r}; there are auto, default, {', '.join(families)}")
+
+
+def _families() -> tuple[str, ...]:
+    """Renderers of one model family each."""
+    models: Mapping[str, str] = import_module("renderers.base").MODEL_RENDERER_MAP
+    return tuple(sorted(set(models.values())))
 
 
 def _create(tokenizer: Any, config: Any, name: str) -> Any:
     try:
         return import_module("renderers.base").create_renderer(tokenizer, config)
-    except (ValueError, TypeError, AssertionError, KeyError) as error:
-        raise ConfigError(f"renderer {config.name!r} does not fit the tokenizer of policy {name!r}: {error}") from error
+    except Exception as error:  # (each of them has its own)
+        fitting = _fitting(tokenizer)
+        there = f"those that fit are {', '.join(fitting)}" if fitting else "none of the others fits; leave it at 'auto'"
+        raise ConfigError(f"renderer {config.name!r} does not fit the tokenizer of policy {name!r}: {error}; {there}") from error
 
 
-def _parsers(tokenizer: Any) -> dict[str, str]:
-    """Which markup an unknown template uses, told by its own text; only markup that is made of single tokens is parsed."""
-    template = str(getattr(tokenizer, "chat_template", None) or "")
-    added = set(tokenizer.get_added_vocab())
-    found: dict[str, str] = {}
-    if "tools" in template:
-        if "<tool_call>" in template and "<tool_call>" in added:
-            found["tool_parser"] = "qwen3.5" if "<function=" in template else "glm" if "<arg_key>" in template else "qwen3"
-        elif "<｜tool▁calls▁begin｜>" in template:
-            found["tool_parser"] = "deepseek-v3"
-    if "<think>" in added and "</think>" in added:
-        found["reasoning_parser"] = "think"
-    return found
+def _fitting(tokenizer: Any) -> tuple[str, ...]:
+    """Renderers of one model family each whose tokens this tokenizer has."""
+    base, configs = import_module("renderers.base"), import_module("renderers.configs")
+    fitting: list[str] = []
+    for name in _families():
+        if name == "gpt-oss" and "<|channel|>" not in tokenizer.all_special_tokens:
+            continue  # this one would fetch its vocabulary to tell
+        with suppress(Exception):  # whatever a renderer raises: it does not fit
+            base.create_renderer(tokenizer, configs.config_from_name(name))
+            fitting.append(name)
+    return tuple(fitting)
 
 
-def _sees_images(source: str) -> bool:
+def refuse_images(source: str, policy: str) -> None:
+    """Raise ConfigError for a model of unknown family that reads images."""
     path = Path(source) / "config.json"
-    if not path.is_file():
-        return False
-    config = json.loads(path.read_text(encoding="utf-8"))
-    return any(config.get(key) is not None for key in ("vision_config", "vision_tower", "image_token_id"))
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if any(config.get(key) is not None for key in ("vision_config", "vision_tower", "image_token_id")):
+        raise ConfigError(f"policy {policy!r} reads images and no renderer is known for it; name one in the recipe")

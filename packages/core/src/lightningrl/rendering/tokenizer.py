@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -72,8 +72,10 @@ class QuickTokenizer:
     transformers encodes one text as a batch of one, on a pool of threads; and the renderers encode the same headers for every call.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:
+        """`template_kwargs` are given to the chat template each time."""
         self._tokenizer = tokenizer
+        self._template_kwargs = dict(template_kwargs or {})
         self._core = tokenizer.backend_tokenizer
         self._cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
         self.name_or_path: str = str(getattr(tokenizer, "name_or_path", "") or "")
@@ -124,7 +126,7 @@ class QuickTokenizer:
 
     def apply_chat_template(self, messages: Any, *, tokenize: bool = True, return_dict: bool = False, **options: Any) -> Any:
         """The template's text, or its tokens."""
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, **{**self._template_kwargs, **options})
         return self._encode(text) if tokenize else text
 
     def __call__(self, *args: Any, **options: Any) -> Any:

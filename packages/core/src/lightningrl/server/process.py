@@ -128,7 +128,10 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
     watching = asyncio.create_task(vitals.watch())
     try:
         engines = EngineRegistry(wait_s=settings.engine_wait_s)
-        renderers = {name: PolicyRenderer(policy.model, policy.renderer, name=name) for name, policy in settings.policies.items()}
+        renderers = {
+            name: PolicyRenderer(policy.model, policy.renderer, name=name, template_kwargs=policy.chat_template_kwargs)
+            for name, policy in settings.policies.items()
+        }
         gateway_settings = GatewaySettings(
             default_policy=settings.default_policy,
             agents={name: policy.agents for name, policy in settings.policies.items()},

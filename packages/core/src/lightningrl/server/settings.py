@@ -28,6 +28,7 @@ class PolicySettings(BaseModel):
     """Folder or hub name of the tokenizer."""
     renderer: Any = "auto"
     """Name of the `renderers` library, or "auto"."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
     """Training settings; a rollout's own go before them."""
     trainable: bool = True

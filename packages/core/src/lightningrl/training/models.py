@@ -10,8 +10,11 @@ from typing import Any
 
 from lightningrl.config import OtherPolicyConfig, PolicyConfig, Recipe
 from lightningrl.errors import ConfigError
+from lightningrl.rendering.renderer import PolicyRenderer, check_renderer, refuse_images
+from lightningrl.rendering.templates import added_tokens, no_tools, read_template, template_parsers, template_variables
+from lightningrl.rendering.tokenizer import load_tokenizer
 
-__all__ = ["check_lengths", "check_on_hub", "resolve_model"]
+__all__ = ["check_lengths", "check_on_hub", "check_rendering", "resolve_model"]
 
 HUB_WAIT_S = 5.0
 """How long the hub may take to say whether it has a model."""
@@ -54,6 +57,23 @@ def check_lengths(recipe: Recipe, models: Mapping[str, str]) -> None:
         raise ConfigError(*too_long)
 
 
+def check_rendering(name: str, policy: PolicyConfig | OtherPolicyConfig, model: str) -> str | None:
+    """Raise ConfigError where the policy's messages cannot become prompts: a renderer that there is not or that does not fit, a template
+    that does not compile, switches that it never reads. Returns why it cannot be offered tools; None = it can, or a model that was not
+    fetched yet will say so later. Reads the tokenizer alone, and fetches nothing."""
+    check_renderer(policy.renderer, name)
+    folder = Path(model)
+    if policy.renderer == "auto" and not policy.chat_template_kwargs and folder.is_absolute():  # the usual, without a tokenizer
+        refuse_images(model, name)
+        template = read_template(folder) or ""
+        template_variables(template, f"policy {name!r}")
+        return None if "tool_parser" in template_parsers(template, added_tokens(folder)) else no_tools(name)
+    if not folder.is_absolute() and not _has_tokenizer(model):
+        return None
+    renderer = PolicyRenderer(load_tokenizer(model, is_there=True), policy.renderer, name=name, template_kwargs=policy.chat_template_kwargs)
+    return None if renderer.supports_tools else no_tools(name)
+
+
 def _ask_hub(name: str, model: str) -> None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
@@ -77,13 +97,17 @@ def _ask_hub(name: str, model: str) -> None:
         raise ConfigError(f"{absent}, and the hub does not answer ({' '.join(str(error).split())[:160]}); {fetch}") from None
 
 
-def _in_cache(model: str) -> Path | None:
-    """The `config.json` of a hub model that was fetched before."""
+def _has_tokenizer(model: str) -> bool:
+    return all(_in_cache(model, file) is not None for file in ("tokenizer.json", "tokenizer_config.json"))
+
+
+def _in_cache(model: str, file: str = "config.json") -> Path | None:
+    """A file of a hub model that was fetched before."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(model, "config.json")
+        found = try_to_load_from_cache(model, file)
     except HFValidationError:
         return None
     return Path(found) if isinstance(found, str) else None

@@ -31,7 +31,7 @@ from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
 from lightningrl.rewards import NamedReward, RewardSet, RewardWeights, TurnReward, WeightedReward
 from lightningrl.rewards.potential import Joins, discount_of
-from lightningrl.training.models import check_lengths, resolve_model
+from lightningrl.training.models import check_lengths, check_rendering, resolve_model
 from lightningrl.training.task_files import task_source
 from lightningrl.training.tasks import TaskSets
 
@@ -53,6 +53,8 @@ class Parts:
     models: Mapping[str, str]
     """By policy: hub name or absolute folder."""
     dialects: tuple[Dialect, ...]
+    without_tools: tuple[str, ...] = ()
+    """A sentence for each policy that cannot be offered tools."""
 
     @classmethod
     def build(cls, recipe: Recipe, plugins: PluginManager, *, will_run: bool = True) -> Parts:
@@ -64,10 +66,13 @@ class Parts:
     def _build(cls, recipe: Recipe, plugins: PluginManager, *, will_run: bool) -> Parts:
         models = dict.fromkeys(recipe.all_policies, "")  # the others are looked at, too, where one is not found
         requires: set[str] = set()
+        without_tools: list[str] = []
 
         def find_model(name: str) -> None:
             models[name] = resolve_model(name, recipe.all_policies[name], recipe.folder)
             check_lengths(recipe, {name: models[name]})
+            if (why := check_rendering(name, recipe.all_policies[name], models[name])) is not None:
+                without_tools.append(why)
 
         def credit() -> tuple[Evaluator, Scorer]:
             evaluator, scorer = build_credit(recipe, plugins, models)
@@ -87,7 +92,15 @@ class Parts:
             tasks,
             lambda: build_dialects(plugins),
         )
-        return cls(tasks=found, evaluator=evaluator, scorer=scorer, backends=backends, models=models, dialects=dialects)
+        return cls(
+            tasks=found,
+            evaluator=evaluator,
+            scorer=scorer,
+            backends=backends,
+            models=models,
+            dialects=dialects,
+            without_tools=tuple(without_tools),
+        )
 
 
 def build_credit(recipe: Recipe, plugins: PluginManager, models: Mapping[str, str] | None = None) -> tuple[Evaluator, Scorer]:

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lightningrl.clean import one_line
-from lightningrl.types import OtherCallKind, Outcome, Trajectory
+from lightningrl.types import OtherCallKind, Outcome, PolicyStatus, Trajectory
 
 __all__ = [
     "explain_failed_rewards",
     "explain_failures",
+    "explain_ignored",
     "explain_left_threads",
     "explain_no_rewards",
     "explain_silence",
@@ -99,6 +100,15 @@ def explain_no_rewards(trajectories: Sequence[Trajectory], remedy: str | None = 
 def explain_failed_rewards(failed: Sequence[Trajectory]) -> str:
     """How many are `unrewarded`, and what the first one's reward said."""
     return f"a reward or evidence failed on {len(failed)} rollouts; first, on {failed[0].rollout_id!r}: {failed[0].unrewarded}"
+
+
+def explain_ignored(policies: Sequence[PolicyStatus]) -> str | None:
+    """Fields of the agent's calls that change nothing here; None = there are none."""
+    counts = sum((Counter(policy.ignored) for policy in policies), Counter[str]())
+    if not counts:
+        return None
+    named = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
+    return f"fields of the agent's calls that nobody here reads, and in how many calls: {named}"
 
 
 def explain_left_threads(trajectories: Sequence[Trajectory]) -> str | None:

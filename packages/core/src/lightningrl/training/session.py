@@ -40,6 +40,7 @@ from lightningrl.training.loop import Progress, Trainer
 from lightningrl.training.pace import give_time
 from lightningrl.training.parts import Parts
 from lightningrl.training.policies import Policies, RunningPolicy, load_backend
+from lightningrl.training.reasons import explain_ignored
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.workers import start_pool
 from lightningrl.types import RolloutMode, RolloutState
@@ -109,10 +110,11 @@ async def train_run(
     def log(step: int, metrics: Mapping[str, float]) -> None:
         for one in loggers:
             one.log(step, metrics)
+        ignored.look_soon()
         if any(name.startswith("validation/") for name in metrics):
             curve.draw_soon()
 
-    curve = _Curve(folder, recipe)
+    curve, ignored = _Curve(folder, recipe), _IgnoredFields()
     stack = ExitStack()
     try:
         runtime = recipe.runtime
@@ -132,6 +134,7 @@ async def train_run(
             starting=lambda what: progress.phase(what, 0, 0),
         ) as served:
             announce(Address(url=served.server.url, run_key=settings.run_key))
+            ignored.client = served.client
             await _warn_of_lost_steps(served.client, folder, made=max(made, state.step), learned=state.step)
             if state.position is None:
                 await _cancel_unfinished(served.client)
@@ -151,7 +154,9 @@ async def train_run(
                 start_workers=served.start_workers,
                 spans=spans,
             )
-            return await trainer.run()
+            reached = await trainer.run()
+            await ignored.said()
+            return reached
     finally:
         for one in loggers:
             one.close()
@@ -290,6 +295,30 @@ async def _measure(backend: Backend) -> Speed | None:
     return await asyncio.to_thread(backend.measure) if isinstance(backend, Measured) else None
 
 
+class _IgnoredFields:
+    """Says once, when something was measured first, which fields of the agent's calls nobody reads."""
+
+    def __init__(self) -> None:
+        self.client: ServerClient | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    def look_soon(self) -> None:
+        if self._looking is None and self.client is not None:
+            self._looking = asyncio.create_task(self._look(self.client))
+
+    async def said(self) -> None:
+        if self._looking is not None:
+            await self._looking
+
+    async def _look(self, client: ServerClient) -> None:
+        try:
+            said = explain_ignored((await client.status()).policies)
+        except LightningError as error:  # the run goes on without it
+            said = f"nobody can say which fields of the agent's calls are read: {error}"
+        if said:
+            logger.warning("%s", said)
+
+
 class _Curve:
     """The learning curve, drawn anew in a thread whenever there is a new point."""
 
@@ -351,6 +380,7 @@ def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str =
         name: PolicySettings(
             model=parts.models[name],
             renderer=policy.renderer,
+            chat_template_kwargs=policy.chat_template_kwargs,
             sampling=recipe.sampling.settings(),
             trainable=policy.trainable,
             agents=policy.agents if isinstance(policy, OtherPolicyConfig) else (),

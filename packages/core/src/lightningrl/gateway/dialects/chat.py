@@ -31,6 +31,7 @@ from lightningrl.gateway.dialects.checks import (
     read_whole,
     with_instruction,
 )
+from lightningrl.gateway.dialects.extras import read_extras
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallRequest
 
@@ -135,6 +136,7 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
         seed=read_whole("seed", body.seed, -(2**63), 2**63 - choices),  # each choice is sampled with a seed of its own
         left_out=left_out,
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
+        extras=read_extras(data, _Body, form="response_format"),
     )
     return ChatRequest(
         call=call,

@@ -36,6 +36,7 @@ from lightningrl.gateway.dialects.checks import (
     with_instruction,
 )
 from lightningrl.gateway.dialects.context_edits import read_edits
+from lightningrl.gateway.dialects.extras import read_extras
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallRequest
 
@@ -116,6 +117,7 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
         left_out=left_out,
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
         failed_tools=_failed_tools(body.messages),
+        extras=read_extras(data, _Body, form="output_config.format"),
     )
     thinking = (body.thinking or {}).get("type")
     return MessagesRequest(

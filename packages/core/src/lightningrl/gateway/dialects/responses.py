@@ -37,6 +37,7 @@ from lightningrl.gateway.dialects.checks import (
     with_instruction,
 )
 from lightningrl.gateway.dialects.context_edits import read_compaction
+from lightningrl.gateway.dialects.extras import read_extras
 from lightningrl.gateway.dialects.responses_tools import OfferedTools, read_offered
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallRequest, FindAnswer, Referring
@@ -126,6 +127,7 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
         stream=bool(body.stream),
         max_tokens=limit,
         asked=read_asked(temperature=body.temperature, top_p=body.top_p),
+        extras=read_extras(data, _Body, form="text.format"),
         edits=read_compaction(body.context_management),
         previous=previous.removeprefix("resp_") if previous else None,
         head=len(head),
