@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sizes import PATIENCE_S
 
-from lightningrl.config import UpstreamConfig
+from lightningrl.config import PolicyConfig, UpstreamConfig
 from lightningrl.server.settings import read_upstream
 from lightningrl.testing.live_gateway import live_gateway
 
@@ -51,11 +51,17 @@ async def test_the_python_blocks_run_with_the_two_environment_variables_alone(tm
 
 
 def test_the_upstream_of_the_page_is_one() -> None:
-    (block,) = [body for language, body in BLOCKS if language == "toml"]
+    (block,) = [body for language, body in BLOCKS if language == "toml" and "[upstream]" in body]
     config = UpstreamConfig.model_validate(tomllib.loads(block)["upstream"])
     default, models = read_upstream(config, {"OPENAI_API_KEY": "a", "ANTHROPIC_API_KEY": "b"})
     assert default is not None and default.api_key == "a"
     assert {name: one.api_key for name, one in models.items()} == {"gpt-5*": "a", "claude-*": "b"}
+
+
+def test_the_policy_of_the_page_is_one() -> None:
+    (block,) = [body for language, body in BLOCKS if language == "toml" and "[policy]" in body]
+    policy = PolicyConfig.model_validate(tomllib.loads(block)["policy"])
+    assert policy.chat_template_kwargs == {"enable_thinking": False}
 
 
 def test_every_block_is_of_a_language_that_runs() -> None:

@@ -203,7 +203,7 @@ def test_a_tokenizer_without_a_template_is_refused_at_once(tmp_path: Path) -> No
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"empty' has no tokenizer.json"):
         PolicyRenderer(tmp_path / "empty")
-    with pytest.raises(ConfigError, match="renderer 'nonsense' of policy"):
+    with pytest.raises(ConfigError, match=r"no renderer 'nonsense'; there are auto, default, .*qwen3"):
         PolicyRenderer(tiny_tokenizer(), "nonsense")
 
 

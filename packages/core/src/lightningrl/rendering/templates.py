@@ -10,14 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.meta import find_undeclared_variables
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lightningrl.errors import ConfigError
 
@@ -46,19 +41,6 @@ class _Tokenizer(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-class _Generation(Extension):
-    """`{% generation %}`, by which templates mark what an assistant said."""
-
-    tags: ClassVar[set[str]] = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-_environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
-
-
 def read_template(folder: Path) -> str | None:
     """The chat template of a saved tokenizer; None where it has none."""
     own = folder / "chat_template.jinja"
@@ -79,9 +61,15 @@ def added_tokens(folder: Path) -> frozenset[str]:
 
 def template_variables(template: str, what: str) -> frozenset[str]:
     """Names that a template reads and does not set itself. Raises ConfigError where it does not compile; `what` it is of."""
+    from jinja2 import TemplateError
+    from jinja2.meta import find_undeclared_variables
+
+    from lightningrl.rendering.jinja import environment
+
+    jinja = environment()
     try:
-        tree = _environment.parse(template)
-        _environment.compile(tree)
+        tree = jinja.parse(template)
+        jinja.compile(tree)
     except TemplateError as error:
         line = getattr(error, "lineno", None)
         raise ConfigError(

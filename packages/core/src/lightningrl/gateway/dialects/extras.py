@@ -52,7 +52,7 @@ _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def read_extras(data: bytes, known: type[msgspec.Struct], *, form: str) -> Extras:
-    """What a body has beside the fields of `known`, which its dialect reads. `form`: where that dialect takes a format. Raises Refusal."""
+    """Fields that a body has beside those of `known`, which its dialect reads. `form`: its field for a format. Raises Refusal."""
     raw = _decode(data)
     fields = {name: msgspec.json.decode(raw[name]) for name in sorted(raw.keys() - _fields(known) - _NO_MATTER)}
     if not fields:
