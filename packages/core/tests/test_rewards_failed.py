@@ -22,7 +22,7 @@ from lightningrl.store import SqlStore
 from lightningrl.store.protocol import Score
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.store_conformance import leased, make_call, make_spec
-from lightningrl.training.parts import Parts
+from lightningrl.training.parts import Parts, build_credit
 from lightningrl.training.reasons import explain_failed_rewards
 from lightningrl.types import Outcome, Trajectory
 
@@ -291,3 +291,35 @@ async def test_what_fails_while_it_is_kept_stops_the_run(folder: Path) -> None:
 
     with pytest.raises(RewardError, match="the store is full"):
         await make_evaluator(folder).reward([EPISODE], keep)
+
+
+@pytest.mark.parametrize(("declared", "value", "reward"), [(None, 1e9, None), (None, 0.5, 0.5), ([0, 10], 7.0, 7.0), ([0, 10], -1.0, None)])
+async def test_what_an_agent_reports_is_a_reward_within_its_range_alone(
+    tmp_path: Path, declared: Any, value: float, reward: float | None
+) -> None:
+    (tmp_path / "data.py").write_text("def tasks(): return []\ndef answer(number): return number\n", encoding="utf-8")
+    recipe = Recipe.model_validate(
+        {
+            "agent": "data.py:answer",
+            "tasks": {"train": "data.py:tasks"},
+            "policy": {"model": "m"},
+            "rewards": {"told": {"use": "reported", "range": declared, "options": {"name": "told"}}},
+            "intermediate_rewards": {"of_calls": {"use": "reported", "range": declared}},
+            "credit": {"use": "turns"},
+            "outcomes": {"max_failed_rewards": 1.0},
+            "folder": tmp_path,
+        }
+    )
+    evaluator, _ = build_credit(recipe, load_plugins(), {"policy": "m"})
+    store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db")
+    await store.create_rollouts([make_spec("a"), make_spec("b")])
+    for name, of_call in (("a", {}), ("b", {"c0": {"x": value}})):
+        lease = await leased(store)
+        await store.append_call(make_call(lease, "c0" if name == "b" else "c1", [1], [2], policy="policy"))
+        for call, told in ((None, {"told": value if name == "a" else 1.0}), *of_call.items()):
+            await store.add_rewards(name, 1, told, call)
+        await store.finish_attempt(name, 1, Outcome.SUCCEEDED, 1)
+    rewarded = await evaluator.reward(await store.trajectories(["a", "b"]), store.set_scores)
+    assert [one.reward for one in rewarded] == [reward, None if reward is None else 1.0]
+    assert describe_rollouts(rewarded)["rewards_failed"] == (2.0 if reward is None else 0.0)
+    await store.close()

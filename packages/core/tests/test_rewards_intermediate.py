@@ -54,7 +54,8 @@ def episode(*tools_of_calls: Sequence[tuple[str, str, ToolStatus]]) -> Trajector
     """One call per argument, which asks for these tools: name, arguments, status."""
     transitions, tools = [], []
     for t, asked in enumerate(tools_of_calls):
-        transitions.append(make_transition(f"r/{t}", index=t, completion=range(1, t + 2)))
+        ids = tuple(f"{t}-{k}" for k in range(len(asked)))
+        transitions.append(make_transition(f"r/{t}", index=t, completion=range(1, t + 2), tool_call_ids=ids))
         for k, (name, arguments, status) in enumerate(asked):
             tools.append(ToolCall(id=f"{t}-{k}", name=name, arguments=arguments, status=status, transition_id=f"r/{t}", duration_s=0.5))
     return make_trajectory("r", transitions, tool_calls=tools, reward=1.0)

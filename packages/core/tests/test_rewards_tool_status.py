@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from lightningrl.rewards import ToolStatusReward, ToolStatusShaping, TurnReward
+from lightningrl.protocols import IntermediateReward
+from lightningrl.rewards import ExecutionErrors, RepeatedCalls, ToolStatusReward, ToolStatusShaping, TurnReward, ValidArguments
 from lightningrl.rewards.plugins import INTERMEDIATE_PLUGINS, PLUGINS
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.reward_conformance import IntermediateRewardConformance
@@ -70,3 +71,32 @@ def test_plugin_records_make_rewards() -> None:
     options: dict[str, dict[str, Any]] = {"latency_budget": {"seconds": 1.0}, "token_budget": {"tokens": 1}}
     assert all(len(plugin.factory(**options.get(plugin.name, {}))(EPISODES[0])) == 4 for plugin in INTERMEDIATE_PLUGINS)
     assert {plugin.name: plugin for plugin in PLUGINS}["reported"].factory(name="success").name == "success"
+
+
+# ---------------------------------------------------------------------- what an agent tells of itself
+
+
+def told(call: str, count: int, status: ToolStatus, *, ids: str = "extra") -> list[ToolCall]:
+    return [ToolCall(id=f"{ids}-{number}", name="f", status=status, transition_id=call) for number in range(count)]
+
+
+@pytest.mark.parametrize("reward", [ToolStatusReward(), ToolStatusShaping(), ExecutionErrors(), RepeatedCalls(), ValidArguments()])
+@pytest.mark.parametrize("is_asked", [True, False], ids=["asked for by id", "in the answer's text"])
+def test_many_reports_of_tools_that_worked_do_not_outweigh_one_that_failed(reward: IntermediateReward, *, is_asked: bool) -> None:
+    failed = ToolCall(id="honest", name="f", arguments="{", status=ERROR, transition_id="r/0")
+    call = make_transition("r/0", tool_call_ids=("honest",) if is_asked else ())
+    honest = list(reward(make_trajectory("r", [call], tool_calls=[failed, failed])))
+    padded = list(reward(make_trajectory("r", [call], tool_calls=[*told("r/0", 49, OK), failed, failed, *told("r/0", 50, OK, ids="more")])))
+    assert padded == honest
+
+
+def test_a_tool_that_nobody_asked_for_by_id_may_lower_what_a_call_is_paid_once() -> None:
+    call = make_transition("r/0", tool_call_ids=("a", "b"))
+    asked = [ToolCall(id=name, name="f", status=OK) for name in "ab"]
+    assert ToolStatusReward(ok=1.0, error=-1.0)(make_trajectory("r", [call], tool_calls=[*asked, *told("r/0", 9, ERROR)])) == [1 / 3]
+
+
+def test_a_failure_cannot_be_told_to_be_of_another_call_than_its_id_says() -> None:
+    calls = [make_transition("r/0", tool_call_ids=("a",)), make_transition("r/1", index=1)]
+    moved = ToolCall(id="a", name="f", status=ERROR, transition_id="r/1")
+    assert ToolStatusReward()(make_trajectory("r", calls, tool_calls=[moved])) == [-0.1, None]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from lightningrl.credit.metrics import describe_rollouts
 from lightningrl.engines.registry import EngineRegistry
-from lightningrl.keys import worker_key
+from lightningrl.keys import process_key, worker_key
+from lightningrl.rewards import ToolStatusReward
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.writes import MOST_FORGIVEN
-from lightningrl.testing.store_conformance import leased, make_spec
-from lightningrl.types import Outcome, RolloutState
+from lightningrl.testing.store_conformance import leased, make_call, make_spec
+from lightningrl.types import Outcome, RolloutState, ToolStatus
 
 RUN_KEY = "the-run-key"
 
@@ -97,3 +101,68 @@ async def test_an_attempts_number_that_no_database_holds_is_unknown(tmp_path: Pa
         with pytest.raises(UnknownRecord, match="rollout 'a' has no attempt"):
             await work
     await store.close()
+
+
+# ---------------------------------------------------------------------- what an agent tells with the key that it has
+
+
+@asynccontextmanager
+async def running_attempt(tmp_path: Path) -> AsyncIterator[tuple[SqlStore, httpx.AsyncClient]]:
+    """The store with one attempt of three, leased to the worker `w-0`, and an agent that has its key."""
+    store = await SqlStore.open(f"sqlite:///{tmp_path}/store.db")
+    await store.create_rollouts([make_spec("a", max_attempts=3)])
+    lease = await store.lease("w-0", 60.0)
+    assert lease is not None
+    await store.append_call(make_call(lease, "c0", [1], [2], tool_call_ids=("t0",)))
+    transport = httpx.ASGITransport(create_app(store, EngineRegistry(), run_key=RUN_KEY))
+    headers = {"authorization": f"Bearer {lease.key}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers) as agent:
+        yield store, agent
+    await store.close()
+
+
+RESULT = "/api/v1/rollouts/a/attempts/1/result"
+
+
+async def test_a_second_result_with_another_output_is_refused_and_counted(tmp_path: Path) -> None:
+    async with running_attempt(tmp_path) as (store, agent):
+        forged, honest = ({"outcome": "succeeded", "output": said} for said in ("forged", "honest"))
+        assert (await agent.post(RESULT, json=forged)).status_code == 200
+        assert (await agent.post(RESULT, json=forged)).status_code == 200, "its answer may have been lost"
+        refused = await agent.post(RESULT, json=honest)
+        assert refused.status_code == 409
+        assert "the result 'succeeded' with another output came too late" in refused.json()["error"]["message"]
+        (trajectory,) = await store.trajectories(["a"])
+        assert (trajectory.output, trajectory.results_refused) == ("forged", 1)
+        assert describe_rollouts([trajectory])["results_refused"] == 1.0
+
+
+async def test_an_infrastructure_error_that_an_agent_tells_buys_no_other_try(tmp_path: Path) -> None:
+    async with running_attempt(tmp_path) as (store, agent):
+        answer = await agent.post(RESULT, json={"outcome": "infrastructure_error", "error": "it went badly"})
+        assert answer.json() == {"state": "failed"}
+        kept = await store.rollout("a")
+        assert (kept.outcome, len(kept.attempts)) == (Outcome.INFRASTRUCTURE_ERROR, 1)
+
+
+@pytest.mark.parametrize("how", ["with its next lease", "while it stops"])
+async def test_one_that_a_worker_tells_is_tried_again(tmp_path: Path, how: str) -> None:
+    async with running_attempt(tmp_path) as (_, agent):
+        key = process_key(worker_key(RUN_KEY), "w-0")
+        body: dict[str, Any] = {"outcome": "infrastructure_error"}
+        body |= {"worker_key": key} if how == "while it stops" else {"then": {"worker_id": "w-0", "lease_s": 60.0, "key": key}}
+        assert (await agent.post(RESULT, json={**body, "worker_key": "process-w-0:forged", "then": None})).status_code == 401
+        assert (await agent.post(RESULT, json=body)).json()["state"] == "queued"
+
+
+async def test_a_report_that_contradicts_the_honest_one_of_a_tool_changes_nothing_but_a_count(tmp_path: Path) -> None:
+    async with running_attempt(tmp_path) as (store, agent):
+        base = "/rollouts/a/attempts/1/v1/tool_calls"
+        for status in ("ok", "error", "ok"):
+            told = {"name": "f", "status": status, "tool_call_id": "t0"}
+            assert (await agent.post(base, json={"tool_calls": [told]})).status_code == 204
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED, 1)
+        (trajectory,) = await store.trajectories(["a"])
+        assert [(tool.status, tool.contradicted) for tool in trajectory.tool_calls] == [(ToolStatus.ERROR, 2)]
+        assert list(ToolStatusReward()(trajectory)) == [-0.1]
+        assert describe_rollouts([trajectory])["tools_contradicted"] == 2.0

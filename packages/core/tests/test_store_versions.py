@@ -18,9 +18,20 @@ from lightningrl.rewards import NamedReward, Reported, RewardSet
 from lightningrl.store import SqlStore
 from lightningrl.store.migrations import MIGRATIONS
 from lightningrl.store.overview import FacetCount, Part
+from lightningrl.store.protocol import ToolCallRecord
 from lightningrl.store.schema import SCHEMA_VERSION
 from lightningrl.testing.store_conformance import make_call, make_spec
-from lightningrl.types import FinishReason, OtherCall, OtherCallKind, Outcome, RolloutMode, RolloutState, SamplingSettings, ToolStatus
+from lightningrl.types import (
+    FinishReason,
+    OtherCall,
+    OtherCallKind,
+    Outcome,
+    RolloutMode,
+    RolloutState,
+    SamplingSettings,
+    ToolCall,
+    ToolStatus,
+)
 
 VERSION_2 = Path(__file__).with_name("data") / "store_of_version_2.sql"
 """As version 2 wrote it: `a` succeeded and is trained, `b` failed, `c` is queued."""
@@ -34,6 +45,11 @@ def make_store(folder: Path, dump: Path) -> str:
     with closing(sqlite3.connect(folder / "store.db")) as db, db:
         db.executescript(dump.read_text(encoding="utf-8"))
     return f"sqlite:///{folder}/store.db"
+
+
+def undo_version_9(db: sqlite3.Connection) -> None:
+    db.execute("ALTER TABLE attempts DROP COLUMN results_refused")
+    db.execute("ALTER TABLE tool_calls DROP COLUMN contradicted")
 
 
 def make_store_of_version_2(folder: Path) -> str:
@@ -138,6 +154,7 @@ async def test_threads_that_version_7_kept_among_the_calls_stand_beside_their_at
     await store.close()
     with closing(sqlite3.connect(tmp_path / "store.db")) as db, db:
         db.execute("ALTER TABLE attempts DROP COLUMN left_threads")
+        undo_version_9(db)
         for thread in ("writer", "poller"):
             db.execute(
                 "INSERT INTO other_calls (attempt_pk, kind, path, model, started_at, duration_s) VALUES (2, 'left_behind', ?, '', 0, 0)",
@@ -213,3 +230,21 @@ async def test_a_store_is_its_owners_alone_when_it_is_made(tmp_path: Path) -> No
         os.umask(before)
     assert {"store.db", "store.db-wal", "store.db-shm", "store.db-lock"} == set(rights) and set(rights.values()) == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+async def test_of_what_version_8_kept_nothing_is_known_to_have_been_contradicted(tmp_path: Path, moved: Callable[[str], str]) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = await SqlStore.open(url)
+    await store.create_rollouts([make_spec("a")])
+    await store.lease("w", 60.0)
+    tool = ToolCallRecord(tool_call=ToolCall(id="t", name="sql", status=ToolStatus.OK), span_id="s")
+    await store.append_tool_calls("a", 1, [tool])
+    await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+    await store.close()
+    with closing(sqlite3.connect(tmp_path / "store.db")) as db, db:
+        undo_version_9(db)
+        db.execute("UPDATE meta SET value = '8' WHERE key = 'schema'")
+    store = await SqlStore.open(moved(url))
+    (trajectory,) = await store.trajectories(["a"])
+    assert (trajectory.results_refused, [tool.contradicted for tool in trajectory.tool_calls]) == (0, [0])
+    await store.close()

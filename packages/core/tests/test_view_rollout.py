@@ -10,10 +10,11 @@ from recorded import RecordedRun
 from viewing import ReadPage, read_page, viewing
 
 from lightningrl.cli.rollouts import show_command
+from lightningrl.errors import StoreError
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import AttemptEnd
+from lightningrl.store.protocol import AttemptEnd, ToolCallRecord
 from lightningrl.testing.store_conformance import make_spec
-from lightningrl.types import Outcome
+from lightningrl.types import Outcome, ToolCall, ToolStatus
 
 
 @pytest.fixture
@@ -146,3 +147,24 @@ async def test_threads_that_outlived_a_rollout_are_told_apart_from_refused_calls
     assert "left threads running: memory-writer" in rollout
     await asyncio.to_thread(show_command, "r0", run=tmp_path, runs=tmp_path, full=False)
     assert "left threads memory-writer" in " ".join(capsys.readouterr().out.split())
+
+
+async def test_what_an_agent_told_otherwise_is_counted_on_the_page_and_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = await SqlStore.open(f"sqlite:///{tmp_path}/store.sqlite")
+    await store.create_rollouts([make_spec("r0")])
+    await store.lease("w", 60.0)
+    for status in (ToolStatus.ERROR, ToolStatus.OK):
+        await store.append_tool_calls("r0", 1, [ToolCallRecord(tool_call=ToolCall(id="t", name="sql", status=status))])
+    await store.finish_attempt("r0", 1, Outcome.SUCCEEDED, "forged")
+    with pytest.raises(StoreError):
+        await store.finish_attempt("r0", 1, Outcome.SUCCEEDED, "honest")
+    await store.close()
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    async with viewing(tmp_path) as client:
+        page = (await read_page(client, "/rollouts/r0")).text
+    assert "error contradicted 1" in page and "1 further results that said something else, refused" in page
+    await asyncio.to_thread(show_command, "r0", run=tmp_path, runs=tmp_path, full=False)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "→ error (contradicted 1 times; the worst stands)" in shown and "1 further results that said something else" in shown

@@ -234,7 +234,8 @@ class RewardConfig(_FrozenModel):
     concurrency: int = Field(default=16, ge=1)
     """At work at a time. An async one is on the loop; a sync one has a process for each, another where calls wait for a second."""
     range: tuple[float, float] | None = None
-    """Least and most that it may return, as [0, 1]; another value is a failure. None = any."""
+    """Least and most that it may return, as [0, 1]; another value is a failure. None = any; of `reported`, which the agent itself may
+    tell, 0 to 1."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of what `use` names."""
 
@@ -249,7 +250,7 @@ class IntermediateConfig(_FrozenModel):
     form: Literal["plain", "potential"] = "plain"
     """`potential`: calls are paid its change, which no policy gains by (Ng, Harada & Russell 1999); with the γ of the credit."""
     range: tuple[float, float] | None = None
-    """Least and most that it may return, before form and weight; another value is a failure. None = any."""
+    """Least and most that it may return, before form and weight; another value is a failure. None = any; of `reported`, -1 to 1."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of what `use` names."""
 

@@ -230,6 +230,8 @@ class ToolCall:
     """The call that asked for it; None = nobody said."""
     agent: str | None = None
     error_type: str | None = None
+    contradicted: int = 0
+    """Further reports of it that said another status; the worst of all stands."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -353,6 +355,8 @@ class Trajectory:
     transitions: tuple[Transition, ...]
     tool_calls: tuple[ToolCall, ...] = ()
     other_calls: tuple[OtherCall, ...] = ()
+    results_refused: int = 0
+    """Further results of the attempt that said something else than the first."""
     left_threads: tuple[str, ...] = ()
     """Names of bare threads that still ran when it was over: what they ask is taken for calls of the rollouts that follow."""
     output: Any = None

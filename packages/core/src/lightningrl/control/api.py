@@ -162,8 +162,8 @@ class Workers(_Body, omit_defaults=False):
 
 
 class Result(_Body):
-    """End the attempt (attempt, worker or run key). The first result counts; the same outcome again is acknowledged, another is refused
-    (409). What comes with it is kept with it or not at all."""
+    """End the attempt (attempt, worker or run key). The first result counts; the same outcome and output again are acknowledged, another
+    result is refused (409) and counted. What comes with it is kept with it or not at all."""
 
     outcome: Outcome
     output: Any = None
@@ -177,6 +177,9 @@ class Result(_Body):
     """OTLP in protobuf, as it could be exported before. Where it cannot be read, the result is not taken either."""
     then: ThenLease | None = None
     """Also lease the next attempt, with a `key` that may. With the first result only: who repeats one asks for a lease."""
+    worker_key: str = ""
+    """Of whoever ran the attempt: an `infrastructure_error` that is told with the attempt's key alone, which the agent has, is not tried
+    again."""
 
 
 class ResultKept(_Body):
@@ -229,7 +232,8 @@ class ReportedToolCall(_Body):
 
 
 class ReportedToolCalls(_Body):
-    """Report tool calls and their outcomes (the attempt's key). A repeated `tool_call_id` is kept once."""
+    """Report tool calls and their outcomes (the attempt's key). A repeated `tool_call_id` is kept once, and where its status is another
+    the worst stands and the contradiction is counted."""
 
     tool_calls: Annotated[Sequence[ReportedToolCall], Meta(max_length=10_000)]
 

@@ -83,6 +83,8 @@ class ControlClient:
         """
         if report.then is not None:
             report = structs.replace(report, then=structs.replace(report.then, key=self._worker_key))
+        elif report.outcome is Outcome.INFRASTRUCTURE_ERROR:
+            report = structs.replace(report, worker_key=self._worker_key)
         try:
             return self._ask(RESULT, report, lease).lease
         except RefusedError as error:

@@ -35,6 +35,12 @@ def describe_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     others = [call.kind for trajectory in trajectories for call in trajectory.other_calls]
     if asked := others.count(OtherCallKind.JUDGE):
         metrics["calls_judge"] = float(asked)
+    if tried := sum(trajectory.attempt - 1 for trajectory in trajectories):
+        metrics["tries_repeated"] = float(tried)
+    if contradicted := sum(tool.contradicted for trajectory in trajectories for tool in trajectory.tool_calls):
+        metrics["tools_contradicted"] = float(contradicted)
+    if refused := sum(trajectory.results_refused for trajectory in trajectories):
+        metrics["results_refused"] = float(refused)
     if left := sum(len(trajectory.left_threads) for trajectory in trajectories):
         metrics["threads_left"] = float(left)
     metrics["calls_refused"] = float(others.count(OtherCallKind.REFUSED))

@@ -76,6 +76,8 @@ def _head(trace: Trace, group: Group) -> Iterator[tuple[str, Text]]:
     for attempt in rollout.attempts:
         if attempt.attempt != trace.attempt and attempt.outcome is not None:
             yield f"attempt {attempt.attempt}", _join(attempt.outcome.value, _short(attempt.error or ""))
+        if attempt.results_refused:
+            yield "refused", _join(f"{attempt.results_refused} further results that said something else", style="yellow")
         if attempt.left_threads:
             yield "left threads", _join(*attempt.left_threads, style="yellow")
 
@@ -139,6 +141,8 @@ def _tool(tool: ToolCall) -> tuple[str, Text]:
     failed = "red" if tool.status.is_failure else ""
     said = _join(f"{tool.name}({_short(tool.arguments)})", *([f"by {tool.agent}"] if tool.agent else []))
     said.append(f"\n→ {tool.status.value}", style=failed)
+    if tool.contradicted:
+        said.append(f" (contradicted {tool.contradicted} times; the worst stands)", style="yellow")
     said.append_text(_plain(f" {_short(tool.error_type or '')} {_short(tool.result)}".replace("  ", " ").rstrip()))
     return "tool", said
 

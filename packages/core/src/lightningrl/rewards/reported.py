@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from lightningrl.types import Task, Trajectory, Transition
 
@@ -11,6 +11,9 @@ __all__ = ["Reported", "ReportedOfCalls"]
 
 class Reported:
     """The value reported under `name`; None where nobody reported it."""
+
+    range: Final = (0.0, 1.0)
+    """Where the recipe declares none: whoever reports holds the attempt's key, and so may the agent."""
 
     def __init__(self, *, name: str) -> None:
         self.name = name
@@ -21,6 +24,9 @@ class Reported:
 
 class ReportedOfCalls:
     """The sum of what was reported of each call, or the value under `name` alone; None where nobody reported any."""
+
+    range: Final = (-1.0, 1.0)
+    """Where the recipe declares none."""
 
     def __init__(self, *, name: str | None = None) -> None:
         self.name = name

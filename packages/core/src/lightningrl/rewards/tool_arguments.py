@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from lightningrl.errors import ConfigError
 from lightningrl.rewards.json_schema import build_check, load_jsonschema
-from lightningrl.rewards.tools import canonical, mean, mean_over_tools, tools_of_calls
+from lightningrl.rewards.tools import canonical, mean_over_tools, tools_of_calls, value_over_tools
 from lightningrl.types import ToolCall, ToolStatus, Trajectory
 
 __all__ = ["RepeatedCalls", "ValidArguments", "fit_offered", "is_offered"]
@@ -45,7 +45,9 @@ class ValidArguments:
 
     def __call__(self, trajectory: Trajectory, /) -> list[float | None]:
         of_calls = zip(trajectory.transitions, tools_of_calls(trajectory), strict=True)
-        return [mean(self._value(tool, call.offered if self.offered else "") for tool in tools) for call, tools in of_calls]
+        return [
+            value_over_tools(call, tools, partial(self._value, offered=call.offered if self.offered else "")) for call, tools in of_calls
+        ]
 
     def _value(self, tool: ToolCall, offered: str) -> float | None:
         if tool.status in _REFUSED:

@@ -71,6 +71,13 @@ class Access:
             raise Forbidden(f"wrong key for {request.url.path!r}; send the run key as 'Authorization: Bearer …'")
         return worker
 
+    def is_worker(self, request: Request, key: str = "") -> bool:
+        """Whether a worker's key is shown, or the run's. `key`: of the body, instead of the header's. Raises Forbidden for a wrong one."""
+        if key:
+            self.worker_shown(request, key)
+            return True
+        return self._worker(self._shown(request)) is not None
+
     def check_worker(self, request: Request, worker_id: str, key: str = "") -> None:
         """Raises Forbidden unless the key speaks for that worker. `worker_id` may name a slot of it: `id/slot`."""
         worker = self.worker_shown(request, key)

@@ -61,8 +61,9 @@ def attempt_routes(
         place, then = attempt_of(request), body.then
         if then is not None:
             access.check_worker(request, then.worker_id, then.key)
+        is_of_worker = then is not None or access.is_worker(request, body.worker_key)
         contents = None if body.spans is None else await _read_result_spans(spans, place, body.spans)
-        end = await _end_of(place, body, contents, memory)
+        end = await _end_of(place, body, contents, memory, may_go_again=is_of_worker)
         if then is None or workers.is_stopping(then.worker_id):
             state, lease = await queue.finish_and_lease(*place, end, None)
         else:
@@ -89,7 +90,9 @@ def attempt_of(request: Request) -> tuple[str, int]:
     return request.path_params["rid"], int(request.path_params["n"])
 
 
-async def _end_of(place: tuple[str, int], body: api.Result, contents: ExportContents | None, memory: AttemptMemory | None) -> AttemptEnd:
+async def _end_of(
+    place: tuple[str, int], body: api.Result, contents: ExportContents | None, memory: AttemptMemory | None, *, may_go_again: bool
+) -> AttemptEnd:
     is_overflow = body.outcome is Outcome.AGENT_ERROR and memory is not None and await memory.is_overflowed(*place)
     return AttemptEnd(
         outcome=Outcome.CONTEXT_OVERFLOW if is_overflow else body.outcome,
@@ -100,6 +103,7 @@ async def _end_of(place: tuple[str, int], body: api.Result, contents: ExportCont
         spans=() if contents is None or all(span.agent is None for span in contents.spans) else contents.spans,
         rewards={} if contents is None else contents.rewards,
         other_calls=[OtherCall(kind=OtherCallKind.ELSEWHERE, path=host) for host in body.unseen_hosts],
+        may_go_again=may_go_again,
         left_threads=body.left_threads,
     )
 

@@ -137,6 +137,12 @@ def _left_threads(db: Connection) -> None:
     db.execute(text("DELETE FROM other_calls WHERE kind = 'left_behind'"))
 
 
+def _contradictions(db: Connection) -> None:
+    """Counts of what was said of a tool call, or of an attempt's end, and was not so. Of what is kept nobody counted."""
+    db.execute(text("ALTER TABLE tool_calls ADD COLUMN contradicted INTEGER NOT NULL DEFAULT 0"))
+    db.execute(text("ALTER TABLE attempts ADD COLUMN results_refused INTEGER NOT NULL DEFAULT 0"))
+
+
 def _of_attempts(name: str, *columns: Column[Any], **options: Any) -> Table:
     """A new table whose rows are attempts'."""
     then = MetaData()
@@ -152,5 +158,6 @@ MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {
     5: _participants,
     6: _toolsets,
     7: _left_threads,
+    8: _contradictions,
 }
 """By version."""

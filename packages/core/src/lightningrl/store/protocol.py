@@ -174,6 +174,8 @@ class AttemptEnd:
     tool_calls: Sequence[ToolCallRecord] = ()
     spans: Sequence[SpanRecord] = ()
     other_calls: Sequence[OtherCall] = ()
+    may_go_again: bool = True
+    """Whether a failure of the infrastructure queues the rollout again; not where the agent alone says that it is one."""
     left_threads: Sequence[str] = ()
     """As in `Trajectory`."""
     rewards: Mapping[str | None, Mapping[str, float | None]] = field(default_factory=dict[str | None, Mapping[str, float | None]])
@@ -215,6 +217,8 @@ class AttemptRecord:
     output: Any = None
     error: str | None = None
     left_threads: tuple[str, ...] = ()
+    """As in `Trajectory`."""
+    results_refused: int = 0
     """As in `Trajectory`."""
     calls: int = 0
 

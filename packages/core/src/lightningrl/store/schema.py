@@ -65,7 +65,7 @@ __all__ = [
     "words",
 ]
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """`lightningrl.store.migrations` brings older ones up to date."""
 
 metadata = MetaData()
@@ -137,6 +137,7 @@ attempts = Table(
     Column("error", LongText),
     Column("duration_s", Finite, nullable=False, server_default="0"),
     Column("left_threads", Json(tuple[str, ...], "the names of threads", empty=())),
+    Column("results_refused", Integer, nullable=False, server_default="0"),
     UniqueConstraint("rollout_pk", "number"),
 )
 partial_index("attempts_running", attempts.c.expires_at, "outcome IS NULL")
@@ -190,6 +191,7 @@ tool_calls = Table(
     Column("transition_id", Text),
     Column("agent", Integer),
     Column("error_type", CleanText),
+    Column("contradicted", Integer, nullable=False, server_default="0"),
     Column("span", SpanId),
     Column("parent_span", SpanId),
     Column("started_at", Finite, nullable=False),

@@ -320,11 +320,15 @@ class SqlStore:
     ) -> tuple[RolloutState, Lease | None]:
         lease = None if worker_id is None else self._leasing(worker_id, lease_s, await self._now(), exclusive=True)
 
-        def op(tx: Transaction) -> tuple[RolloutState, Lease | None]:
-            state, is_first = writes.finish(tx, rollout_id, attempt, end)
-            return state, lease(tx) if is_first and lease is not None else None
+        def op(tx: Transaction) -> tuple[RolloutState, Lease | None, AttemptOver | None]:
+            state, is_first, refusal = writes.finish(tx, rollout_id, attempt, end)
+            return state, lease(tx) if is_first and lease is not None else None, refusal
 
-        return await self._write(op, lambda kept: self._take_back(kept[1]))
+        state, leased, refusal = await self._write(op, lambda kept: self._take_back(kept[1]))
+        if refusal is not None:  # it is counted beside the attempt, so the transaction was kept
+            self._late += 1
+            raise refusal
+        return state, leased
 
     def _leasing(self, worker_id: str, lease_s: float, now: float, *, exclusive: bool) -> Callable[[Transaction], Lease | None]:
         """An operation that leases."""

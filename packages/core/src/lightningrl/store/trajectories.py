@@ -39,6 +39,7 @@ _HEADS = PreparedStatement(
         attempts.c.error,
         attempts.c.duration_s,
         attempts.c.left_threads,
+        attempts.c.results_refused,
         scores.c.reward,
         scores.c.unrewarded,
     )
@@ -85,6 +86,7 @@ def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[st
             transitions=transitions,
             tool_calls=_tool_calls(reader, db, tool_rows.get(head.pk, ()), tree, transitions),
             other_calls=reader.other_calls(db, other_rows.get(head.pk, ())),
+            results_refused=head.results_refused or 0,
             left_threads=head.left_threads,
             output=decode_output(head.output),
             error=head.error or None,
@@ -152,6 +154,7 @@ def _tool_calls(
             transition_id=row.transition_id or by_call.get(row.id) or by_span.get(row.parent_span or ""),
             agent=reader.word(db, row.agent if row.agent is not None else named_agent(tree, row.parent_span)),
             error_type=row.error_type,
+            contradicted=row.contradicted,
         )
         for row in rows
     )

@@ -16,7 +16,7 @@ from lightningrl.clean import clean_text
 from lightningrl.errors import StoreError
 from lightningrl.store import schema
 from lightningrl.store.codec import column_text, encode_advantages, encode_json, encode_tokens
-from lightningrl.store.errors import Conflict, UnknownRecord
+from lightningrl.store.errors import AttemptOver, Conflict, UnknownRecord
 from lightningrl.store.events import EndEvent, LeaseEvent, QueueEvent
 from lightningrl.store.participants import SpanNode
 from lightningrl.store.prepared import PreparedStatement
@@ -26,6 +26,7 @@ from lightningrl.store.schema import (
     FORGOTTEN,
     attempts,
     calls,
+    is_shown,
     meta,
     other_calls,
     rewards,
@@ -38,7 +39,18 @@ from lightningrl.store.schema import (
 )
 from lightningrl.store.tokens import AS_THEY_ARE
 from lightningrl.store.transaction import ATTEMPT_COLUMNS, LiveAttempt, Transaction, over
-from lightningrl.types import BranchPoint, FinishReason, OtherCall, OtherCallKind, Outcome, RolloutMode, RolloutSpec, RolloutState, ToolCall
+from lightningrl.types import (
+    BranchPoint,
+    FinishReason,
+    OtherCall,
+    OtherCallKind,
+    Outcome,
+    RolloutMode,
+    RolloutSpec,
+    RolloutState,
+    ToolCall,
+    ToolStatus,
+)
 
 __all__ = [
     "add_rewards",
@@ -68,6 +80,15 @@ MOST_FORGIVEN = 10
 """Tries of one rollout that are not charged: what ends its worker each time would else be tried for ever."""
 MOST_TOLD = 50_000
 """Tool calls of an attempt, and as many spans: they are kept in memory while it runs."""
+_BADNESS = (
+    ToolStatus.UNKNOWN,
+    ToolStatus.OK,
+    ToolStatus.UNKNOWN_TOOL,
+    ToolStatus.INVALID_ARGUMENTS,
+    ToolStatus.TIMEOUT,
+    ToolStatus.ERROR,
+)
+"""Of reports that contradict each other the last of these stands: who says that a tool failed has no gain of it."""
 ERROR_LIMIT = 100_000
 """Characters of what an agent raised; the rest is cut off."""
 
@@ -215,17 +236,22 @@ def _interrupt(tx: Transaction, rows: Sequence[Any], reason: str) -> None:
         tx.end(row, Outcome.INFRASTRUCTURE_ERROR, again=again, forgive=forgive, error=reason)
 
 
-def finish(tx: Transaction, rollout_id: str, attempt: int, end: AttemptEnd) -> tuple[RolloutState, bool]:
-    """The rollout's state, and whether the attempt ended with this; False = it is told again."""
+def finish(tx: Transaction, rollout_id: str, attempt: int, end: AttemptEnd) -> tuple[RolloutState, bool, AttemptOver | None]:
+    """The rollout's state; whether the attempt ended with this, False = it is told again; and, of an attempt that ended otherwise, the
+    refusal, which is counted."""
     outcome, error = end.outcome, end.error
     row = tx.attempt(rollout_id, attempt)
     if row.outcome is not None:
         # The server keeps an agent_error as context_overflow where a call overflowed, and what a branch that diverged ended with as
         # diverged: a worker that repeats its result, because the answer was lost, has said the same thing.
         is_overflow = outcome is Outcome.AGENT_ERROR and row.outcome == Outcome.CONTEXT_OVERFLOW
-        if row.outcome in (outcome, Outcome.DIVERGED) or is_overflow:
-            return RolloutState(row.state), False
-        raise over(rollout_id, attempt, row.outcome, f"the result {outcome.value!r}")
+        output = "" if end.output is None else encode_json(end.output, f"the output of rollout {rollout_id!r}")
+        has_other_output = tx.rows(_OUTPUT, of_pk=row.pk)[0].output != output
+        if (row.outcome in (outcome, Outcome.DIVERGED) or is_overflow) and not has_other_output:
+            return RolloutState(row.state), False, None
+        tx.run(_COUNT_REFUSED, of_pk=row.pk)
+        what = f"the result {outcome.value!r}" + (" with another output" if has_other_output else "")
+        return RolloutState(row.state), False, over(rollout_id, attempt, row.outcome, what)
     body = encode_json(end.output, f"the output of rollout {rollout_id!r}")
     if len(body) > OUTPUT_LIMIT:
         raise StoreError(f"the output of rollout {rollout_id!r} has {len(body)} bytes of JSON, more than {OUTPUT_LIMIT}; return less")
@@ -239,7 +265,7 @@ def finish(tx: Transaction, rollout_id: str, attempt: int, end: AttemptEnd) -> t
         tx.replace(schema.rewards, _reward_rows(tx, row.pk, rollout_id, _indices(tx, [row.pk])[row.pk], end.rewards))
     if row.branch is not None and outcome in (Outcome.SUCCEEDED, Outcome.AGENT_ERROR) and (why := _divergence(tx, row)):
         outcome, error = Outcome.DIVERGED, why
-    again = outcome in RETRYABLE and attempt < row.max_attempts + row.forgiven
+    again = outcome in RETRYABLE and end.may_go_again and attempt < row.max_attempts + row.forgiven
     state = tx.end(
         row,
         outcome,
@@ -249,7 +275,7 @@ def finish(tx: Transaction, rollout_id: str, attempt: int, end: AttemptEnd) -> t
         duration_s=end.duration_s,
         left_threads=tuple(map(clean_text, end.left_threads)),
     )
-    return state, True
+    return state, True, None
 
 
 def _divergence(tx: Transaction, row: Any) -> str | None:
@@ -359,31 +385,31 @@ def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[st
 
 
 def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
+    """How many are new. Of one that is told again, by its id or its span, the worst status stands."""
     live = tx.live(rollout_id, attempt, "a tool call")
-    rows, replaced = [], set[str]()
+    rows, replaced = list[dict[str, Any]](), set[str]()
     for record in tool_calls:
-        call_id = column_text(record.tool_call.id)
-        if record.is_of_dialogue:
-            if call_id in live.told_tools:
-                continue
-        else:
+        tool_call, call_id = record.tool_call, column_text(record.tool_call.id)
+        span = None if record.span_id is None else clean_text(record.span_id)
+        if call_id in live.told_tools or span in live.tool_spans:
+            if not record.is_of_dialogue:
+                _tell_again(tx, live, rows, span, tool_call)
+            continue
+        if not record.is_of_dialogue:
             live.told_tools.add(call_id)
             if (shown := f"{DIALOGUE}{call_id}") in live.tool_spans:
                 replaced.add(shown)
-        span = None if record.span_id is None else clean_text(record.span_id)
         if span is not None:
-            if span in live.tool_spans:
-                continue
             live.tool_spans.add(span)
-        row = {name: getattr(record.tool_call, name) for name in ToolCall.__slots__} | {
+        row = {name: getattr(tool_call, name) for name in ToolCall.__slots__} | {
             "attempt_pk": live.pk,
-            "name": tx.word(record.tool_call.name),
-            "agent": tx.word_or_none(record.tool_call.agent),
+            "name": tx.word(tool_call.name),
+            "agent": tx.word_or_none(tool_call.agent),
             "span": span,
             "parent_span": record.parent_span_id,
             "started_at": record.started_at,
         }
-        live.participants.add_tool(row["name"], record.tool_call.status, shown=span if record.is_of_dialogue else None)
+        live.participants.add_tool(row["name"], tool_call.status, shown=span if record.is_of_dialogue else None)
         rows.append(row)
     live.tool_calls += len(rows)
     _check_told(live.tool_calls, "tool calls", rollout_id)
@@ -392,6 +418,37 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls
         tx.run(_DROP_SHOWN, of_attempt=live.pk, of_span=shown)
         live.drop_shown(shown)
     return len(rows)
+
+
+def _tell_again(tx: Transaction, live: LiveAttempt, rows: Sequence[dict[str, Any]], span: str | None, tool_call: ToolCall) -> None:
+    """Change a tool call, one of the new `rows` or a kept one, as another report of it wants."""
+    call_id = column_text(tool_call.id)
+    row = next((row for row in rows if column_text(row["id"]) == call_id or (span is not None and row["span"] == span)), None)
+    if row is not None:
+        changes = _merged(row, tool_call)
+        row |= changes
+    else:
+        (kept,) = tx.rows(_KEPT_TOOL_CALL, of_attempt=live.pk, of_id=call_id)[:1] or tx.rows(
+            _KEPT_TOOL_SPAN, of_attempt=live.pk, of_span=span
+        )
+        changes = _merged(kept._asdict(), tool_call)
+        if changes:
+            tx.run(_CHANGE_TOOL_CALL, of_pk=kept.pk, **{name: getattr(kept, name) for name in _TOLD_OF_STATUS} | changes)
+    if "status" in changes:
+        live.participants.add_tool(tx.word(tool_call.name), tool_call.status)
+
+
+def _merged(kept: Mapping[str, Any], tool_call: ToolCall) -> dict[str, Any]:
+    """The changes: the status, and what belongs to it, where the other report is worse; the count, where both say something."""
+    if tool_call.status == kept["status"]:
+        return {}
+    is_worse = _BADNESS.index(tool_call.status) > _BADNESS.index(kept["status"])
+    changes: dict[str, Any] = (
+        {"status": tool_call.status, "result": tool_call.result, "error_type": tool_call.error_type} if is_worse else {}
+    )
+    if ToolStatus.UNKNOWN not in (tool_call.status, kept["status"]):
+        changes["contradicted"] = kept["contradicted"] + 1
+    return changes
 
 
 def append_other_calls(tx: Transaction, rollout_id: str, attempt: int, calls: Sequence[OtherCall]) -> None:
@@ -630,5 +687,18 @@ _ADD_TOOL_CALLS = PreparedStatement(insert(tool_calls), columns=[column.name for
 _DROP_SHOWN = PreparedStatement(
     delete(tool_calls).where(tool_calls.c.attempt_pk == bindparam("of_attempt"), tool_calls.c.span == bindparam("of_span"))
 )
+_TOLD_OF_STATUS = ("status", "result", "error_type", "contradicted")
+_KEPT_TOOL_CALLS = select(tool_calls.c.pk, *(tool_calls.c[name] for name in _TOLD_OF_STATUS)).where(
+    tool_calls.c.attempt_pk == bindparam("of_attempt")
+)
+_KEPT_TOOL_CALL = PreparedStatement(
+    _KEPT_TOOL_CALLS.where(tool_calls.c.id == bindparam("of_id"), func.coalesce(~is_shown, True)).order_by(tool_calls.c.pk)
+)
+_KEPT_TOOL_SPAN = PreparedStatement(_KEPT_TOOL_CALLS.where(tool_calls.c.span == bindparam("of_span")))
+_CHANGE_TOOL_CALL = PreparedStatement(update(tool_calls).where(tool_calls.c.pk == bindparam("of_pk")), columns=_TOLD_OF_STATUS)
+_COUNT_REFUSED = PreparedStatement(
+    update(attempts).where(attempts.c.pk == bindparam("of_pk")).values(results_refused=attempts.c.results_refused + 1)
+)
+_OUTPUT = PreparedStatement(select(attempts.c.output).where(attempts.c.pk == bindparam("of_pk")))
 _ADD_OTHER_CALLS = PreparedStatement(insert(other_calls), columns=[column.name for column in other_calls.c if column.name != "pk"])
 _TRAIN = PreparedStatement(insert(trained), columns=("rollout_pk", "step"))

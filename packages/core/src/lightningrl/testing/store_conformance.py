@@ -228,12 +228,21 @@ class StoreConformance:
         await store.create_rollouts([make_spec("a")])
         await leased(store)
         assert await store.finish_attempt("a", 1, Outcome.SUCCEEDED, {"sql": "x"}, duration_s=1.5) is RolloutState.SUCCEEDED
-        assert await store.finish_attempt("a", 1, Outcome.SUCCEEDED, {"sql": "y"}) is RolloutState.SUCCEEDED
+        assert await store.finish_attempt("a", 1, Outcome.SUCCEEDED, {"sql": "x"}) is RolloutState.SUCCEEDED
         with pytest.raises(AttemptOver, match="attempt 1 of rollout 'a' is over"):
             await store.finish_attempt("a", 1, Outcome.TIMEOUT)
+        with pytest.raises(AttemptOver, match="the result 'succeeded' with another output came too late"):
+            await store.finish_attempt("a", 1, Outcome.SUCCEEDED, {"sql": "y"})
         trajectory = (await store.trajectories(["a"]))[0]
         assert (trajectory.output, trajectory.duration_s, trajectory.task.answer) == ({"sql": "x"}, 1.5, 42)
-        assert (await store.counts()).late == 1
+        assert trajectory.results_refused == (await store.rollout("a")).attempts[0].results_refused == 2
+        assert (await store.counts()).late == 2
+
+    async def test_a_failure_of_the_infrastructure_that_the_agent_alone_tells_is_not_tried_again(self, store: Store) -> None:
+        await store.create_rollouts([make_spec("a", max_attempts=3)])
+        await leased(store)
+        end = AttemptEnd(outcome=Outcome.INFRASTRUCTURE_ERROR, may_go_again=False)
+        assert await store.finish_and_lease("a", 1, end, None) == (RolloutState.FAILED, None)
 
     async def test_a_result_with_all_that_is_told_of_it_takes_the_next_lease_and_repeated_takes_none(self, store: Store) -> None:
         await store.create_rollouts([make_spec(name) for name in "abc"])
@@ -659,6 +668,30 @@ class StoreConformance:
         assert (first.transition_id, first.result, first.status, first.duration_s) == ("c0", "x" * 1000, ToolStatus.OK, 0.5)
         assert (second.transition_id, second.agent, second.error_type) == ("c1", "boss", "ValueError")
         assert third.transition_id is None
+
+    async def test_of_reports_of_one_tool_call_that_contradict_each_other_the_worst_stands_and_they_are_counted(self, store: Store) -> None:
+        def told(call_id: str, status: ToolStatus, span: str | None, result: str = "") -> ToolCallRecord:
+            return ToolCallRecord(tool_call=ToolCall(id=call_id, name="sql", status=status, result=result), span_id=span)
+
+        await store.create_rollouts([make_spec("a")])
+        await leased(store)
+        ok, error, timeout, unknown = ToolStatus.OK, ToolStatus.ERROR, ToolStatus.TIMEOUT, ToolStatus.UNKNOWN
+        first = [told("t0", ok, "reported:t0", "fine"), told("t1", error, "s1", "no"), told("t2", unknown, "s2"), told("t3", ok, "s3")]
+        assert await store.append_tool_calls("a", 1, first) == 4
+        again = [told("t0", error, "s0", "broke"), told("t1", ok, "reported:t1"), told("t2", ok, "s4"), told("t3", ok, "s5")]
+        assert await store.append_tool_calls("a", 1, again) == 0
+        assert await store.append_tool_calls("a", 1, again) == 0
+        assert await store.append_tool_calls("a", 1, [told("t4", ok, None), told("t4", timeout, None), told("other", error, "s3")]) == 1
+        await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        (trajectory,) = await store.trajectories(["a"])
+        kept = {tool.id: (tool.status, tool.result, tool.contradicted) for tool in trajectory.tool_calls}
+        assert kept == {
+            "t0": (error, "broke", 1),
+            "t1": (error, "no", 2),
+            "t2": (ok, "", 0),
+            "t3": (error, "", 1),
+            "t4": (timeout, "", 1),
+        }
 
     async def test_an_unnamed_call_gets_the_agent_of_its_trace(self, store: Store) -> None:
         await store.create_rollouts([make_spec("a")])

@@ -29,7 +29,7 @@ from lightningrl.errors import ConfigError, gather
 from lightningrl.loading import digest_of, is_reference, resolve
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
-from lightningrl.rewards import NamedReward, RewardSet, RewardWeights, TurnReward, WeightedReward
+from lightningrl.rewards import NamedReward, Reported, ReportedOfCalls, RewardSet, RewardWeights, TurnReward, WeightedReward
 from lightningrl.rewards.potential import Joins, discount_of
 from lightningrl.training.models import check_lengths, check_rendering, resolve_model
 from lightningrl.training.task_files import task_source
@@ -225,7 +225,7 @@ def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
         timeout_s=config.timeout_s,
         retries=config.retries,
         concurrency=config.concurrency,
-        range=config.range,
+        range=config.range or (reward.range if isinstance(reward, Reported) else None),
     )
 
 
@@ -236,7 +236,8 @@ def _part_in_return(name: str, config: RewardConfig) -> dict[str, Any]:
 def _turn_reward(name: str, recipe: Recipe, plugins: PluginManager) -> TurnReward:
     config = recipe.intermediate_rewards[name]
     function = _part(plugins, "lightningrl_intermediate_rewards", config.use, config.options, recipe.folder)
-    return TurnReward(name=name, function=function, weight=config.weight, form=config.form, range=config.range)
+    bounds = config.range or (function.range if isinstance(function, ReportedOfCalls) else None)
+    return TurnReward(name=name, function=function, weight=config.weight, form=config.form, range=bounds)
 
 
 def _check_reward(name: str, use: Any, reward: Any) -> None:
