@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import re
@@ -84,6 +85,25 @@ def test_a_run_is_read_from_its_folder(project: Path, capsys: pytest.CaptureFixt
     assert f"reward {rollouts[0].reward:.3f}" in shown and "call 0" in shown
     with pytest.raises(lightningrl.LightningError, match=r"no run in 'nowhere'"):
         lightningrl.Run("nowhere")
+
+
+def test_a_run_shows_itself(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = lightningrl.Run(project / "runs" / "one")
+    newest = run.rollouts()[0]
+    assert newest.id == newest.spec.id and newest.output == newest.attempts[-1].output
+    assert repr(newest).startswith(f"<rollout {newest.id!r}: succeeded, reward {newest.reward:.3f}, task {newest.task.id!r}, ")
+    assert "\n" not in repr(newest) and len(repr(newest)) < 200
+    page = run._repr_html_()
+    (picture,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
+    assert base64.b64decode(picture) == run.curve()._repr_png_() == (run.folder / "curve.png").read_bytes()
+    assert "step 2 of 2" in page and f"<code>lightningrl view {run.folder}</code>" in page
+    table = run.to_pandas()
+    assert list(table.index) == [1, 2] and list(table["reward"]) == [row["reward"] for row in run.metrics]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(lightningrl.ConfigError, match=r"needs pandas .*; pip install pandas, or read"):
+        run.to_pandas()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "the learning curve cannot be drawn" in run._repr_html_(), "a notebook shows the rest of it"
 
 
 def test_weights_are_written_while_the_run_is_held_by_its_trainer(project: Path, tmp_path: Path) -> None:

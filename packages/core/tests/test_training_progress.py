@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from lightningrl.training.progress import LineProgress
+from lightningrl.training.progress import LineProgress, LiveProgress
 
 
 def test_time_left_is_that_of_the_steps_whatever_starting_and_the_first_validation_took(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +22,11 @@ def test_time_left_is_that_of_the_steps_whatever_starting_and_the_first_validati
         now[0] += 3.0
         progress.step(step, 14, {**metrics, "seconds": 3.0, "minutes": 1.0}, {"succeeded": 4})
     assert [line.rpartition("left ")[2] for line in said.getvalue().splitlines()] == ["0:27", "0:24"]
+
+
+def test_the_panel_that_stays_has_no_bar_of_something_that_goes_on() -> None:
+    with LiveProgress(Console(file=io.StringIO(), force_terminal=True)) as progress:
+        progress.phase("rollouts", 4, 4)
+    left = io.StringIO()
+    Console(file=left, width=100).print(progress)
+    assert "steps" in left.getvalue() and "learning" not in left.getvalue()

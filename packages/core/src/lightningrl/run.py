@@ -2,14 +2,17 @@
 
 run = lightningrl.train("recipe.toml", settings={"loop.steps": 20})
 run = await lightningrl.train_async(Recipe(agent=answer, …), run="runs/mine")
-run = Run("runs/mine")  ─►  .metrics  .steps  .rollouts()  .trace(id)  .curve()  .recredit("rloo")  .xray()  .rescore(…)
+run = Run("runs/mine")  ─►  .metrics  .to_pandas()  .steps  .rollouts()  .trace(id)  .curve()  .recredit("rloo")  .xray()  .rescore(…)
                                                                   .branch(id)  .export("weights")
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import html
 import logging
+import shlex
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,12 +29,14 @@ from lightningrl.training.run_folder import LoopState, RunFolder, checkpoints, d
 from lightningrl.types import Trajectory
 
 if TYPE_CHECKING:
+    import pandas
     from rich.console import Console
 
     from lightningrl.credit.xray import XRay
     from lightningrl.doctor import Diagnosis
     from lightningrl.evaluation.certificate import Certificate
     from lightningrl.evaluation.report import EvaluationReport
+    from lightningrl.loggers.curve import Curve
     from lightningrl.look.reader import StoredRun
     from lightningrl.look.trace import Trace
     from lightningrl.protocols import StepReport
@@ -63,6 +68,21 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
 
+    def _repr_html_(self) -> str:
+        """In a notebook: where it lies, how far it is, its curve, and the line that opens its pages."""
+        try:
+            picture = base64.b64encode(self.curve().read_bytes()).decode()
+            shown = f'<img alt="learning curve" style="max-width: 720px; width: 100%" src="data:image/png;base64,{picture}">'
+        except (ConfigError, RunFolderError) as why:
+            shown = html.escape(str(why))
+        tested = [row["validation/reward"] for row in self.metrics if "validation/reward" in row]
+        best = f", validation {tested[0]:.3f} → {tested[-1]:.3f}" if tested else ""
+        view = html.escape(f"lightningrl view {shlex.quote(str(self.folder))}")
+        return (
+            f"<p><b>{html.escape(str(self.folder))}</b>: step {self.steps} of {self.recipe.loop.steps}{best}</p>"
+            f"<p>{shown}</p><p>rollouts, tokens, credit: <code>{view}</code></p>"
+        )
+
     @property
     def recipe(self) -> Recipe:
         """As the run was started, with the settings that it went on with since."""
@@ -82,15 +102,24 @@ class Run:
         saved = checkpoints(self.folder)
         return saved[-1].state.step if saved else 0
 
-    def curve(self) -> Path:
-        """The learning curve as a picture, drawn anew. Raises RunFolderError where nothing was measured yet."""
-        from lightningrl.loggers import draw_curve
+    def to_pandas(self) -> pandas.DataFrame:
+        """`metrics` as a table with a row for each step, NaN where a step has no value. Raises ConfigError where there is no pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ConfigError(f"a table of metrics needs pandas ({error}); pip install pandas, or read Run.metrics") from error
+        return pandas.DataFrame(self.metrics).astype({"step": int}).set_index("step") if self.metrics else pandas.DataFrame()
+
+    def curve(self) -> Curve:
+        """The learning curve as a picture, drawn anew: its path, which a notebook shows as the picture. Raises RunFolderError where
+        nothing was measured yet."""
+        from lightningrl.loggers.curve import Curve, draw_curve
 
         path, temperature = self.folder / "curve.png", self.recipe.validation_sampling.temperature
         metrics = self.folder / "metrics.jsonl"
         if not self.metrics or not draw_curve(metrics, path, title=self.recipe.name, validation_temperature=temperature):
             raise RunFolderError(f"run {str(self.folder)!r} has measured nothing yet, so there is no curve")
-        return path
+        return Curve(path)
 
     def rollouts(self, where: RolloutFilter | None = None) -> Sequence[RolloutRecord]:
         """Newest first, with task, outcome, reward and attempts; `where` is a `lightningrl.store.protocol.RolloutFilter`."""

@@ -16,7 +16,7 @@ from lightningrl.clean import as_text, one_line, printable
 from lightningrl.cli import write_json
 from lightningrl.errors import ConfigError
 from lightningrl.look.reader import RunReader, open_run
-from lightningrl.look.text import deciding_attempt, number, show_rollout
+from lightningrl.look.text import number, show_rollout
 from lightningrl.store.protocol import RolloutFilter, RolloutRecord
 from lightningrl.training.run_folder import newest_run
 from lightningrl.types import Outcome, RolloutMode
@@ -95,10 +95,9 @@ def _choice(what: str, text: str | None, kind: Any) -> Any:
 
 
 def _json(record: RolloutRecord) -> dict[str, Any]:
-    attempt = deciding_attempt(record)
     return {
-        "rollout": record.spec.id,
-        "task": record.spec.task.id,
+        "rollout": record.id,
+        "task": record.task.id,
         "mode": record.spec.mode.value,
         "state": record.state.value,
         "outcome": record.outcome.value if record.outcome else None,
@@ -106,10 +105,10 @@ def _json(record: RolloutRecord) -> dict[str, Any]:
         "calls": record.attempts[-1].calls if record.attempts else 0,
         "attempts": len(record.attempts),
         "trained_step": record.trained_step,
-        "input": record.spec.task.input,
-        "answer": record.spec.task.answer,
-        "output": None if attempt is None else attempt.output,
-        "error": None if attempt is None else attempt.error,
+        "input": record.task.input,
+        "answer": record.task.answer,
+        "output": record.output,
+        "error": record.error,
     }
 
 
@@ -117,7 +116,7 @@ def _table(records: Sequence[RolloutRecord], folder: Path, width: int) -> Table:
     """A line for each. Attempts and steps stand there where they say something, the task's input and answer where there is room, and what
     came out has the rest of the line."""
     whole = {
-        "rollout": [printable(record.spec.id) for record in records],
+        "rollout": [printable(record.id) for record in records],
         "mode": [record.spec.mode.value for record in records],
         "outcome": [record.outcome.value if record.outcome else record.state.value for record in records],
         "reward": [number(record.reward) for record in records],
@@ -127,14 +126,13 @@ def _table(records: Sequence[RolloutRecord], folder: Path, width: int) -> Table:
         whole["attempts"] = [str(len(record.attempts)) for record in records]
     if any(record.trained_step is not None for record in records):
         whole["trained"] = ["-" if record.trained_step is None else str(record.trained_step) for record in records]
-    ends = [deciding_attempt(record) for record in records]
     cut = {
-        "input": [record.spec.task.input for record in records] if width >= WIDE_FOR_INPUT else [],
-        "answer": [record.spec.task.answer for record in records] if width >= WIDE_FOR_ANSWER else [],
-        "output": ["" if attempt is None else attempt.error or attempt.output for attempt in ends],
+        "input": [record.task.input for record in records] if width >= WIDE_FOR_INPUT else [],
+        "answer": [record.task.answer for record in records] if width >= WIDE_FOR_ANSWER else [],
+        "output": [record.error or record.output for record in records],
     }
     beside = {name: [_line(value) for value in values] for name, values in cut.items() if values}
-    tasks = [printable(record.spec.task.id) for record in records]
+    tasks = [printable(record.task.id) for record in records]
     room = width - sum(max(map(cell_len, (name, *cells))) + 1 for name, cells in whole.items())
     task_width = min(max(map(cell_len, ("task", *tasks))), max(LEAST, room // 3))
     room -= task_width + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
 from lightningrl.errors import ConfigError, RunFolderError
@@ -14,11 +14,18 @@ from lightningrl.private import create_private
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_curve"]
+__all__ = ["Curve", "draw_curve"]
 
 _VALIDATION = "validation/reward"
 VALIDATION, TRAINING, CONTROL = "#1f5fa8", "#e08a2c", "#8a8f98"
 Points = tuple[list[float], list[float]]
+
+
+class Curve(PosixPath):
+    """Where the picture lies; a notebook shows the picture itself."""
+
+    def _repr_png_(self) -> bytes | None:
+        return self.read_bytes() if self.is_file() else None
 
 
 def draw_curve(

@@ -17,10 +17,9 @@ from lightningrl.clean import as_text, printable
 from lightningrl.look.reader import Group, RunReader, read_group
 from lightningrl.look.segments import Segment, SegmentKind
 from lightningrl.look.trace import CallTrace, Trace, whole_row
-from lightningrl.store.protocol import AttemptRecord, RolloutRecord
 from lightningrl.types import OtherCall, ToolCall
 
-__all__ = ["deciding_attempt", "number", "show_rollout"]
+__all__ = ["number", "show_rollout"]
 
 _LONGEST: Final = 900
 """Characters of a prompt's part that are shown, of its end mostly."""
@@ -30,11 +29,6 @@ _STYLES: Final = {1: "bold green", -1: "bold red", 0: "bold"}
 
 def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def deciding_attempt(rollout: RolloutRecord) -> AttemptRecord | None:
-    """The attempt that a rollout's outcome is of: the last that ended so. None = it has not ended."""
-    return next((attempt for attempt in reversed(rollout.attempts) if rollout.outcome and attempt.outcome is rollout.outcome), None)
 
 
 async def show_rollout(run: RunReader, rollout_id: str, *, full: bool) -> RenderableType:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 from msgspec import Meta
 
+from lightningrl.clean import as_text, one_line
 from lightningrl.errors import StoreError
 from lightningrl.store.condition import Standing
 from lightningrl.store.overview import Overview
@@ -64,6 +65,8 @@ __all__ = [
 RETRYABLE = frozenset({Outcome.INFRASTRUCTURE_ERROR})
 """Outcomes that say nothing about the policy: the rollout is queued again while attempts are left."""
 
+LONGEST_SHOWN = 60
+"""Characters of what came out of a rollout, in its line."""
 
 DIVERGED_CODE = "diverged"
 """Of a refused call (`OtherCall.code`) of a branch: nobody recorded it."""
@@ -223,9 +226,9 @@ class AttemptRecord:
     calls: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class RolloutRecord:
-    """A rollout as it stands."""
+    """A rollout as it stands. Printed, it is a line."""
 
     spec: RolloutSpec
     state: RolloutState
@@ -235,6 +238,36 @@ class RolloutRecord:
     reward: float | None = None
     trained_step: int | None = None
     created_at: float = 0.0
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def task(self) -> Task:
+        return self.spec.task
+
+    @property
+    def deciding(self) -> AttemptRecord | None:
+        """The attempt that the outcome is of: the last that ended so. None while queued or running."""
+        return next((attempt for attempt in reversed(self.attempts) if self.outcome and attempt.outcome is self.outcome), None)
+
+    @property
+    def output(self) -> Any:
+        """What the agent returned in the deciding attempt."""
+        return None if self.deciding is None else self.deciding.output
+
+    @property
+    def error(self) -> str | None:
+        """Why the deciding attempt failed; None where it did not."""
+        return None if self.deciding is None else self.deciding.error
+
+    def __repr__(self) -> str:
+        """`<rollout 'g000003-000': succeeded, reward 1.000, task 'train-8', 'March 3'>`."""
+        ended = self.error or self.output
+        words = [self.outcome or self.state, "no reward" if self.reward is None else f"reward {self.reward:.3f}", f"task {self.task.id!r}"]
+        said = [] if ended is None else [repr(one_line(as_text(ended), LONGEST_SHOWN))]
+        return f"<rollout {self.id!r}: {', '.join([*words, *said])}>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -215,6 +215,10 @@ class LiveProgress(_Progress):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bars.remove_task(self._phase)  # what stays on the screen has no bar of something that goes on
+        self._show_last(kind, error, trace)
+
+    def _show_last(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._live.__exit__(kind, error, trace)
 
     def phase(self, name: str, done: int, total: int) -> None:
@@ -275,7 +279,7 @@ class NotebookProgress(LiveProgress, JupyterMixin):
         self._cell: Any = display(self, display_id=True)  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def _show_last(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._cell.update(self)
 
     def phase(self, name: str, done: int, total: int) -> None:
