@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -182,6 +185,52 @@ async def test_a_body_beyond_the_bound_is_told(gateway: LiveGateway) -> None:
             f"{attempt.base_url}/chat/completions", headers={"authorization": f"Bearer {attempt.key}"}, content=chunks()
         )
         assert answer.status_code == 413
+
+
+BODY = json.dumps({"model": "m", "messages": [USER]}).encode()
+PACKED: list[tuple[bytes, str | None]] = [
+    (b"\xef\xbb\xbf" + BODY, None),
+    (gzip.compress(BODY), "gzip"),
+    (gzip.compress(BODY), "x-gzip"),
+    (gzip.compress(BODY), None),
+    (gzip.compress(BODY[:20]) + gzip.compress(BODY[20:]), "gzip"),
+    (gzip.compress(b"\xef\xbb\xbf" + BODY), "GZIP"),
+    (zlib.compress(BODY), "deflate"),
+    (BODY, "identity"),
+]
+
+
+async def send(attempt: LiveAttempt, raw: bytes, coding: str | None) -> httpx.Response:
+    headers = {"authorization": f"Bearer {attempt.key}", **({} if coding is None else {"content-encoding": coding})}
+    async with httpx.AsyncClient() as client:
+        return await client.post(f"{attempt.base_url}/chat/completions", headers=headers, content=raw)
+
+
+@pytest.mark.parametrize(("raw", "coding"), PACKED, ids=range(len(PACKED)))
+async def test_a_compressed_body_and_one_with_a_byte_order_mark_are_read(gateway: LiveGateway, raw: bytes, coding: str | None) -> None:
+    attempt = await gateway.attempt()
+    answer = await send(attempt, raw, coding)
+    assert answer.status_code == 200, answer.text
+    assert len(await attempt.transitions()) == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "coding", "status", "says"),
+    [
+        (gzip.compress(b" " * 2**22), "gzip", 413, "larger than 10000 bytes when unpacked"),
+        (b"".join(gzip.compress(b" " * 9000) for _ in range(40)), "gzip", 413, "larger than 10000 bytes when unpacked"),
+        (BODY, "gzip", 400, "not compressed as it says"),
+        (gzip.compress(BODY)[:-10], "gzip", 400, "ends too early"),
+        (BODY, "br", 415, "compressed as 'br'; send it plain, or as gzip"),
+    ],
+    ids=["bomb", "many", "plain", "cut", "brotli"],
+)
+async def test_a_body_that_cannot_be_unpacked_is_refused_by_name(
+    gateway: LiveGateway, raw: bytes, coding: str, status: int, says: str
+) -> None:
+    answer = await send(await gateway.attempt(), raw, coding)
+    assert answer.status_code == status
+    assert says in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import zlib
+from codecs import BOM_UTF8
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from gzip import GzipFile
+from io import BytesIO
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,6 +23,7 @@ from lightningrl.store.protocol import AttemptInfo
 
 __all__ = ["ClientGone", "ReceivedCall", "authorise", "call_context", "read_body", "send_json", "while_connected"]
 
+_GZIP = b"\x1f\x8b"
 _JSON = (b"content-type", b"application/json")
 _RETRY = {503: b"true", 409: b"false"}
 """For SDKs, which try again by status: a call that has diverged, or whose id is taken, is refused each time."""
@@ -81,7 +86,35 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: int
             raise too_large
         chunks.append(chunk)
         if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            coding = headers.get(b"content-encoding", b"").strip().lower().decode("latin-1")
+            if coding not in ("", "identity") or body.startswith(_GZIP):
+                body = await asyncio.to_thread(_inflate, body, coding, limit)
+            return body.removeprefix(BOM_UTF8)
+
+
+def _inflate(body: bytes, coding: str, limit: int) -> bytes:
+    """A compressed body, never inflated much beyond the limit. Raises Refusal."""
+    if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
+        raise Refusal(f"the body is compressed as {coding[:40]!r}; send it plain, or as gzip", status=415, code="invalid_encoding")
+    try:
+        if coding == "deflate":
+            inflating = zlib.decompressobj()
+            plain = inflating.decompress(body, limit + 1)
+            is_cut = not inflating.eof
+        else:
+            plain, is_cut = GzipFile(fileobj=BytesIO(body)).read(limit + 1), False
+    except EOFError:
+        plain, is_cut = b"", True
+    except (OSError, zlib.error) as error:
+        raise Refusal(f"the body is not compressed as it says: {error}; send it plain", code="invalid_encoding") from None
+    if len(plain) > limit:
+        raise Refusal(
+            f"the request body is larger than {limit} bytes when unpacked; shorten the messages", status=413, code="body_too_large"
+        )
+    if is_cut:
+        raise Refusal("the compressed body ends too early; send all of it, or send it plain", code="invalid_encoding")
+    return plain
 
 
 def said_role(headers: Mapping[bytes, bytes]) -> str | None:
