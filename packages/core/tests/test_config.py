@@ -143,3 +143,32 @@ def test_a_critics_model_beside_the_recipe_is_found_from_any_folder(recipe_file:
     assert model_of("small") == str(recipe_file.parent / "small")
     assert model_of("trunk") == "trunk"
     assert model_of("org/small") == "org/small"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "learner.deep = " + "[" * 3000 + "]" * 3000,
+        "learner.deep = " + "{a = " * 3000 + "1" + "}" * 3000,
+        "learner.deep = " + "[" * 150 + "]" * 150,
+        "learner" + ".a" * 3000 + " = 1",
+        "learner" + ' . "a b"' * 3000 + " = 1",
+        "[learner" + ".a" * 3000 + "]\nb = 1",
+        "[[learner" + ".a" * 150 + "]]\nb = 1",
+        "learner = {deep" + ".a" * 3000 + " = 1}",
+    ],
+)
+def test_what_is_nested_without_end_is_no_toml(recipe_file: Path, text: str) -> None:
+    minimal = recipe_file.with_name("minimal.toml")
+    minimal.write_text(MINIMAL)
+    recipe_file.write_text(text + "\n" if text.startswith("learner") else MINIMAL + text + "\n")
+    with pytest.raises(ConfigError, match=r"is not valid TOML: it is nested deeper than 100 levels"):
+        load_recipe(recipe_file)
+    with pytest.raises(ConfigError, match=r"has 3001 parts; no key of a recipe is nested deeper than 100 levels"):
+        load_recipe(minimal, {"a" + ".b" * 3000: 1})
+
+
+def test_a_text_may_hold_dots_and_brackets_without_end(recipe_file: Path) -> None:
+    recipe_file.write_text('judge.instructions = "' + "and so on . . . [[[ " * 300 + 'a.b.c"\n' + MINIMAL)
+    with pytest.raises(ConfigError, match="judge"):
+        load_recipe(recipe_file)

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from lightningrl.clean import printable
 from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.look.summary import is_live
+from lightningrl.run import Run, problems
 from lightningrl.training.run_folder import LoopState, RunFolder, find_checkpoint, newest_run
 
 if TYPE_CHECKING:
@@ -269,3 +271,19 @@ def test_patience_without_validation_is_refused(source: Path) -> None:
         load_recipe(source, {"loop.patience": 2})
     with pytest.raises(ConfigError, match=r"set validation.every above 0, or remove it"):
         load_recipe(source, {"loop.patience": 2, "tasks.validation": "data.py:held_out", "validation.every": 0})
+
+
+@pytest.mark.parametrize(
+    "name", ["team/sql", "../../evil", "..", ".hidden", "-x", "a\\b", "a\0b", "a\nb", "a\u202eb", "a\ud800", "", "  ", "/abs", "é" * 101]
+)
+def test_a_name_that_is_none_for_a_folder_is_refused_before_there_is_one(source: Path, tmp_path: Path, name: str) -> None:
+    (sentence,) = [one for one in problems(source, settings={"name": name}) if one.startswith("name: ")]
+    assert "is no name for a run's folder; begin with" in sentence or "use at most 200 bytes" in sentence
+    assert "\n" not in sentence and printable(sentence) == sentence
+    assert not [one for one in problems(source, settings={"name": "Münchner sql v1.5 (2)"}) if one.startswith("name: ")]
+
+
+def test_a_run_of_a_name_that_is_refused_now_is_read(source: Path, tmp_path: Path) -> None:
+    source.write_text('name = "team/sql"\n' + RECIPE)
+    start(source, tmp_path / "run").close()
+    assert Run(tmp_path / "run").recipe.with_settings({"loop.steps": 3}).name == "team/sql"

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -328,7 +329,18 @@ async def test_runs_of_a_folder_stand_beside_each_other_and_are_compared(recorde
         assert listed(await page(browser, "/runs/a/rollouts"))
         assert "there is no run 'c'" in await page(browser, "/?compare=c", 404)
         assert "there is no run '..'" in await page(browser, "/runs/%2e%2e/", 404)
+        for name in ("a" * 5000, "é" * 200, "%00", "a%00"):
+            assert "there is no run" in await page(browser, f"/runs/{name}/rollouts", 404)
         assert "its run is just starting" in await page(browser, "/runs/begun/", 503)
+
+
+async def test_a_form_hands_back_a_value_that_a_page_may_not_hold(recorded_run: Path) -> None:
+    async with browsing(recorded_run) as browser:
+        first = await page(browser, "/rollouts?tool=%1B%5D0%E2%80%AE%25+%2B")
+        field = re.search(r'name="(tool\*)" value="([^"]+)"', first)
+        assert field is not None and field[2] == "%1B%5D0%E2%80%AE%25%20%2B"
+        again = await page(browser, f"/rollouts?{urlencode([field.groups()])}")
+    assert again == first
 
 
 async def test_older_runs_and_a_comparison_keep_what_was_chosen(recorded_run: Path, tmp_path: Path) -> None:

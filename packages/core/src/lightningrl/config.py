@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ import pydantic
 from pydantic import Field
 from pydantic_core import ErrorDetails
 
+from lightningrl.clean import DEEPEST, is_deeper
 from lightningrl.credentials import Address, Endpoint, Variable, names_secret, read_key
 from lightningrl.errors import ConfigError
 from lightningrl.hints import ELSEWHERE, LEARNER, key_hint
@@ -57,6 +59,8 @@ __all__ = [
 ]
 
 
+LONG_KEY = re.compile(r"""(?:(?<![\w-])(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)""" f"{{{DEEPEST}}}")
+"""A dotted key that would be nested deeper than anything here, which takes the parser seconds."""
 POLICY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Policies are addressed by it, and it names their folder in a checkpoint."""
 MISSING = {
@@ -423,7 +427,7 @@ class Recipe(_FrozenModel):
     """One run: agent, tasks, policy, rewards, credit, loop, learner."""
 
     name: str = "run"
-    """Of its run folders."""
+    """Of its run folders, which have the time behind it."""
     agent: Reference
     """The agent's entry point; called with a task's input."""
     adapters: tuple[str, ...] = ()
@@ -599,7 +603,7 @@ def _read(path: Path) -> tuple[Recipe, list[str]]:
         recipe = _run_python(path)
     elif path.suffix == ".toml":
         try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
+            data = _parse_toml(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"recipe {str(path)!r} is not valid TOML: {error}") from error
         recipe, wrong = _validate(data, str(path))
@@ -608,10 +612,22 @@ def _read(path: Path) -> tuple[Recipe, list[str]]:
     return recipe.model_copy(update={"folder": path.resolve().parent}), wrong
 
 
+def _parse_toml(text: str) -> dict[str, Any]:
+    """Raises TOMLDecodeError, also for what is nested deeper than anything in a recipe."""
+    try:
+        if LONG_KEY.search(text) is None and not is_deeper(data := tomllib.loads(text), DEEPEST):
+            return data
+    except RecursionError:
+        pass
+    raise tomllib.TOMLDecodeError(f"it is nested deeper than {DEEPEST} levels")
+
+
 def _set(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
     data = _values(recipe)
     for key, value in settings.items():
-        _assign(data, key_parts(key), value, key)
+        if len(parts := key_parts(key)) > DEEPEST:
+            raise ConfigError(f"setting {key[:40]!r}… has {len(parts)} parts; no key of a recipe is nested deeper than {DEEPEST} levels")
+        _assign(data, parts, value, key)
     return _validate(data, "--set")
 
 
@@ -621,7 +637,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     if not separator or not key:
         raise ConfigError(f"setting {text!r} is not KEY=VALUE; write for example --set loop.steps=20")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        return key.strip(), _parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), {"True": True, "False": False}.get(value.strip(), value)
 
@@ -677,7 +693,7 @@ def key_parts(key: str) -> list[str]:
     if '"' not in key and "'" not in key:
         return key.split(".")
     try:
-        table = tomllib.loads(f"{key} = 0")
+        table = _parse_toml(f"{key} = 0")
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"setting {key!r} is no dotted key ({error}); quote the part that holds a dot") from None
     parts: list[str] = []

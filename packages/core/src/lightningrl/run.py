@@ -25,7 +25,7 @@ from lightningrl.errors import ConfigError, LightningError, PluginError, RunFold
 from lightningrl.loading import refuse_in_import
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
-from lightningrl.training.run_folder import LoopState, RunFolder, checkpoints, default_run, find_checkpoint, newest_run
+from lightningrl.training.run_folder import LoopState, RunFolder, checkpoints, default_run, explain_name, find_checkpoint, newest_run
 from lightningrl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -417,7 +417,9 @@ async def doctor(
 
 
 def _read(source: Source, settings: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
-    return read_recipe(source if isinstance(source, Recipe) else Path(source), settings)
+    recipe, wrong = read_recipe(source if isinstance(source, Recipe) else Path(source), settings)
+    of_name = explain_name(recipe.name)
+    return recipe, wrong if of_name is None else [*wrong, of_name]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

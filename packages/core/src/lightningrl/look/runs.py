@@ -48,7 +48,10 @@ class RunLine:
 
 def is_run(folder: Path) -> bool:
     """Whether a run was begun in it. A `run.json` alone may be any program's."""
-    return (folder / "run.json").is_file() and has_store(folder)
+    try:
+        return (folder / "run.json").is_file() and has_store(folder)
+    except OSError:  # the name is too long for one, or it may not be read
+        return False
 
 
 def run_folders(folder: Path) -> list[Path]:

@@ -83,7 +83,7 @@ tasks = Table(
     metadata,
     Column("pk", Integer, primary_key=True),
     Column("digest", LargeBinary, nullable=False, unique=True),
-    Column("task_id", Text, nullable=False),
+    Column("task_id", CleanText, nullable=False),
     Column("body", LongText, nullable=False),
 )
 
@@ -167,7 +167,7 @@ calls = Table(
     Column("trainable", Boolean, nullable=False),
     Column("started_at", Float, nullable=False),
     Column("duration_s", Float, nullable=False),
-    Column("history_key", Text),
+    Column("history_key", CleanText),
     Column("replayed_from", Text),
     Column("toolset", Integer),
     UniqueConstraint("attempt_pk", "idx"),

@@ -338,17 +338,17 @@ def append_calls(
 ) -> tuple[CallRecord | None, ...]:
     first = records[0]
     live = tx.live(first.rollout_id, first.attempt, f"call {first.transition.id!r}")
-    replays = [record.call_key for record in records if record.call_key in live.keys]
-    kept = {call.call_key: call for call in tx.reader.calls(tx.db, live.pk)} if replays else {}
-    for record in records:
-        if record.call_key not in kept:
-            tx.add_call(_call_row(tx, live, record))
+    keys = [column_text(record.call_key) for record in records]
+    kept = {call.call_key: call for call in tx.reader.calls(tx.db, live.pk)} if any(key in live.keys for key in keys) else {}
+    for key, record in zip(keys, records, strict=True):
+        if key not in kept:
+            tx.add_call(_call_row(tx, live, key, record))
     if tool_calls:
         append_tool_calls(tx, first.rollout_id, first.attempt, tool_calls)
-    return tuple(kept.get(record.call_key) for record in records)
+    return tuple(map(kept.get, keys))
 
 
-def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[str, Any]:
+def _call_row(tx: Transaction, live: LiveAttempt, key: str, record: CallRecord) -> dict[str, Any]:
     call = record.transition
     if call.id in live.ids:
         raise Conflict(f"transition id {call.id!r} is already used in rollout {record.rollout_id!r}; choose a new one per call")
@@ -367,7 +367,7 @@ def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[st
     row = {name: getattr(call, name) for name in AS_THEY_ARE} | {
         "attempt_pk": live.pk,
         "idx": index,
-        "call_key": record.call_key,
+        "call_key": key,
         "history_key": record.history_key,
         "parent": parent,
         "policy": tx.word(call.policy),
@@ -378,7 +378,7 @@ def _call_row(tx: Transaction, live: LiveAttempt, record: CallRecord) -> dict[st
         "toolset": tx.toolset_or_none(call.offered),
         "seed": None if call.sampling.seed is None else str(call.sampling.seed),
     }
-    live.ids[call.id] = live.keys[record.call_key] = index
+    live.ids[call.id] = live.keys[key] = index
     live.ends.append(len(call.prompt_ids) + len(call.completion_ids))
     live.participants.callers.add((row["agent"], call.span_id or call.id))
     return row

@@ -533,6 +533,19 @@ class StoreConformance:
         with pytest.raises(UnknownRecord):
             await store.call_ids("a", 2)
 
+    @pytest.mark.parametrize("odd", ["\0", "\ud800"])
+    async def test_what_a_call_is_known_by_may_hold_what_no_database_keeps_and_so_may_a_tasks_id(self, store: Store, odd: str) -> None:
+        spec = replace(make_spec("a"), task=Task(id="t\0", input="?"))
+        await store.create_rollouts([spec])
+        assert (await store.create_rollouts([spec])) == 0, "the same again"
+        lease = await leased(store)
+        call = make_call(lease, "c0", [1], [2], call_key=f"k{odd}", history_key=f"h{odd}")
+        assert await store.append_call(call) is None
+        again = await store.append_call(replace(call, transition=replace(call.transition, id="c1")))
+        assert again is not None and again.transition.id == "c0"
+        (found,) = await store.list_rollouts(RolloutFilter(task_id="t\0"))
+        assert found.spec == spec
+
     async def test_a_text_with_nul_in_it_is_kept_with_a_replacement_character(self, store: Store) -> None:
         """Such as a policy or a user's reward may write; PostgreSQL has no NUL in its texts."""
         await store.create_rollouts([make_spec("a")])

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from lightningrl.clean import printable
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import RunFolderError, StoreError
 from lightningrl.origin import RunOrigin, flatten, is_own, read_run_file
@@ -35,6 +36,7 @@ __all__ = [
     "best_checkpoint",
     "checkpoints",
     "default_run",
+    "explain_name",
     "find_checkpoint",
     "newest_run",
 ]
@@ -46,6 +48,8 @@ FREE_ON_RESUME = re.compile(
 """Settings that may change when a run goes on; all others make it another run."""
 
 
+_LONGEST_NAME = 200
+"""Of a run, in bytes: its folders have the time behind it."""
 _LOCK_S = 0.5
 """Pages that ask whether the run is live hold its lock for a moment."""
 
@@ -281,6 +285,15 @@ def newest_run(root: Path) -> Path:
     if not runs:
         raise RunFolderError(f"no run below {str(root)!r}; give one with --run, or start one with `lightningrl train RECIPE`")
     return max(runs, key=lambda run: (bool(checkpoints(run)), (run / "run.json").stat().st_mtime))
+
+
+def explain_name(name: str) -> str | None:
+    """Why a recipe's name cannot be that of a folder; None = it can."""
+    if not name.strip() or name.startswith((".", "-")) or any(mark in name for mark in "/\\\n\t") or printable(name) != name:
+        return f"name: {name[:100]!r} is no name for a run's folder; begin with a letter or a digit, and use no slashes"
+    if len(name.encode()) > _LONGEST_NAME:
+        return f"name: {name[:40]!r} and what follows is too long for a run's folder; use at most {_LONGEST_NAME} bytes"
+    return None
 
 
 def default_run(root: Path, name: str) -> Path:

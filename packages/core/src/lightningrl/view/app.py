@@ -23,7 +23,7 @@ from lightningrl.store.errors import UnknownRecord
 from lightningrl.view import pages
 from lightningrl.view.events import Place, stream_news
 from lightningrl.view.guard import Guard
-from lightningrl.view.page import Asked, NoSuchPage, Page, Shown, ViewedRun
+from lightningrl.view.page import Asked, NoSuchPage, Page, Shown, ViewedRun, read_state
 from lightningrl.view.pages.runs import show_runs
 from lightningrl.view.runs import Runs, RunsFolder
 from lightningrl.view.templates import STATIC, render, static_version
@@ -80,7 +80,7 @@ def _of_run(runs: Runs, page: Page) -> Callable[[Request], Awaitable[Response]]:
             values["place"] = Place.of(position)
 
             async def make() -> str:
-                shown = await page.show(viewed, Asked(path=request.path_params, query=request.query_params))
+                shown = await page.show(viewed, Asked(path=request.path_params, query=read_state(request.query_params)))
                 return await _write(request, shown, values)
 
             if not page.tells_of_run_alone:
@@ -115,7 +115,7 @@ def _of_folder(runs: RunsFolder) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         root = request.scope.get("root_path", "")
         values = {"url": lambda **query: with_query(f"{root}/", query)}
-        return HTMLResponse(await _write(request, await show_runs(runs, Asked(query=request.query_params)), values))
+        return HTMLResponse(await _write(request, await show_runs(runs, Asked(query=read_state(request.query_params))), values))
 
     return _answer(handle)
 
@@ -142,7 +142,7 @@ async def _write(request: Request, shown: Shown, values: dict[str, Any]) -> str:
         "home_url": f"{root}/",
         "asset": lambda name: f"{root}/static/{static_version()}/{name}",
         "theme": _theme(request),
-        "query": request.query_params,
+        "query": read_state(request.query_params),
         **values,
         **shown.values,
     }

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.datastructures import QueryParams
 
@@ -16,7 +17,7 @@ from lightningrl.types import PolicyStatus
 from lightningrl.view.credit import CreditXRays
 from lightningrl.view.memory import Memory
 
-__all__ = ["Asked", "Live", "NoSuchPage", "Page", "Shown", "ViewedRun"]
+__all__ = ["Asked", "Live", "NoSuchPage", "Page", "Shown", "ViewedRun", "read_state"]
 
 
 class NoSuchPage(LightningError):
@@ -34,6 +35,11 @@ class Live:
     memory_bytes: int | None
     calls_of_no_rollout: int = 0
     """Refused since its start: a task or thread that made them outlived its rollout, or never had one."""
+
+
+def read_state(query: QueryParams) -> QueryParams:
+    """The query of an address, with what a form handed back as `name*`, written as in an address, under its name."""
+    return QueryParams([(name.removesuffix("*"), unquote(value) if name.endswith("*") else value) for name, value in query.multi_items()])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
