@@ -66,7 +66,8 @@ async def a_hand_written_tool_loop_gets_automatic_intermediate_rewards(path: Who
     assert [call.reported for call in trajectory.transitions] == [{"brief": 0.5}] * 3
     good, bad = trajectory.tool_calls
     assert (good.name, good.arguments, good.result, good.status, good.agent) == ("add", '{"a": 20, "b": 22}', "42", ToolStatus.OK, "adder")
-    assert (bad.status, bad.error_type, bad.result) == (ToolStatus.ERROR, "TypeError", "")
+    assert (bad.status, bad.error_type) == (ToolStatus.ERROR, "TypeError")
+    assert bad.result == "add() got an unexpected keyword argument 'c'", "as the agent went on with"
     assert [good.transition_id, bad.transition_id] == [call.id for call in trajectory.transitions[:2]]
     assert ToolStatusReward(ok=0.1, error=-0.1)(trajectory) == [0.1, -0.1, None]
     assert Reported(name="polite")(trajectory.task, trajectory.output, trajectory) == 0.25

@@ -197,6 +197,40 @@ async def test_a_tool_that_two_instrumentations_tell_of_is_one_call(scene: Scene
     assert found == [("x", "add", ToolStatus.OK), ("y", "add", ToolStatus.ERROR), ("55" * 8, "other", ToolStatus.OK)]
 
 
+@pytest.mark.parametrize(
+    ("name", "attributes", "tool"),
+    [
+        ("search.acall", {"openinference.span.kind": "TOOL"}, "search"),
+        ("search.__call__", {"openinference.span.kind": "TOOL"}, "search"),
+        ("search.arun", {"openinference.span.kind": "TOOL"}, "search"),
+        ("search._execute_core", {"openinference.span.kind": "TOOL"}, "search"),
+        ("search.tool", {"traceloop.span.kind": "tool"}, "search"),
+        ("execute_tool server.run", {"gen_ai.operation.name": "execute_tool"}, "server.run"),
+        ("x", {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "server.run"}, "server.run"),
+        ("execute_tool (merged tools)", {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "(merged tools)"}, None),
+        ("execute_tool (merged tools)", {"gen_ai.operation.name": "execute_tool"}, None),
+        ("[tools]", {"openinference.span.kind": "TOOL"}, None),
+    ],
+)
+async def test_a_name_that_an_instrumentation_invents_is_no_tools(
+    scene: Scene, name: str, attributes: dict[str, str], tool: str | None
+) -> None:
+    told = {key.replace(".", "__"): value for key, value in attributes.items()}
+    await scene.export(export(span(name, "aa", gen_ai__tool__call__id="<not specified>", **told)))
+    found = (await scene.finished()).tool_calls
+    assert [(one.name, one.id) for one in found] == ([] if tool is None else [(tool, "aa" * 8)])
+
+
+@pytest.mark.parametrize(("success", "status"), [("true", "ok"), ("false", "error"), (None, "unknown")])
+async def test_claude_code_tells_its_tools_in_two_spans(scene: Scene, success: str | None, status: str) -> None:
+    await scene.store.append_call(make_call(scene.lease, "c0", [1], [2], tool_call_ids=("call_7",)))
+    tool = span("claude_code.tool", "bb", "aa", (1, 2), span__type="tool", tool_name="Write", gen_ai__tool__call__id="call_7")
+    more = {} if success is None else {"success": success}
+    await scene.export(export(span("claude_code.tool.execution", "cc", "bb", span__type="tool.execution", **more), tool))
+    (found,) = (await scene.finished()).tool_calls
+    assert (found.name, found.id, found.status.value, found.transition_id) == ("Write", "call_7", status, "c0")
+
+
 async def test_two_runs_of_a_tool_at_the_same_time_are_two_calls(scene: Scene) -> None:
     runs = [span("add", one, at=(0, 1), openinference__span__kind="TOOL", tool__name="add") for one in ("11", "22")]
     more = [span("add", one, at=(0, 1), gen_ai__operation__name="execute_tool", gen_ai__tool__name="add") for one in ("33", "44")]

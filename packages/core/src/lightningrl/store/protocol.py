@@ -426,7 +426,8 @@ class CallLog(AttemptCalls, Protocol):
 
     async def append_tool_calls(self, rollout_id: str, attempt: int, tool_calls: Sequence[ToolCallRecord]) -> int:
         """Returns how many are new. Export them before the result: an ended attempt refuses them. Of one tool call, what somebody tells
-        stands, and what the dialogue shows (`is_of_dialogue`) goes, whichever comes first."""
+        stands in place of what the dialogue shows (`is_of_dialogue`), whichever comes first; arguments, result and status that nobody told
+        are the dialogue's."""
         ...
 
     async def append_other_calls(self, rollout_id: str, attempt: int, calls: Sequence[OtherCall]) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Table, bindparam, func, insert, or_, select, update
 
 from lightningrl.clean import clean_text
 from lightningrl.recent import Recent
@@ -25,7 +25,7 @@ from lightningrl.store.prepared import PreparedStatement
 from lightningrl.store.protocol import AttemptInfo
 from lightningrl.store.reads import Reader, chunks
 from lightningrl.store.schema import attempts, calls, is_shown, rollouts, tool_calls, toolsets, words
-from lightningrl.types import Outcome, RolloutState
+from lightningrl.types import Outcome, RolloutState, ToolStatus
 
 __all__ = ["ATTEMPT_COLUMNS", "LiveAttempt", "Transaction", "over"]
 
@@ -48,12 +48,20 @@ class LiveAttempt:
     """Theirs, where they have one."""
     told_tools: set[str] = field(default_factory=set[str])
     """Ids of those that somebody told of; the others are shown by the dialogue alone."""
+    gaps: set[str] = field(default_factory=set[str])
+    """Ids of those of which nobody told arguments, result or status: the dialogue may."""
     participants: Participants = field(default_factory=Participants)
 
     @property
     def standing(self) -> tuple[int, int, int]:
         """How many calls, tool calls, and tool calls that the dialogue alone shows: no two states of an attempt have the same."""
         return len(self.ids), self.tool_calls, len(self.participants.shown)
+
+    def note_told(self, call_id: str, *, has_gaps: bool) -> None:
+        """Somebody told of a tool call."""
+        self.told_tools.add(call_id)
+        if has_gaps:
+            self.gaps.add(call_id)
 
     def drop_shown(self, span: str) -> None:
         """Somebody told of a tool call that the dialogue had shown."""
@@ -225,10 +233,12 @@ class Transaction:
             known.ids[call.id] = known.keys[call.call_key] = call.idx
             shared = 0 if call.parent is None else known.ends[call.parent]
             known.ends.append(shared + count_tokens(call.suffix) + count_tokens(call.completion))
-        kept = [] if is_fresh else self.rows(_TOOL_SPANS, of_pk=row.pk)
+        kept = [] if is_fresh else self.rows(_TOOLS, of_pk=row.pk)
         known.tool_calls = len(kept)
         known.tool_spans.update(tool_call.span for tool_call in kept if tool_call.span is not None)
-        known.told_tools.update(tool_call.id for tool_call in kept if tool_call.span not in known.participants.shown)
+        for tool_call in kept:
+            if tool_call.span not in known.participants.shown:
+                known.note_told(tool_call.id, has_gaps=bool(tool_call.has_gaps))
         self._live[rollout_id, attempt] = known
         self._current.add(known.pk)
         return known
@@ -294,7 +304,10 @@ _STANDING = PreparedStatement(
     ).where(attempts.c.pk == bindparam("of_pk"), attempts.c.outcome.is_(None))
 )
 """How many calls and tool calls a running attempt has."""
-_TOOL_SPANS = PreparedStatement(select(tool_calls.c.span, tool_calls.c.id).where(tool_calls.c.attempt_pk == bindparam("of_pk")))
+_HAS_GAPS = or_(tool_calls.c.arguments.is_(None), tool_calls.c.result.is_(None), tool_calls.c.status == ToolStatus.UNKNOWN)
+_TOOLS = PreparedStatement(
+    select(tool_calls.c.span, tool_calls.c.id, _HAS_GAPS.label("has_gaps")).where(tool_calls.c.attempt_pk == bindparam("of_pk"))
+)
 _WORD = select(words.c.pk).where(words.c.text == bindparam("text"))
 _TOOLSET = select(toolsets.c.pk).where(toolsets.c.digest == bindparam("digest"))
 ATTEMPT_COLUMNS = (

@@ -394,11 +394,15 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls
         if call_id in live.told_tools or span in live.tool_spans:
             if not record.is_of_dialogue:
                 _tell_again(tx, live, rows, span, tool_call)
+            elif call_id in live.gaps:
+                _fill_gaps(tx, live, call_id, tool_call)
             continue
         if not record.is_of_dialogue:
-            live.told_tools.add(call_id)
-            if (shown := f"{DIALOGUE}{call_id}") in live.tool_spans:
+            shown = f"{DIALOGUE}{call_id}"
+            if shown in live.participants.shown:
                 replaced.add(shown)
+                tool_call = _without_gaps(tx, live, shown, tool_call)
+            live.note_told(call_id, has_gaps=_has_gaps(tool_call))
         if span is not None:
             live.tool_spans.add(span)
         row = {name: getattr(tool_call, name) for name in ToolCall.__slots__} | {
@@ -449,6 +453,30 @@ def _merged(kept: Mapping[str, Any], tool_call: ToolCall) -> dict[str, Any]:
     if ToolStatus.UNKNOWN not in (tool_call.status, kept["status"]):
         changes["contradicted"] = kept["contradicted"] + 1
     return changes
+
+
+def _has_gaps(told: ToolCall) -> bool:
+    """Whether a tool call leaves out what the dialogue may show of it."""
+    return not (told.arguments and told.result) or told.status is ToolStatus.UNKNOWN
+
+
+def _without_gaps(tx: Transaction, live: LiveAttempt, shown: str, told: ToolCall) -> ToolCall:
+    """A tool call as somebody tells it, with what only the dialogue has shown of it."""
+    if not _has_gaps(told):
+        return told
+    (row,) = tx.rows(_SHOWN, of_attempt=live.pk, of_span=shown)
+    status = row.status if told.status is ToolStatus.UNKNOWN else told.status
+    return replace(told, arguments=told.arguments or row.arguments, result=told.result or row.result, status=status)
+
+
+def _fill_gaps(tx: Transaction, live: LiveAttempt, call_id: str, shown: ToolCall) -> None:
+    """The same where the dialogue shows it afterwards."""
+    live.gaps.discard(call_id)
+    for row in tx.rows(_TOLD, of_attempt=live.pk, of_id=call_id):
+        status = shown.status if row.status is ToolStatus.UNKNOWN else row.status
+        values = {"arguments": row.arguments or shown.arguments, "result": row.result or shown.result, "status": status}
+        tx.run(_FILL_TOLD, of_pk=row.pk, **values)
+        live.participants.add_tool(row.name, status)
 
 
 def append_other_calls(tx: Transaction, rollout_id: str, attempt: int, calls: Sequence[OtherCall]) -> None:
@@ -684,8 +712,10 @@ _CREATE = PreparedStatement(
 )
 _CALL_IDS = select(calls.c.attempt_pk, calls.c.id, calls.c.idx).where(calls.c.attempt_pk.in_(bindparam("pks", expanding=True)))
 _ADD_TOOL_CALLS = PreparedStatement(insert(tool_calls), columns=[column.name for column in tool_calls.c if column.name != "pk"])
-_DROP_SHOWN = PreparedStatement(
-    delete(tool_calls).where(tool_calls.c.attempt_pk == bindparam("of_attempt"), tool_calls.c.span == bindparam("of_span"))
+_OF_SPAN = (tool_calls.c.attempt_pk == bindparam("of_attempt"), tool_calls.c.span == bindparam("of_span"))
+_SHOWN = PreparedStatement(select(tool_calls.c.arguments, tool_calls.c.result, tool_calls.c.status).where(*_OF_SPAN))
+_TOLD = PreparedStatement(
+    select(tool_calls).where(tool_calls.c.attempt_pk == bindparam("of_attempt"), tool_calls.c.id == bindparam("of_id"))
 )
 _TOLD_OF_STATUS = ("status", "result", "error_type", "contradicted")
 _KEPT_TOOL_CALLS = select(tool_calls.c.pk, *(tool_calls.c[name] for name in _TOLD_OF_STATUS)).where(
@@ -700,5 +730,7 @@ _COUNT_REFUSED = PreparedStatement(
     update(attempts).where(attempts.c.pk == bindparam("of_pk")).values(results_refused=attempts.c.results_refused + 1)
 )
 _OUTPUT = PreparedStatement(select(attempts.c.output).where(attempts.c.pk == bindparam("of_pk")))
+_FILL_TOLD = PreparedStatement(update(tool_calls).where(tool_calls.c.pk == bindparam("of_pk")), columns=("arguments", "result", "status"))
+_DROP_SHOWN = PreparedStatement(delete(tool_calls).where(*_OF_SPAN))
 _ADD_OTHER_CALLS = PreparedStatement(insert(other_calls), columns=[column.name for column in other_calls.c if column.name != "pk"])
 _TRAIN = PreparedStatement(insert(trained), columns=("rollout_pk", "step"))

@@ -31,6 +31,7 @@ __all__ = [
     "offered_tools",
     "output_tools",
     "read_agent",
+    "read_execution",
     "read_kind",
     "read_span",
     "with_events",
@@ -100,7 +101,7 @@ AGENT_NAMES: Final = (semconv.AGENT_NAME, "agent.name", "agent_name", "graph.nod
 """On any span."""
 TITLES: Final = ("invoke_agent ", "execute_tool ", "running tool: ", "agent run ")
 """What goes before the name in a span's title."""
-TOOL_NAMES: Final = (semconv.TOOL_NAME, "tool.name", "traceloop.entity.name", "haystack.tool.name")
+TOOL_NAMES: Final = (semconv.TOOL_NAME, "tool.name", "traceloop.entity.name", "haystack.tool.name", "tool_name")
 TOOL_CALL_IDS: Final = (semconv.TOOL_CALL_ID, "tool_call.id", "tool.id")
 TOOL_ARGUMENTS: Final = (
     semconv.TOOL_CALL_ARGUMENTS,
@@ -136,6 +137,8 @@ def read_kind(attributes: Mapping[str, Any]) -> Kind:
             return kinds.get(str(attributes[key]), Kind.OTHER)
     if attributes.get(semconv.TOOL_NAME) or attributes.get("haystack.tool.name"):
         return Kind.TOOL
+    if attributes.get("span.type") == "tool" and attributes.get("tool_name"):  # Claude Code
+        return Kind.TOOL
     return Kind.MODEL if attributes.get(semconv.REQUEST_MODEL) or attributes.get("llm.model_name") else Kind.UNSAID
 
 
@@ -165,6 +168,9 @@ def read_span(name: str, attributes: Mapping[str, Any], state: SpanState, except
     kind, agent = read_kind(attributes), (read_agent(name, attributes) or "")[:LONGEST_ROLE] or None
     if kind is not Kind.TOOL:
         return SpanReading(kind=kind, agent=agent)
+    tool = _first(attributes, TOOL_NAMES) or _untitled(name)
+    if _NO_TOOL.fullmatch(tool):
+        return SpanReading(kind=Kind.OTHER, agent=agent)
     result, call_id, message_failed = _unwrap(_first(attributes, TOOL_RESULTS))
     error_type = str(attributes.get(semconv.ERROR_TYPE) or "")
     message_failed = message_failed or attributes.get("haystack.tool.error") is True
@@ -174,13 +180,20 @@ def read_span(name: str, attributes: Mapping[str, Any], state: SpanState, except
     return SpanReading(
         kind=kind,
         agent=agent,
-        tool=_first(attributes, TOOL_NAMES) or _untitled(name),
-        tool_call_id=_first(attributes, TOOL_CALL_IDS) or call_id,
+        tool=tool,
+        tool_call_id=_NO_ID.sub("", _first(attributes, TOOL_CALL_IDS)) or call_id,
         arguments=_bare_arguments(_first(attributes, TOOL_ARGUMENTS)),
         result=result,
         status=_status(attributes, error_type, failed=failed),
         error_type=error_type,
     )
+
+
+def read_execution(attributes: Mapping[str, Any]) -> ToolStatus | None:
+    """How the tool of the span around this one went: Claude Code says it in a span of its own. None = this is none."""
+    if attributes.get("span.type") != "tool.execution" or "success" not in attributes:
+        return None
+    return ToolStatus.OK if str(attributes["success"]).lower() == "true" else ToolStatus.ERROR
 
 
 def asked_calls(attributes: Mapping[str, Any]) -> list[AskedCall]:
@@ -226,6 +239,12 @@ def output_tools(attributes: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(str(tool.get("name")) for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else frozenset()
 
 
+_METHOD: Final = re.compile(r"\.(?:__call__|_?a?(?:call|run|invoke|forward|execute)(?:_core|_async)?|tool)$")
+"""The method that an instrumentation wraps, in a span that it names for nothing else: `search.acall`, `Add._execute_core`."""
+_NO_TOOL: Final = re.compile(r"\(.*\)|\[.*\]")
+"""What an instrumentation writes where a name belongs, of a span that is about no tool or several: `(merged tools)` (Google ADK)."""
+_NO_ID: Final = re.compile(r"^<.*>$")
+"""The same for an id: `<not specified>`."""
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LLAMA_INDEX_AGENT: Final = re.compile(r"current_agent_name='([^']{1,200})'\)\"\}$")
 _PYTHON_CALL: Final = frozenset({"args", "kwargs", "sanitize_inputs_outputs"})
@@ -241,7 +260,7 @@ def _status(attributes: Mapping[str, Any], error_type: str, *, failed: bool) -> 
     if said is not None:
         return ToolStatus(said) if said in {one.value for one in ToolStatus} else ToolStatus.UNKNOWN
     if not failed:
-        return ToolStatus.OK
+        return ToolStatus.UNKNOWN if attributes.get("span.type") == "tool" else ToolStatus.OK  # Claude Code: `read_execution` says
     if attributes.get("pydantic_ai.tool.failure_stage") == "validation":
         return ToolStatus.INVALID_ARGUMENTS
     if error_type in {ToolStatus.INVALID_ARGUMENTS, ToolStatus.UNKNOWN_TOOL}:
@@ -255,7 +274,7 @@ def _first(attributes: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 def _untitled(name: str) -> str:
     title = next((title for title in TITLES if name.startswith(title)), "")
-    return name.removeprefix(title).removesuffix("._execute_core").removesuffix(".__call__").strip()
+    return name.removeprefix(title) if title else _METHOD.sub("", name).strip()
 
 
 def _graph_node(metadata: Any) -> str | None:

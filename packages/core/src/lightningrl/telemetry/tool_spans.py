@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Final
 
 from lightningrl.store.protocol import ToolCallRecord
-from lightningrl.telemetry.conventions import AskedCall, Kind, SpanReading, asked_calls, offered_tools, output_tools
+from lightningrl.telemetry.conventions import AskedCall, Kind, SpanReading, asked_calls, offered_tools, output_tools, read_execution
 from lightningrl.types import ToolCall, ToolStatus
 
 __all__ = ["ReadTools", "SeenSpan", "comparable", "read_tools"]
@@ -71,10 +71,11 @@ class _ToolRequest:
 
 def read_tools(spans: Sequence[SeenSpan]) -> ReadTools:
     """Each tool call once, with the id of the call that asked where a model's span says it."""
+    executed = {span.parent_span_id: status for span in spans if (status := read_execution(span.attributes)) is not None}
     by_span: dict[str, SeenSpan] = {}
     for span in spans:
         if span.reading.kind is Kind.TOOL:
-            by_span.setdefault(span.span_id, span)
+            by_span.setdefault(span.span_id, _with_outcome(span, executed.get(span.span_id)))
     tools = distinct_tools(list(by_span.values()))
     asked = [one for span in spans if span.reading.kind is Kind.MODEL and not span.is_ours for one in _asked(span)]
     by_id = {one.call.id: one for one in asked}
@@ -94,6 +95,13 @@ def read_tools(spans: Sequence[SeenSpan]) -> ReadTools:
     answers = _typed_answers([one for one in asked if one.call.id not in ids], spans)
     records = [*map(_record, joined), *(_unrun(one, ToolStatus.UNKNOWN_TOOL) for one in unrun.values()), *answers]
     return ReadTools(records=records, loose=frozenset(loose))
+
+
+def _with_outcome(tool: SeenSpan, status: ToolStatus | None) -> SeenSpan:
+    """A tool with what a span inside of it says of it, where its own says nothing."""
+    if status is None or tool.reading.status is not ToolStatus.UNKNOWN:
+        return tool
+    return replace(tool, reading=replace(tool.reading, status=status))
 
 
 def distinct_tools(tools: Sequence[SeenSpan]) -> list[SeenSpan]:

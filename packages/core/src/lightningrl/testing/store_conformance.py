@@ -633,33 +633,36 @@ class StoreConformance:
             call = ToolCall(id=call_id, name=f"tool_{call_id}", result="of the dialogue", status=status, transition_id="c0")
             return ToolCallRecord(tool_call=call, span_id=f"{DIALOGUE}{call_id}", parent_span_id="c0")
 
-        def told(call_id: str) -> ToolCallRecord:
-            return ToolCallRecord(tool_call=ToolCall(id=call_id, name=f"tool_{call_id}", status=ToolStatus.OK), span_id=f"s-{call_id}")
+        def told(call_id: str, status: ToolStatus = ToolStatus.OK, result: str = "") -> ToolCallRecord:
+            call = ToolCall(id=call_id, name=f"tool_{call_id}", arguments="{}", result=result, status=status)
+            return ToolCallRecord(tool_call=call, span_id=f"s-{call_id}")
 
         await store.create_rollouts([make_spec("a")])
         lease = await leased(store)
-        await store.append_call(make_call(lease, "c0", [1], [2], tool_call_ids=("x", "y", "z")))
+        await store.append_call(make_call(lease, "c0", [1], [2], tool_call_ids=("x", "y", "z", "v", "w")))
         await store.append_spans("a", 1, [SpanRecord(span_id="c0", agent="planner")])
-        assert await store.append_tool_calls("a", 1, [told("y")]) == 1
+        assert await store.append_tool_calls("a", 1, [told("y", result="of a span"), told("v", ToolStatus.UNKNOWN)]) == 2
         second = make_call(lease, "c1", [1, 2, 3], [4])
-        results = [shown("x", ToolStatus.ERROR), shown("y"), shown("z", ToolStatus.ERROR)]
+        results = [shown("x", ToolStatus.ERROR), shown("y"), *(shown(name, ToolStatus.ERROR) for name in "zvw")]
         assert await store.append_calls([second], results) == (None,)
         (again,) = await store.append_calls([second], results)
         assert again is not None and again.transition.id == "c1", "a retry, with the same results"
-        assert await store.tool_call_ids("a", 1) == frozenset({"y"}), "so that a span without an id may still be told to be of x"
-        assert await store.append_tool_calls("a", 1, [told("x"), told("x")]) == 1
+        assert await store.tool_call_ids("a", 1) == frozenset({"y", "v"}), "so that a span without an id may still be told to be of x"
+        assert await store.append_tool_calls("a", 1, [told("x"), told("x"), told("w", ToolStatus.UNKNOWN)]) == 2
         assert await store.append_tool_calls("a", 1, [shown("x")]) == 0
-        assert await store.tool_call_ids("a", 1) == frozenset({"x", "y"})
+        assert await store.tool_call_ids("a", 1) == frozenset({"x", "y", "v", "w"})
         await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
         tools = {tool.id: tool for tool in (await store.trajectories(["a"]))[0].tool_calls}
-        assert {name: (tool.status, tool.transition_id) for name, tool in tools.items()} == {
-            "x": (ToolStatus.OK, "c0"),
-            "y": (ToolStatus.OK, "c0"),
-            "z": (ToolStatus.ERROR, "c0"),
+        assert {name: (tool.status, tool.result, tool.transition_id) for name, tool in tools.items()} == {
+            "x": (ToolStatus.OK, "of the dialogue", "c0"),
+            "y": (ToolStatus.OK, "of a span", "c0"),
+            "z": (ToolStatus.ERROR, "of the dialogue", "c0"),
+            "v": (ToolStatus.ERROR, "of the dialogue", "c0"),
+            "w": (ToolStatus.ERROR, "of the dialogue", "c0"),
         }
-        assert (tools["z"].result, tools["z"].agent) == ("of the dialogue", "planner"), "of the call that asked"
-        failed = [name for name in ("tool_x", "tool_z") if await store.list_rows(RolloutQuery(tool=name, mark=Mark.TOOL_ERROR))]
-        assert failed == ["tool_z"], "the failure of x that was shown went with it"
+        assert tools["z"].agent == "planner", "of the call that asked"
+        failed = [name for name in "xyzvw" if await store.list_rows(RolloutQuery(tool=f"tool_{name}", mark=Mark.TOOL_ERROR))]
+        assert failed == ["z", "v", "w"], "the failure of x that was shown went with it"
         assert await store.list_rows(RolloutQuery(tool="tool_x"))
 
     async def test_tool_calls_find_the_call_that_asked(self, store: Store) -> None:
