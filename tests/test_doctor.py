@@ -25,17 +25,19 @@ from warm import WarmCommand
 
 from lightningrl import run
 from lightningrl.cli import app
-from lightningrl.cli.doctor import show
+from lightningrl.cli.doctor import console_for_tables, show
 from lightningrl.config import Recipe, load_recipe
 from lightningrl.credit.unread import unread_rewards
 from lightningrl.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
 from lightningrl.doctor.bill import Bill, make_bill
 from lightningrl.doctor.examination import observe, reward
+from lightningrl.doctor.findings import passed, warned
 from lightningrl.doctor.forecast import BEYOND, HALF_WAY_NATS, ToCome, completion_tokens, forecast, prompt_tokens, way_gone
 from lightningrl.doctor.lesson import teach
 from lightningrl.doctor.machine import Machine, MemoryGrowth
 from lightningrl.doctor.observation import Cost, Costs, GpuMemory, Lesson, TriedStep
 from lightningrl.doctor.of_recipe import tasks_differ
+from lightningrl.doctor.report import Row
 from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
@@ -585,6 +587,26 @@ def test_the_terminal_is_shown_hostile_text_and_obeys_none(seen: Observation) ->
     assert "\x1b" not in said.getvalue() and "\u202e" not in said.getvalue()
     assert re.search(r"^errors +fail ", said.getvalue(), re.MULTILINE)
     assert re.search(r"^minutes +[\d.,]+ +[\d.,]+ – [\d.,]+ +start \d+ s \+ 10 ×", said.getvalue(), re.MULTILINE)
+
+
+def test_a_page_that_is_piped_breaks_no_line_and_in_brief_says_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "7 of 16 tasks are in both sets, and so on " * 4 + "END"
+    findings = (passed(said), warned(said, "take them out of one"), passed("fine"))
+    rows = tuple(Row(check=f"check{number}", asks="?", finding=finding) for number, finding in enumerate(findings))
+    diagnosis = Diagnosis(rows=rows, bill=None)
+    for columns in (None, "80"):
+        monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS", raising=False)
+        show(diagnosis, console_for_tables())
+        lines = capsys.readouterr().out.splitlines()
+        assert all(line == line.rstrip() for line in lines)
+        assert (max(map(len, lines)) <= 80) == bool(columns)
+        assert len([line for line in lines if line.startswith("check0") and line.endswith("END")]) == (not columns)
+    show(diagnosis, console_for_tables(), is_brief=True)
+    assert re.findall(r"^check\d", capsys.readouterr().out, re.MULTILINE) == ["check1"]
+    show(Diagnosis(rows=rows[::2], bill=None), console_for_tables(), is_brief=True)
+    assert capsys.readouterr().out == "all 2 checks pass\n"
 
 
 @pytest.mark.slow

@@ -60,8 +60,15 @@ def test_a_list_fits_80_columns_with_ids_and_outcomes_whole(run: Path) -> None:
     assert any(line.split()[:4] == ["v000040-0159", "t", "validation", "queued"] for line in lines)
 
 
-def test_a_failed_rollout_is_shown_with_what_was_raised(run: Path) -> None:
-    assert "RuntimeError: the search engine is closed on Sundays" in ask("show", LONG, "--run", str(run))
+def test_a_failed_rollout_is_shown_with_what_was_raised_and_the_end_of_its_traceback(run: Path) -> None:
+    said = ask("show", LONG, "--run", str(run))
+    lines = [line.rstrip() for line in said.splitlines()]
+    (error,) = (line for line in lines if line.startswith("error"))
+    assert error.split(maxsplit=1)[1] == "RuntimeError: the search engine is closed on Sundays"
+    assert '    raise RuntimeError("the search engine is closed on Sundays")' in lines[-3:], "as Python writes it, over the whole width"
+    frame = next(number for number, line in enumerate(lines) if line.startswith('  File "'))
+    assert frame > lines.index(error) and "".join(lines[frame:]).count("in deep") >= 3
+    assert not any(line.startswith("output") for line in lines)
 
 
 def test_a_long_task_id_leaves_the_rollouts_ids_and_rewards_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,7 @@ def try_recipe(
 def doctor(
     recipe: Annotated[Path, typer.Argument(help="A recipe (.toml or .py), or a folder with a recipe.toml.", metavar="RECIPE")],
     as_json: Annotated[bool, typer.Option("--json", help="All findings and the bill as one JSON object.")] = False,
+    is_brief: Annotated[bool, typer.Option("--brief", help="Warnings, failures and the bill alone.")] = False,
     rehearse: Annotated[
         float,
         typer.Option(
@@ -117,7 +118,7 @@ def doctor(
     """
     from lightningrl.cli.doctor import doctor_command
 
-    if status := doctor_command(recipe, as_json=as_json, runs=runs, rehearse=rehearse, settings=_settings(settings, {})):
+    if status := doctor_command(recipe, as_json=as_json, is_brief=is_brief, runs=runs, rehearse=rehearse, settings=_settings(settings, {})):
         raise typer.Exit(status)
 
 

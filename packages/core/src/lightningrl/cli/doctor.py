@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["doctor_command", "show"]
 
+UNBROKEN: Final = 100_000
+"""Columns of a page whose lines are as long as they are."""
 STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def doctor_command(source: Path, *, as_json: bool, runs: Path, rehearse: float, settings: Mapping[str, Any]) -> int:
+def doctor_command(source: Path, *, as_json: bool, is_brief: bool, runs: Path, rehearse: float, settings: Mapping[str, Any]) -> int:
     """Returns the exit status: 1 where a check failed."""
     from lightningrl.doctor import Verdict
 
@@ -33,24 +36,40 @@ def doctor_command(source: Path, *, as_json: bool, runs: Path, rehearse: float, 
     if as_json:
         write_json(diagnosis.as_json())
     else:
-        show(diagnosis, Console())
+        show(diagnosis, console_for_tables(), is_brief=is_brief)
     return int(diagnosis.verdict is Verdict.FAIL)
 
 
-def show(diagnosis: Diagnosis, console: Console) -> None:
-    """The findings and the bill, as tables."""
+def console_for_tables() -> Console:
+    """A terminal as wide as it is; elsewhere, where nobody says COLUMNS, one that breaks no line."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=UNBROKEN)
+
+
+def show(diagnosis: Diagnosis, console: Console, *, is_brief: bool = False) -> None:
+    """The findings and the bill, as tables; in brief, of the findings those that warn or fail."""
     table = Table(
         Column("check", no_wrap=True), Column("", no_wrap=True), Column("what was seen", overflow="fold"), box=None, padding=(0, 2, 0, 0)
     )
     for row in diagnosis.rows:
+        if is_brief and row.finding.verdict == "pass":
+            continue
         evidence = Text(row.finding.evidence)
         if row.finding.remedy:
             evidence.append(f"\n→ {row.finding.remedy}", style="dim")
         table.add_row(row.check, Text(row.finding.verdict, style=STYLES[row.finding.verdict]), evidence)
-    console.print(table, highlight=False)
+    _print(console, table if table.row_count else Text(f"all {len(diagnosis.rows)} checks pass"))
     if diagnosis.bill is not None:
         console.print()
-        console.print(_bill(diagnosis.bill), highlight=False)
+        _print(console, _bill(diagnosis.bill))
+
+
+def _print(console: Console, part: Table | Text) -> None:
+    """Without the spaces that fill a table's lines, which would make each of them as long as the longest."""
+    with console.capture() as printed:
+        console.print(part, highlight=False)
+    for line in printed.get().splitlines():
+        console.out(line.rstrip(), highlight=False)
 
 
 def _bill(bill: Bill) -> Table:

@@ -17,12 +17,15 @@ from lightningrl.clean import as_text, printable
 from lightningrl.look.reader import Group, RunReader, read_group
 from lightningrl.look.segments import Segment, SegmentKind
 from lightningrl.look.trace import CallTrace, Trace, whole_row
+from lightningrl.store.protocol import AttemptRecord
 from lightningrl.types import OtherCall, ToolCall
 
 __all__ = ["number", "show_rollout"]
 
 _LONGEST: Final = 900
 """Characters of a prompt's part that are shown, of its end mostly."""
+_FRAME_LINES: Final = 12
+"""Lines of an error that are shown below its first."""
 _STYLES: Final = {1: "bold green", -1: "bold red", 0: "bold"}
 """Of a sampled token, by the sign of its advantage."""
 
@@ -43,6 +46,8 @@ async def show_rollout(run: RunReader, rollout_id: str, *, full: bool) -> Render
         parts += [Text(), Rule(_title(call, names, shows_policy=shows_policy), align="left", style="blue")]
         parts.append(_rows(_call(trace, call, names, full=full)))
     parts += [Text(), Rule(Text("end"), align="left", style="blue"), _rows(_end(trace))]
+    if frames := _frames(trace, full=full):
+        parts += [Text(), *frames]
     return Lines(*parts)
 
 
@@ -69,7 +74,7 @@ def _head(trace: Trace, group: Group) -> Iterator[tuple[str, Text]]:
         yield "group", _join(spec.group_id, f"{len(group.rollouts)} rollouts", rewards)
     for attempt in rollout.attempts:
         if attempt.attempt != trace.attempt and attempt.outcome is not None:
-            yield f"attempt {attempt.attempt}", _join(attempt.outcome.value, _short(attempt.error or ""))
+            yield f"attempt {attempt.attempt}", _join(attempt.outcome.value, _first_line(attempt.error or ""))
         if attempt.results_refused:
             yield "refused", _join(f"{attempt.results_refused} further results that said something else", style="yellow")
         if attempt.left_threads:
@@ -149,19 +154,38 @@ def _other(call: OtherCall) -> tuple[str, Text]:
 
 def _end(trace: Trace) -> Iterator[tuple[str, Text]]:
     rollout = trace.rollout
-    shown = next((attempt for attempt in rollout.attempts if attempt.attempt == trace.attempt), None)
+    shown = _shown_attempt(trace)
     for tool in trace.tool_calls:
         yield _tool(tool)
     yield "outcome", _join((rollout.outcome or rollout.state).value, *([] if shown is None else [f"{shown.duration_s:.1f} s"]))
     if shown is not None:
-        yield "output", _plain(_short(shown.output))
+        if shown.output is not None or not shown.error:
+            yield "output", _plain(_short(shown.output))
         if shown.error:
-            yield "error", _plain(_short(shown.error))
+            yield "error", Text(printable(_first_line(shown.error)), style="red")
     yield "reward", _join(number(rollout.reward), *_named(trace.rewards))
     if trace.reported:
         yield "reported", _join(*_named(trace.reported))
     if trace.unrewarded:
         yield "failed", _plain(_short(trace.unrewarded))
+
+
+def _frames(trace: Trace, *, full: bool) -> list[Text]:
+    """All but the first line of the error, its end where it is long: a traceback's innermost frames. Over the whole width, as it was
+    written."""
+    shown = _shown_attempt(trace)
+    lines = [] if shown is None or not shown.error else printable(shown.error).rstrip().split("\n")[1:]
+    left_out = 0 if full else max(0, len(lines) - _FRAME_LINES)
+    note = [Text(f"… {left_out} lines before (--full)", style="dim")] if left_out else []
+    return [*note, *(Text(line, overflow="fold") for line in lines[left_out:])]
+
+
+def _shown_attempt(trace: Trace) -> AttemptRecord | None:
+    return next((attempt for attempt in trace.rollout.attempts if attempt.attempt == trace.attempt), None)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
 
 
 def _named(values: Mapping[str, float | None], said: str = "") -> list[str]:
