@@ -266,8 +266,8 @@ class RolloutRecord:
         """`<rollout 'g000003-000': succeeded, reward 1.000, task 'train-8', 'March 3'>`."""
         ended = self.error or self.output
         words = [self.outcome or self.state, "no reward" if self.reward is None else f"reward {self.reward:.3f}", f"task {self.task.id!r}"]
-        said = [] if ended is None else [repr(one_line(as_text(ended), LONGEST_SHOWN))]
-        return f"<rollout {self.id!r}: {', '.join([*words, *said])}>"
+        result = [] if ended is None else [repr(one_line(as_text(ended), LONGEST_SHOWN))]
+        return f"<rollout {self.id!r}: {', '.join([*words, *result])}>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
