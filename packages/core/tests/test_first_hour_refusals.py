@@ -6,11 +6,14 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sizes import sized
 
 from lightningrl import problems
 from lightningrl.cli import run_command
@@ -29,7 +32,9 @@ from lightningrl.training.parts import Parts
 from lightningrl.training.recorded import find_measured
 from lightningrl.training.run_folder import LoopState, RunFolder, newest_run
 from lightningrl.training.session import server_settings
-from lightningrl.training.tasks import explain_few_tasks
+from lightningrl.training.task_digests import digest_tasks, encode_digests, explain_other_tasks
+from lightningrl.training.tasks import TaskSets, explain_few_tasks
+from lightningrl.types import Task
 
 pytestmark = pytest.mark.slow
 DATA = """
@@ -432,13 +437,69 @@ def test_a_run_that_went_on_with_other_settings_goes_on_with_them_the_next_time(
     assert Run(here / "run").recipe.loop.steps == 7
 
 
+CHANGES = {
+    "an input": (
+        {"train": [("1", "a", None), ("2", "x", None)]},
+        "of 2 training tasks 1 are new or changed, and of the 2 before 1 are gone",
+    ),
+    "an answer": ({"train": [("1", "a", 3), ("2", "b", None)]}, "of 2 training tasks 1 are new or changed, and of the 2 before 1 are gone"),
+    "an id": ({"train": [("7", "a", None), ("2", "b", None)]}, "of 2 training tasks 1 are new or changed, and of the 2 before 1 are gone"),
+    "one more": (
+        {"train": [("1", "a", None), ("2", "b", None), ("3", "c", None)]},
+        "of 3 training tasks 1 are new or changed, and of the 2 before 0 are gone",
+    ),
+    "the order": ({"train": [("2", "b", None), ("1", "a", None)]}, "the 2 training tasks are in another order"),
+    "validation": (
+        {"validation": [("v", {"q": [1, 2.5, "é\0"]}, "other")]},
+        "of 1 validation tasks 1 are new or changed, and of the 1 before 1 are gone",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_run_goes_on_with_the_tasks_that_it_started_with(here: Path, change: str) -> None:
+    before = {"train": [("1", "a", None), ("2", "b", None)], "validation": [("v", {"q": [1, 2.5, "é\0"]}, "w")]}
+
+    def source(which: str) -> Callable[[], list[Task]]:
+        return lambda: [Task(id=id_, input=asked, answer=answer, metadata={"at": time.time()}) for id_, asked, answer in given[which]]
+
+    def resume() -> None:
+        with begin_run(recipe, run=here / "run", resume=True, overwrite=False, settings={}):
+            pass
+
+    recipe = load_recipe(here / "recipe.toml", {"tasks.train": source("train"), "tasks.validation": source("validation")})
+    given = before
+    with begin_run(recipe, run=here / "run", resume=False, overwrite=False, settings={}):
+        pass
+    resume()
+    given = {**before, **CHANGES[change][0]}
+    with pytest.raises(RunFolderError, match=f"started with other tasks: {CHANGES[change][1]}; give it those, start a new run, or go on"):
+        resume()
+    (here / "run" / "tasks.npz").unlink()
+    resume()
+    given = before
+    with pytest.raises(RunFolderError, match="started with other tasks"):
+        resume()
+
+
+def test_three_hundred_thousand_tasks_are_told_apart_in_seconds() -> None:
+    count = sized(3_000, 300_000)
+    tasks = [Task(id=str(number), input=f"what is {number} times seven?", answer=number * 7) for number in range(count)]
+    before = digest_tasks(TaskSets(train=tuple(tasks), validation=()))
+    assert len(encode_digests(before)) < 8 * count + 1000
+    tasks[5] = replace(tasks[5], answer=None)
+    found = explain_other_tasks(before, digest_tasks(TaskSets(train=tuple(tasks), validation=())))
+    assert found == f"of {count} training tasks 1 are new or changed, and of the {count} before 1 are gone"
+
+
 def test_a_run_folder_is_for_its_owner_alone(here: Path) -> None:
     folder = start(here, here / "run")
     folder.close()
+    folder.match_tasks(TaskSets(train=(), validation=()))
     modes = {path.name: path.stat().st_mode & 0o777 for path in [folder.path, *folder.path.iterdir()] if path.name != ".lock"}
     folders = {"run", "checkpoints", "logs"}
     assert modes == {name: 0o700 if name in folders else 0o600 for name in modes}
-    assert {"store.sqlite", "recipe.json", "run.json", "metrics.jsonl"} < set(modes)
+    assert {"store.sqlite", "recipe.json", "run.json", "metrics.jsonl", "tasks.npz"} < set(modes)
 
 
 def test_a_setting_that_changed_on_resume_is_shown_with_its_real_values(here: Path) -> None:

@@ -466,6 +466,7 @@ def begin_run(
         folder, whole = RunFolder.resume(Path(run) if run is not None else newest_run(runs), settings, source)
         try:
             parts = build_checked(whole, plugins, will_work=True)
+            folder.match_tasks(parts.tasks)
             folder.keep_settings(whole, settings)
             yield OpenRun(recipe=whole, parts=parts, plugins=plugins, folder=folder, is_resumed=True)
         finally:
@@ -483,6 +484,7 @@ def begin_run(
     origin = str(recipe_file(source).resolve()) if isinstance(source, Path) else None
     folder = RunFolder.create(path, whole, origin, settings, models=parts.models, overwrite=overwrite)
     try:
+        folder.match_tasks(parts.tasks)
         yield OpenRun(recipe=whole, parts=parts, plugins=plugins, folder=folder, is_resumed=False)
     except LightningError as error:
         is_begun = folder.latest() is not None or folder.has_rollouts()

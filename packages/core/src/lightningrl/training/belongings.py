@@ -25,8 +25,8 @@ _STORE: Final = r"store\.sqlite(-(wal|shm|lock|journal))?"
 _PLACE: Final = rf"(run\.json|{_STORE}|logs/(server(-\d+)?|worker-\d+)\.log)"
 """Where rollouts are kept: a branched rollout, an examined policy."""
 _NAMES: Final = re.compile(
-    rf"({_STORE}|logs/(server(-\d+)?|worker-\d+)\.log|recipe\.json|metrics\.jsonl|curve\.png|view\.key"
-    r"|\.(recipe\.json|run\.json|metrics\.jsonl|curve\.png|view\.key)\.new"
+    rf"({_STORE}|logs/(server(-\d+)?|worker-\d+)\.log|recipe\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key"
+    r"|\.(recipe\.json|run\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key)\.new"
     rf"|branches/step-\d+/[^/]+/{_PLACE}|evaluations/[^/]+/[^/]+/{_PLACE})"
 )
 

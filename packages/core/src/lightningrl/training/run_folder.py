@@ -2,6 +2,7 @@
 
 runs/<name>-<time>/
   recipe.json      the frozen recipe            run.json    where recipe and models lay, and the settings given: the mark of a run
+  tasks.npz        which tasks it started with
   store.sqlite     rollouts, calls, rewards (or in PostgreSQL: `lightningrl.store.places`)     metrics.jsonl, curve.png
   checkpoints/step-000010/{policies/NAME/, files.json, loop.json} logs/       server and workers
 """
@@ -28,6 +29,8 @@ from lightningrl.origin import RunOrigin, flatten, is_own, read_run_file
 from lightningrl.private import create_private
 from lightningrl.store.places import find_store, has_store
 from lightningrl.training.belongings import FILES, list_below, remove_checkpoint, remove_made
+from lightningrl.training.task_digests import decode_digests, digest_tasks, encode_digests, explain_other_tasks
+from lightningrl.training.tasks import TaskSets
 
 __all__ = [
     "Checkpoint",
@@ -175,6 +178,18 @@ class RunFolder:
             kept = {**saved, "settings": {**saved.get("settings", {}), **settings}}
             _write_durably(self.path / "recipe.json", recipe.frozen_text())
             self._tell(kept)
+
+    def match_tasks(self, tasks: TaskSets) -> None:
+        """Keep which tasks the run trains on, and is validated with. Raises RunFolderError where it started with others: a place in the
+        stream of tasks would be another task's, trained on twice or never."""
+        path, now = self.path / "tasks.npz", digest_tasks(tasks)
+        if path.is_file() and (difference := explain_other_tasks(decode_digests(path), now)) is not None:
+            raise RunFolderError(
+                f"run {str(self.path)!r} started with other tasks: {difference}; give it those, start a new run, or go on with these "
+                f"all the same: remove {str(path)!r}"
+            )
+        if not path.is_file():
+            _write_durably(path, encode_digests(now))
 
     @contextlib.contextmanager
     def making(self, *names: str) -> Iterator[None]:
@@ -415,10 +430,10 @@ def _check_same(old: Recipe, new: Recipe, path: Path) -> None:
         )
 
 
-def _write_durably(path: Path, text: str) -> None:
+def _write_durably(path: Path, content: str | bytes) -> None:
     scratch = path.with_name(f".{path.name}.new")
     with create_private(scratch) as file:
-        file.write(text.encode())
+        file.write(content if isinstance(content, bytes) else content.encode())
         file.flush()
         os.fsync(file.fileno())
     scratch.replace(path)
