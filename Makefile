@@ -1,5 +1,5 @@
 # make quickstart: train the text-to-SQL agent and draw its curve.   make test: pass the tests.   Both install what they need.
-.PHONY: help quickstart test test-browser test-long test-verl test-verl-run check fix bench bench-peers bench-credit table frameworks docs clean
+.PHONY: help quickstart test test-browser test-long test-peers-clients test-verl test-verl-run check fix bench bench-peers bench-credit table frameworks docs clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -40,6 +40,9 @@ test-verl: .venv-verl/.installed  ## Run all tests of the verl backend: verl, Ra
 test-verl-run: .venv-verl/.installed  ## Of those one run through everything: two ranks, kill -9, resume, export
 	@.venv-verl/bin/python -m pytest -q packages/trainer-verl/tests/test_verl_runs.py --durations=2 -k two_ranks_with_two_replicas
 
+test-peers-clients: .venv/.installed  ## Let real SDKs and coding harnesses (openai, AI SDK, Claude Code, Codex, aider, ...) write a file through `lightningrl try`; some: ONLY="codex aider"
+	@$(BIN)/python scripts/try_clients.py $(ONLY)
+
 check: .venv/.installed  ## Lint, types (of the tests too), import rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -70,4 +73,4 @@ docs: .venv/.installed  ## Write the documentation as a site: site/index.html
 	@$(BIN)/mkdocs build --quiet --strict
 
 clean:  ## Remove .venv and caches
-	@rm -rf .venv .venv-verl .frameworks .peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache site
+	@rm -rf .venv .venv-verl .clients .frameworks .peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache site

@@ -24,6 +24,7 @@ RUN_OTHERWISE = {
 """Pages whose blocks are run by a test that does not use `run_page`."""
 NOT_RUN = {
     "docs/gpu-check.md": "makes a folder from a package registry, for another machine with a GPU",
+    "docs/harnesses.md": "starts coding harnesses of their own registries; scripts/try_clients.py starts each",
     "docs/laptop.md": "measures this machine for many minutes, with 12 GiB of weights",
     "docs/postgresql.md": "installs a database server as root; tests/test_postgresql.py trains on one",
     "docs/results.md": "hours of training and measuring; that its `make` lines are targets is tested below",
