@@ -1,0 +1,151 @@
+"""A newcomer's walk: an empty folder, their own data in a file and in numpy, a reward that sets an alarm, a client that caches. Each line
+is typed as they would type it, and what it prints is read."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from warm import WarmCommand
+
+AGENT = """
+from openai import OpenAI
+
+ANSWERS = {}
+
+
+def answer(date):
+    messages = [{"role": "user", "content": f"Write this date in words: {date}"}]
+    reply = OpenAI().chat.completions.create(model="gpt-4o-mini", messages=messages)
+    return (reply.choices[0].message.content or "").strip()
+
+
+def answer_from_cache(date):
+    if date not in ANSWERS:
+        ANSWERS[date] = answer(date)
+    return ANSWERS[date]
+"""
+REWARD = """
+import signal
+
+
+class TooSlow(Exception):
+    pass
+
+
+def give_up(number, frame):
+    raise TooSlow
+
+
+def right(task, output, trajectory):
+    signal.signal(signal.SIGALRM, give_up)  # as math-verify does
+    signal.alarm(5)
+    try:
+        assert type(task.answer) in (str, list), type(task.answer)
+        words = task.answer if isinstance(task.answer, str) else task.answer[0]
+        return sum(word in output.split() for word in words.split()) / 3
+    finally:
+        signal.alarm(0)
+"""
+HELD_OUT = """
+import numpy as np
+
+DATES = np.array([[3, 4, 2007], [21, 11, 2012]])
+WORDS = np.array(["3 April 2007", "21 November 2012"])
+
+
+def load():
+    for number, (date, words) in enumerate(zip(DATES, WORDS)):
+        yield {"id": np.int64(number), "input": " / ".join(map(str, date)), "answer": np.array([words]), "metadata": {"year": date[2]}}
+
+
+def with_dates():
+    yield {"id": 1, "input": "3 / 4 / 2007", "answer": np.datetime64("2007-04-03T00:00:00.000000000")}
+"""
+RECIPE = """
+agent = "agent.py:answer"
+
+[tasks]
+train = "dates.jsonl"
+validation = "held_out.py:load"
+
+[policy]
+model = "first/starter"
+
+[rewards.right]
+use = "reward.py:right"
+
+[sampling]
+max_tokens = 12
+
+[runtime]
+workers = 1
+
+[loop]
+steps = 1
+tasks_per_step = 4
+group_size = 4
+
+[validation]
+every = 1
+"""
+ROWS = [{"prompt": f"{day} / 6 / 2011", "answer": f"{day} June 2011", "source": "calendar"} for day in range(1, 9)]
+Type: TypeAlias = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def folder(first_agent: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """After `lightningrl init first`, with files of the newcomer's own."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    shutil.copytree(first_agent, folder / "first")
+    (folder / "dates.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS), encoding="utf-8")
+    for name, text in {"agent.py": AGENT, "reward.py": REWARD, "held_out.py": HELD_OUT, "recipe.toml": RECIPE}.items():
+        (folder / name).write_text(text.lstrip(), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def typed(folder: Path, warm: WarmCommand) -> Type:
+    def run(line: str, status: int = 0) -> str:
+        ran = warm.run(*line.split(), cwd=folder, environment={"COLUMNS": "170"})
+        said = ran.stdout + ran.stderr
+        assert ran.returncode == status and "Traceback" not in said, said
+        return said
+
+    return run
+
+
+def test_data_that_cannot_be_read_is_a_sentence_before_anything_starts(typed: Type, folder: Path) -> None:
+    assert typed("lightningrl train recipe.toml --set tasks.train=dats.jsonl", status=2).startswith(
+        f"error: tasks.train: '{folder}/dats.jsonl' is not there; tasks are a .jsonl file, one a line"
+    )
+    assert typed("lightningrl try recipe.toml --set tasks.input=date", status=2) == (
+        "error: tasks.train 'dates.jsonl': line 1 has no 'date'; it has: 'prompt', 'answer', 'source'\n"
+        "error: tasks.validation 'held_out.py:load': task 0 has no 'date'; it has: 'id', 'input', 'answer', 'metadata'\n"
+    )
+    checked = typed("lightningrl doctor recipe.toml --brief --set tasks.train=held_out.py:with_dates", status=1).splitlines()
+    assert checked[1] == (
+        "recipe  fail  tasks.train 'held_out.py:with_dates': task 0 (id '1'): answer is a numpy.datetime64, which is not JSON; give text: "
+        "value.astype(str)"
+    )
+    assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == sorted(
+        ["agent.py", "dates.jsonl", "first", "held_out.py", "recipe.toml", "reward.py"]
+    ), "nothing was begun"
+
+
+def test_a_file_and_numpy_are_trained_on_with_a_reward_that_sets_an_alarm_and_the_list_says_what_came_out(typed: Type) -> None:
+    said = typed("lightningrl train recipe.toml --run runs/mine")
+    assert "on 8 tasks, 2 held out; " in said and "rewards failed" not in said and "done: 1 step" in said, said
+    listed = typed("lightningrl rollouts list --run runs/mine --limit 2").splitlines()
+    assert re.split(r" +", listed[1].strip()) == ["rollout", "task", "mode", "outcome", "reward", "calls", "input", "answer", "output"]
+    for line, words in zip(sorted(listed[2:]), ("3 April 2007", "21 November 2012"), strict=True):
+        assert re.match(rf'v000001-000\d +\d +validation +succeeded +\d\.\d\d\d +1 +\d+ / \d+ / \d+ +\["{words}"\] +\S', line), line
+    shown = typed("lightningrl rollouts show g000000-000 --run runs/mine")
+    assert re.search(r"^task +train-\d · \d / 6 / 2011", shown, re.MULTILINE)
+    assert re.search(r"^answer +\d June 2011", shown, re.MULTILINE)
+    assert re.search(r"^reward +\d\.\d\d\d · right \d\.\d\d\d", shown, re.MULTILINE), shown
