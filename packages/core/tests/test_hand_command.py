@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ match task["do"]:
     case "fail":
         print("half an answer")
         sys.exit("no such table: pilots")
+    case "complain on stdout":
+        print("the API says: quota exceeded")
+        sys.exit(1)
+    case "tell":
+        print(json.dumps(sorted(name for name in os.environ if name.startswith("OTEL_"))))
     case "hang":
         child = subprocess.Popen(["sleep", "100000"])
         pathlib.Path(task["pids"]).write_text(f"{os.getpid()} {child.pid}")
@@ -47,14 +53,132 @@ AGENT = f"""
 from lightningrl import command_agent
 
 answer = command_agent({sys.executable!r}, "program.py")
+silent = command_agent({sys.executable!r}, "program.py", telemetry=False)
 """
+STARTER = """
+import asyncio, json, multiprocessing, os, subprocess, sys
+from concurrent.futures import ThreadPoolExecutor
+import anyio
+
+COPIED = {**os.environ}
+PROGRAM = [sys.executable, "asks.py"]
+
+def told(said):
+    return json.loads(said)
+
+def child(rid, pipe):
+    import asks
+    pipe.send(asks.ask(rid))
+
+def start(task):
+    rid, how = task["rid"], task["how"]
+    run = lambda **options: told(subprocess.run([*PROGRAM, rid], capture_output=True, check=True, **options).stdout)
+    match how:
+        case "run": return run()
+        case "copied-environment": return run(env={**os.environ, "MORE": "1"})
+        case "environment-of-the-import": return run(env=COPIED)
+        case "key-alone": return run(env={"PATH": os.environ["PATH"], "OPENAI_API_KEY": "sk-the-users-own"})
+        case "by-place":
+            places = (-1, None, None, subprocess.PIPE, None, None, True, False, None, {**os.environ})
+            return told(subprocess.Popen([*PROGRAM, rid], *places).communicate()[0])
+        case "executor":
+            with ThreadPoolExecutor() as pool: return pool.submit(run).result()
+        case "multiprocessing":
+            ours, theirs = multiprocessing.Pipe()
+            process = multiprocessing.get_context("spawn").Process(target=child, args=(rid, theirs))
+            process.start(); found = ours.recv(); process.join()
+            return found
+        case "nothing-of-ours": return run(env={"PATH": os.environ["PATH"]})
+        case "elsewhere": return run(env={**os.environ, "OPENAI_BASE_URL": "https://llm.example.com/v1"})
+
+async def start_async(task):
+    rid, how = task["rid"], task["how"]
+    match how:
+        case "asyncio":
+            process = await asyncio.create_subprocess_exec(*PROGRAM, rid, stdout=-1)
+            return told((await process.communicate())[0])
+        case "asyncio-shell":
+            process = await asyncio.create_subprocess_shell(" ".join([*PROGRAM, rid]), stdout=-1, env={**os.environ})
+            return told((await process.communicate())[0])
+        case "anyio": return told((await anyio.run_process([*PROGRAM, rid], env=COPIED)).stdout)
+"""
+ASKS = """
+import json, os, sys, urllib.request
+
+def ask(rid):
+    base = os.environ.get("OPENAI_BASE_URL", "")
+    if "/rollouts/" not in base:
+        return [base, os.environ.get("OPENAI_API_KEY", "")]
+    key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    body = {"model": "m", "messages": [{"role": "user", "content": "RID=" + rid}]}
+    request = urllib.request.Request(base + "/chat/completions", json.dumps(body).encode(), key)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+
+if __name__ == "__main__":
+    print(json.dumps(ask(sys.argv[1])))
+"""
+WAYS = ("run", "copied-environment", "environment-of-the-import", "key-alone", "by-place", "executor", "multiprocessing")
+ASYNC_WAYS = ("asyncio", "asyncio-shell", "anyio")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "starter.py").write_text(STARTER)
+    (tmp_path / "asks.py").write_text(ASKS)
     return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize(("agent", "ways"), [("start", WAYS), ("start_async", ASYNC_WAYS)], ids=["sync", "async"])
+async def test_a_program_that_an_agent_starts_calls_for_the_rollout_that_started_it(
+    folder: Path, agent: str, ways: Sequence[str], concurrency: int
+) -> None:
+    with ScriptedServer(lambda body: {"content": body["messages"][0]["content"]}) as server:
+        for way in ways:
+            for number in range(2):
+                server.add_rollout(f"{way}-{number}", {"how": way, "rid": f"{way}-{number}"})
+        pool = WorkerPool(
+            server.url, server.run_key, f"starter.py:{agent}", workers=1, concurrency=concurrency, base_dir=folder, log_folder=folder
+        )
+        async with pool:
+            await server.wait_finished()
+        results = {rid: server.result(rid) or {} for rid in server.rollout_ids}
+        assert [result["error"] for result in results.values() if result["error"]] == []
+        assert {rid: result["output"] for rid, result in results.items()} == {rid: f"RID={rid}" for rid in results}
+        assert sorted(call.rollout_id or "" for call in server.calls) == sorted(results)
+
+
+@pytest.mark.slow
+async def test_what_the_author_of_a_programs_environment_left_out_or_set_elsewhere_stays_so(folder: Path) -> None:
+    with ScriptedServer(lambda body: {"content": "hi"}) as server:
+        for way in ("nothing-of-ours", "elsewhere"):
+            server.add_rollout(way, {"how": way, "rid": "r"})
+        pool = WorkerPool(server.url, server.run_key, "starter.py:start", workers=1, concurrency=4, base_dir=folder, log_folder=folder)
+        async with pool:
+            await server.wait_finished()
+        outputs = {way: (server.result(way) or {})["output"] for way in server.rollout_ids}
+    assert outputs["nothing-of-ours"] == ["", ""]
+    assert outputs["elsewhere"][0] == "https://llm.example.com/v1"
+
+
+@pytest.mark.slow
+async def test_a_program_may_be_run_without_the_variables_of_telemetry_and_says_why_it_failed_wherever_it_says_so(folder: Path) -> None:
+    told: dict[str, Any] = {}
+    with ScriptedServer(lambda body: {"content": "hi"}) as server:
+        for agent in ("answer", "silent"):
+            server.add_rollout(agent, {"do": "tell"})
+            if agent == "silent":
+                server.add_rollout("failed", {"do": "complain on stdout"})
+            pool = WorkerPool(server.url, server.run_key, f"agent.py:{agent}", workers=1, base_dir=folder, log_folder=folder)
+            async with pool:
+                await server.wait_finished()
+        told = {rid: server.result(rid) or {} for rid in server.rollout_ids}
+    assert "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" in told["answer"]["output"]
+    assert told["silent"]["output"] == []
+    assert "ended with status 1\na line that is no answer\nthe API says: quota exceeded" in told["failed"]["error"]
 
 
 @pytest.mark.slow

@@ -233,6 +233,15 @@ class Redirection:
         endpoint = find_endpoint(self.dialects, path)
         return None if endpoint is None else endpoint[1]
 
+    def is_answered(self, base_url: str) -> bool:
+        """Whether calls to that base URL go to the gateway, or would if a client made them here."""
+        try:
+            parts = urlsplit(base_url)
+            host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:  # no address, and so nobody's
+            return False
+        return self._is_own(host, port) or any(destination.matches(host, port, parts.path) for destination in self._destinations)
+
     def _is_own(self, host: str, port: int) -> bool:
         return self._own.host == host and (self._own.port or port) == port
 

@@ -318,9 +318,10 @@ def _unknown_path(scope: Scope, dialects: tuple[Dialect, ...]) -> Refusal:
 def refuse_unattributed(scope: Scope) -> Refusal:
     """A call outside of any rollout."""
     return Refusal(
-        "this call belongs to no rollout, so it is not answered: the rollout that started it is over, or it comes from a bare thread "
-        "while runtime.concurrency is more than 1; call inside of the agent's function (threads: ThreadPoolExecutor, asyncio.to_thread), "
-        "and from elsewhere send it to the base URL of its rollout's attempt",
+        "this call belongs to no rollout, so it is not answered: the rollout that started it is over, or, while runtime.concurrency is "
+        "above 1, it comes from a bare thread or from a program that it started, or that was started at import or by os.system; call "
+        "inside of the agent's function (threads: ThreadPoolExecutor, asyncio.to_thread; programs: subprocess), and from elsewhere send it "
+        "to the base URL of its rollout's attempt",
         status=403,
         code="no_rollout",
     )

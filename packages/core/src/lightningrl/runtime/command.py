@@ -4,7 +4,7 @@
     answer = command_agent("node", "agent.mjs")      `agent.py`, all of it
 
 stdin        the task's input as JSON, then its end          stdout  its last line is the output
-environment  OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_…    status  not 0 = `agent_error`, with the end of stderr
+environment  OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_…    status  not 0 = `agent_error`, with the end of stderr, or else of stdout
              OTEL_EXPORTER_OTLP_{TRACES,LOGS}_…
 """
 
@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from lightningrl.attribution.redirect import installed_redirection
+from lightningrl.credentials import Mask
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.parent import PR_SET_PDEATHSIG
 from lightningrl.runtime.environment import gateway_environment, telemetry_environment
@@ -28,7 +29,7 @@ from lightningrl.runtime.environment import gateway_environment, telemetry_envir
 __all__ = ["CommandFailed", "command_agent"]
 
 LONGEST_TAIL: Final = 2_000
-"""Characters of stderr in an error."""
+"""Characters of what it said in an error."""
 LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 """Loaded before any program is started: between fork and exec nothing is."""
 
@@ -37,25 +38,31 @@ class CommandFailed(LightningError):
     """The program ended with a status other than 0, or said nothing."""
 
 
-def command_agent(*command: str, environment: Mapping[str, str] | None = None) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+def command_agent(
+    *command: str, environment: Mapping[str, str] | None = None, telemetry: bool = True
+) -> Callable[[Any], Coroutine[Any, Any, Any]]:
     """An agent that runs `command` once for each rollout; relative paths are seen from the recipe's folder.
 
     The output is the last line on stdout that is not blank: read as JSON where it is an object, a list or a quoted string, else taken
     as the text it is. When the rollout's time is over or it is cancelled, the program is killed with all that it started, as long as that
-    stays in its process group; the rest ends with the worker at the latest. `environment` is added to the worker's. Raises ConfigError
+    stays in its process group; the rest ends with the worker at the latest. `environment` is added to the worker's.
+    `telemetry` False = without the variables by which OpenTelemetry's exporters send the program's spans to its attempt. Raises ConfigError
     for an empty command.
     """
     if not command or not all(isinstance(part, str) and part for part in command):
         raise ConfigError(f"command_agent{command!r} names no program; write command_agent('node', 'agent.mjs')")
 
+    more = dict(environment or {})
+
     async def answer(task_input: Any) -> Any:
+        variables, key = _attempt_environment({**os.environ, **more}, telemetry=telemetry)
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, **_attempt_environment({**os.environ, **(environment or {})}), **(environment or {})},
+                env={**os.environ, **variables, **more},
                 process_group=0,
                 preexec_fn=_die_with_worker if LIBC is not None else None,
             )
@@ -67,18 +74,18 @@ def command_agent(*command: str, environment: Mapping[str, str] | None = None) -
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-        sys.stderr.write(complaint.decode(errors="replace"))
+        sys.stderr.write(Mask([key]).text(complaint.decode(errors="replace")))
         return read_output(" ".join(command), process.returncode, said.decode(errors="replace"), complaint.decode(errors="replace"))
 
     return answer
 
 
 def read_output(command: str, status: int | None, said: str, complaint: str) -> Any:
-    """The answer of a program that has ended. Raises CommandFailed with the end of its stderr."""
+    """The answer of a program that has ended. Raises CommandFailed with the end of its stderr, of its stdout where that is blank."""
     lines = [line for line in said.splitlines() if line.strip()]
     if status != 0 or not lines:
         what = f"ended with status {status}" if status != 0 else "said nothing on stdout; print the answer as its last line"
-        raise CommandFailed(f"{command!r} {what}\n{complaint.strip()[-LONGEST_TAIL:]}".strip())
+        raise CommandFailed(f"{command!r} {what}\n{(complaint.strip() or said.strip())[-LONGEST_TAIL:]}".strip())
     answer = lines[-1].strip()
     if answer[0] not in '{["':
         return answer
@@ -88,17 +95,16 @@ def read_output(command: str, status: int | None, said: str, complaint: str) -> 
         return answer
 
 
-def _attempt_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """The attempt's own address and key, also where several attempts run in this worker. Outside of one, what is `given` is left."""
+def _attempt_environment(given: Mapping[str, str], *, telemetry: bool) -> tuple[dict[str, str], str | None]:
+    """Variables with the attempt's own address and key, also where several attempts run in this worker; and that key. Outside of an
+    attempt, what is `given` is left."""
     redirection = installed_redirection()
     rollout = None if redirection is None else redirection.scope.current()
     if redirection is None or rollout is None:
-        return {}
+        return {}, None
     url = redirection.server_url
-    return {
-        **gateway_environment(url, redirection.dialects, rollout.base_path, rollout.key),
-        **telemetry_environment(url, rollout, given),
-    }
+    variables = gateway_environment(url, redirection.dialects, rollout.base_path, rollout.key)
+    return variables | telemetry_environment(url, rollout, given) if telemetry else variables, rollout.key
 
 
 def _die_with_worker() -> None:

@@ -32,6 +32,7 @@ from lightningrl.runtime.attempt import Attempt
 from lightningrl.runtime.environment import rollout_environment
 from lightningrl.runtime.heartbeat import Heart
 from lightningrl.runtime.lifeline import LOST_STATUS, die_with_pipe, kill_own_group, say_first, take_stdin
+from lightningrl.runtime.programs import programs_attributed
 from lightningrl.runtime.report import clean_text
 from lightningrl.runtime.settings import WorkerSettings, decode_settings
 from lightningrl.store.protocol import Lease
@@ -70,6 +71,7 @@ class Workplace:
         with contextlib.ExitStack() as patches:
             redirection.install()
             patches.callback(redirection.uninstall)
+            patches.enter_context(programs_attributed(redirection))
             telemetry = None
             if settings.adapters:
                 from lightningrl.runtime.telemetry import Telemetry, load_adapter
