@@ -52,7 +52,7 @@ def check_key(key: str, where: str) -> str:
 
 
 def names_secret(name: str) -> bool:
-    """Whether a parameter of that name, in an address, has a secret for its value."""
+    """True for a parameter of an address that has a secret for its value."""
     return _SECRET_NAME.fullmatch(re.sub(r"[^a-z]", "", name.lower())) is not None
 
 

@@ -32,11 +32,11 @@ def value_over_tools(call: Transition, tools: Sequence[ToolCall], value_of: Call
     only told to be of the call, however many, may lower that and never raise it; without an asked one's value, the worst of them counts."""
     # Asked and failed: -0.1. An agent that tells 99 more of the call, all of them ok, still has -0.1.
     asked = [value for tool in tools if tool.id in call.tool_call_ids and (value := value_of(tool)) is not None]
-    told = [value for tool in tools if tool.id not in call.tool_call_ids and (value := value_of(tool)) is not None]
+    unasked = [value for tool in tools if tool.id not in call.tool_call_ids and (value := value_of(tool)) is not None]
     of_asked = mean(asked)
-    if not told:
+    if not unasked:
         return of_asked
-    worst = min(told)
+    worst = min(unasked)
     return worst if of_asked is None else min(of_asked, (sum(asked) + worst) / (len(asked) + 1))
 
 

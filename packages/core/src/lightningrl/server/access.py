@@ -72,7 +72,7 @@ class Access:
         return worker
 
     def is_worker(self, request: Request, key: str = "") -> bool:
-        """Whether a worker's key is shown, or the run's. `key`: of the body, instead of the header's. Raises Forbidden for a wrong one."""
+        """True where a worker's key is shown, or the run's; `key` stands in place of the header's. Raises Forbidden for a wrong one."""
         if key:
             self.worker_shown(request, key)
             return True

@@ -136,7 +136,7 @@ class ExportForwarder:
                         asyncio.timeout(TIMEOUT_S),
                         client.stream("POST", self._url, content=content, headers=self._headers) as answer,
                     ):
-                        said, _ = await read_at_most(answer, LONGEST_ANSWER)
+                        words, _ = await read_at_most(answer, LONGEST_ANSWER)
                 except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
                     problem = self._mask.text(f"{type(error).__name__}: {error}").removesuffix(": ")
                 else:
@@ -144,7 +144,7 @@ class ExportForwarder:
                         self.forwarded += count
                         self._is_out = False
                         return
-                    problem = f"it answered {answer.status_code}: {self._mask.text(said.decode(errors='replace'))[:200]!r}"
+                    problem = f"it answered {answer.status_code}: {self._mask.text(words.decode(errors='replace'))[:200]!r}"
                     if answer.status_code not in RETRIED:
                         break
                 if self._is_closing or self._is_out:  # this batch was its chance to come back
