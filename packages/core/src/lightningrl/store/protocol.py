@@ -254,7 +254,7 @@ class RolloutRecord:
 
     @property
     def output(self) -> Any:
-        """What the agent returned in the deciding attempt."""
+        """The answer that the agent returned in the deciding attempt."""
         return None if self.deciding is None else self.deciding.output
 
     @property
