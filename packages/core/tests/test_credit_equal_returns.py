@@ -163,9 +163,29 @@ class TestLastCall(CreditConformance):
     def expected(self, rewards: Sequence[float]) -> list[float]:
         return list(center(rewards))
 
-    @pytest.mark.xfail(reason="it pays the last call alone", strict=True)
-    def test_without_turn_rewards_it_is_the_outcome_method(self) -> None:
-        super().test_without_turn_rewards_it_is_the_outcome_method()
+
+class TestLastCallOfWhichNothingIsSaid(CreditConformance):
+    def make_assigner(self) -> CreditAssigner:
+        return last_call()
+
+
+class Backwards:
+    """Pays for the worse."""
+
+    requires = frozenset({"group"})
+
+    def assign(self, group: TrajectoryGroup) -> Advantages:
+        credit = IdenticalAssignment().assign(group)
+        return tuple(tuple(None if tokens is None else -tokens for tokens in of_rollout) for of_rollout in credit)
+
+
+def test_the_suite_says_that_a_better_outcome_is_credited_less() -> None:
+    class Suite(CreditConformance):
+        def make_assigner(self) -> CreditAssigner:
+            return Backwards()
+
+    with pytest.raises(AssertionError, match=r"outcome 0 is credited .* in all, and -0.5 "):
+        Suite().test_a_better_outcome_is_credited_no_less()
 
 
 class Loud:

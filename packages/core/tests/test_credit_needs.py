@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from lightningrl.credit.needs import Need, check_needs, find_unrecorded, install
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.protocols import Capabilities
-from lightningrl.testing.credit_conformance import CreditConformance
+from lightningrl.testing.credit_conformance import CreditConformance, grpo_advantages
 from lightningrl.testing.groups import make_group
 from lightningrl.training.parts import build_credit
 
@@ -90,3 +90,6 @@ def test_two_needs_of_one_name_are_refused_also_where_one_is_ours(plugins: Plugi
 class TestAnAssignerThatNeedsIt(CreditConformance):
     def make_assigner(self) -> Careful:
         return Careful()
+
+    def expected(self, rewards: Sequence[float]) -> list[float]:
+        return grpo_advantages(rewards)

@@ -1,12 +1,23 @@
 """Plugins: found by entry point or handed over, and named when something is wrong with them."""
 
+import importlib
+import re
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lightningrl.errors import PluginError
+from lightningrl.config import Recipe
+from lightningrl.errors import LightningError, PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
+from lightningrl.protocols import CreditAssigner
+from lightningrl.testing import _factories
+from lightningrl.testing.credit_conformance import CreditConformance
+from lightningrl.training.parts import Parts, build_assigner
+from lightningrl.types import Advantages, TrajectoryGroup
 
 
 def module_with(**hooks: Callable[..., object]) -> types.ModuleType:
@@ -88,3 +99,97 @@ def test_a_broken_entry_point_is_named_with_its_distribution(monkeypatch: pytest
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [broken])
     with pytest.raises(PluginError, match="plugin 'bad' of no_such_module_here cannot be loaded: ModuleNotFoundError"):
         load_plugins()
+
+
+@dataclass(frozen=True)
+class Halves:
+    share: float = 0.5
+
+    requires = frozenset({"group"})
+
+    def assign(self, group: TrajectoryGroup) -> Advantages:
+        raise NotImplementedError
+
+
+def renamed(*, scale: float = 0.5) -> object:
+    return Halves(scale=scale)  # type: ignore[call-arg]
+
+
+def unfinished() -> object:
+    raise SystemExit("not written yet")
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        (renamed, r"TypeError: Halves.__init__\(\) got an unexpected keyword argument 'scale' \(test_plugins.py, line \d+\)"),
+        (unfinished, "SystemExit: not written yet"),
+        (lambda: importlib.import_module("no_such_package"), "ModuleNotFoundError: No module named 'no_such_package'"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("hook", "setting"),
+    [
+        ("lightningrl_credit_assigners", {"credit": {"use": "halves"}}),
+        ("lightningrl_reward_functions", {"rewards": {"right": {"use": "halves"}}}),
+        ("lightningrl_intermediate_rewards", {"intermediate_rewards": {"right": {"use": "halves"}}}),
+        ("lightningrl_credit_needs", {}),
+        ("lightningrl_dialects", {}),
+    ],
+)
+def test_a_factory_that_raises_is_named_with_its_plugin_distribution_and_remedy(
+    hook: str, setting: dict[str, Any], factory: Callable[[], object], said: str, tmp_path: Path
+) -> None:
+    manager = load_plugins()
+    record = Plugin(name="halves", summary="a test", factory=factory)
+    manager.register(module_with(**{hook: lambda: [record]}), distribution="lightningrl-halves 0.3")
+    (tmp_path / "own.py").write_text("def answer(text): ...\ndef right(task, output, trajectory): ...\n", encoding="utf-8")
+    recipe = Recipe.model_validate(
+        {
+            "agent": "own.py:answer",
+            "tasks": {"train": "own.py:answer"},
+            "policy": {"model": "org/model"},
+            "rewards": {"right": {"use": "own.py:right"}},
+            "folder": tmp_path,
+            **setting,
+        }
+    )
+    with pytest.raises(LightningError) as caught:
+        Parts.build(recipe, manager)
+    sentences = str(caught.value).splitlines()
+    assert any(
+        re.match(
+            rf"plugin 'halves' from lightningrl-halves 0.3: its factory raised {said}.*; mend its options or the plugin, or take", sentence
+        )
+        for sentence in sentences
+    ), sentences
+
+
+def test_a_class_of_ones_own_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "own_credit.py").write_text("class Mine:\n    def __init__(self):\n        self.gone\n", encoding="utf-8")
+    with pytest.raises(LightningError, match=r"'own_credit.py:Mine' raised AttributeError: .* \(own_credit.py, line 3\) when it was made"):
+        build_assigner(load_plugins(), "own_credit.py:Mine", {}, tmp_path)
+
+
+def test_a_factory_that_is_no_function_is_refused() -> None:
+    manager = PluginManager()
+    manager.register(
+        module_with(lightningrl_credit_assigners=lambda: [Plugin(name="halves", summary="", factory=Halves())]),  # type: ignore[arg-type]
+        distribution="mine 0.1",
+    )
+    with pytest.raises(PluginError, match="yielded 'halves' with a factory that is no function"):
+        _ = manager.credit_assigners
+
+
+def test_conformance_suites_call_the_factories_of_the_package_that_they_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = load_plugins()
+    record = Plugin(name="halves", summary="a test", factory=renamed)
+    manager.register(module_with(lightningrl_credit_assigners=lambda: [record]), distribution="lightningrl-halves 0.3")
+    monkeypatch.setattr(_factories, "load_plugins", lambda: manager)
+
+    class Suite(CreditConformance):
+        def make_assigner(self) -> CreditAssigner:
+            return Halves()
+
+    with pytest.raises(PluginError, match=r"plugin 'halves' from lightningrl-halves 0\.3: its factory raised TypeError"):
+        Suite().test_installed_factories_make_it()

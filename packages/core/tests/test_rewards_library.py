@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import all_ended, written
+from processes import all_ended, is_alive, written
 from sizes import PATIENCE_S
 
 from lightningrl.config import load_recipe
@@ -201,6 +200,9 @@ async def test_an_answer_that_is_no_number_is_broken_data_for_numeric() -> None:
         (lambda: JsonSchema(schema={"type": "text"}), "reward 'json_schema': `schema` is no JSON schema: 'text' is not valid"),
         (lambda: Execution(command="ls"), 'command \'ls\' is no list of words; write \\["python", "{output}"\\]'),
         (lambda: Execution(command=["ls"], score="stdout"), "score 'stdout' is none of 'status', 'answer', 'number'"),  # type: ignore[arg-type]
+        (lambda: Execution(command=["ls"], range=(0.5, 1.0)), r"gives 0 or 1, and range \[0.5, 1.0\] lacks one; write range = "),
+        (lambda: NamedReward(name="a", function=Exact(), range=(0.0, 1e10)), r"range \[0.0, 10000000000.0\] goes beyond 1e\+09"),
+        (lambda: NamedReward(name="a", function=Exact(), weight=1e300), r"weight 1e\+300 is beyond 1e\+09; set a smaller one"),
         (lambda: Execution(command=["ls"], seconds=0), "seconds 0 is not positive"),
         (lambda: Execution(command=["ls"], folder="no-such"), "no folder '.*no-such'; make it, or leave it out"),
         (
@@ -224,6 +226,13 @@ def test_without_jsonschema_it_is_said_what_to_install(monkeypatch: pytest.Monke
 
 
 # ---------------------------------------------------------------------- a declared range
+
+
+@pytest.mark.parametrize("value", [1e308, -1e155, 1.1e9, 10**12])
+async def test_a_value_whose_square_or_sum_is_no_number_is_a_failure_and_not_a_reward(value: float) -> None:
+    """A validation of 1e308 was inf, and advantages of 1e155 were 0."""
+    assert await run(lambda *_: value, "4") == (None, f"mine: returned {float(value)!r}, beyond 1e+09, which no reward may; scale it")
+    assert await run(lambda *_: 1e9, "4") == (1e9, None)
 
 
 @pytest.mark.parametrize("value", [1.5, -0.1, 1e300])
@@ -273,18 +282,87 @@ def test_code_and_what_a_program_is_told_are_no_programs_that_have_to_be_there(w
 async def test_its_output_is_compared_with_the_answer_or_read_as_a_number() -> None:
     assert await run(Execution(command=[PYTHON, "-I", "{output}"], score="answer"), "print(2 + 2)") == (1.0, None)
     assert await run(Execution(command=[PYTHON, "-I", "{output}"], score="answer"), "print(5)") == (0.0, None)
+    assert await run(Execution(command=["bash", "-c", "cat {task}"], score="answer"), "4", {"a": 1}) == (0.0, None)
     check = "import json, sys; print('looking'); print(len(sys.stdin.read()) / json.load(open(sys.argv[1]))['answer'])"
     reward = Execution(command=[PYTHON, "-c", check, "{task}"], score="number")
     assert await run(reward, "abc", 4) == (0.75, None)
 
 
-async def test_a_command_that_says_no_number_or_is_not_there_fails_and_is_no_zero() -> None:
-    _, failure = await run(Execution(command=["echo", "good"], score="number"), "4")
-    assert failure == "mine: ValueError: the command's last line is 'good', no number; print one, or set score = 'status'"
+async def test_a_command_that_is_not_there_fails_and_is_no_zero() -> None:
     value, failure = await run(Execution(command=["no-such-command"]), "4")
     assert value is None
     assert failure is not None
     assert "no-such-command" in failure
+
+
+FAILS = {
+    "says no number": "print('good')",
+    "says nothing": "",
+    "says an empty line": "print(' ')",
+    "says nan": "print('nan')",
+    "says infinity": "print('-inf')",
+    "says more than there is": "print(1e308)",
+    "says a number that is none": "print('9' * 5000)",
+    "says no text": "import sys\nsys.stdout.buffer.write(b'\\xff\\xfe\\x00')",
+    "fails": "print(1)\nraise SystemExit(3)",
+    "kills itself": "import os\nprint(1, flush=True)\nos.kill(os.getpid(), 9)",
+    "stops itself": "import os\nprint(1, flush=True)\nos.kill(os.getpid(), 19)",
+    "kills who waits for it": "import os\nprint(1, flush=True)\nos.kill(os.getppid(), 9)",
+    "writes without end": "while True: print(1)",
+    "closes its output and stays": "import os, time\nos.close(1)\ntime.sleep(100_000)",
+    "takes too long": "import time\nprint(1, flush=True)\ntime.sleep(100_000)",
+}
+
+
+@pytest.mark.parametrize("how", FAILS)
+async def test_a_program_that(how: str) -> None:
+    """Is worth nothing, or the least, whatever it does: a reward that fails would take its rollout out of the comparison."""
+    seconds = 1.5 if how in ("stops itself", "closes its output and stays", "takes too long") else 20.0
+    command = [PYTHON, "-I", "{output}"]
+    least = Execution(command=command, score="number", seconds=seconds, range=(-2.0, 1.0))
+    assert await run(least, FAILS[how], range=(-2.0, 1.0)) == (-2.0, None)
+    if seconds == 20.0:
+        assert await run(Execution(command=command, score="number", seconds=seconds), FAILS[how]) == (0.0, None)
+
+
+async def test_one_that_takes_longer_than_the_reward_may_is_too_late_as_well() -> None:
+    reward = Execution(command=[PYTHON, "-I", "{output}"], seconds=PATIENCE_S)
+    assert await run(reward, FAILS["takes too long"], timeout_s=1.0) == (0.0, None)
+
+
+@pytest.mark.parametrize("score", ["status", "answer", "number"])
+async def test_a_models_program_does_not_lie_beside_its_answer(score: Any) -> None:
+    looks = """
+import os
+answer, seen = "the" + "-answer", ""
+for folder, _, files in os.walk(os.path.dirname(os.getcwd())):
+    seen += "".join(open(os.path.join(folder, name), errors="replace").read() for name in files)
+raise SystemExit(print(answer if SCORE == "answer" else 0.5) if answer not in seen else "seen")
+"""
+    value = 0.5 if score == "number" else 1.0
+    program = looks.replace("SCORE", repr(score))
+    assert await run(Execution(command=[PYTHON, "-I", "{output}"], score=score), program, "the-answer") == (value, None)
+
+
+async def test_a_program_of_ones_own_is_given_the_task_where_its_command_asks_for_it_and_the_answer_unless_that_is_compared() -> None:
+    looks = "import json, os, sys; print(sorted(json.load(open(sys.argv[1]))), [n for n in os.listdir('..') if 'task' in n])"
+    for score, known in (("answer", "['id', 'input', 'metadata'] []"), ("answer", "['answer', 'id', 'input', 'metadata'] []")):
+        reward = Execution(command=[PYTHON, "-c", looks, "{task}"], score=score)  # type: ignore[arg-type]
+        assert await run(reward, "x", known) == (float("answer" not in known), None)
+    told = "import json, sys; sys.exit(json.load(open(sys.argv[1]))['answer'] != '4')"
+    assert await run(Execution(command=[PYTHON, "-c", told, "{task}"]), "x", "4") == (1.0, None)
+
+
+async def test_what_leaves_its_session_is_stopped_as_well(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    leaves = (
+        "import os, time\n"
+        "if not os.fork():\n    os.setsid()\n    if os.fork(): os._exit(0)\n    os.closerange(0, 3)\n"
+        f"    open({str(started)!r}, 'w').write(str(os.getpid()))\n    time.sleep(100_000)\n"
+        f"while not os.path.exists({str(started)!r}): time.sleep(0.01)\n"
+    )
+    async with all_ended(started):
+        assert await run(Execution(command=[PYTHON, "-I", "{output}"], seconds=PATIENCE_S), leaves, timeout_s=PATIENCE_S) == (1.0, None)
 
 
 async def test_what_runs_too_long_or_writes_too_much_is_stopped_with_all_that_it_started(tmp_path: Path) -> None:
@@ -315,8 +393,7 @@ async def test_a_command_that_reads_nothing_and_one_cancelled_leave_nothing_behi
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(pid_file.read_text()), 0)
+        assert not is_alive(int(pid_file.read_text()))
     assert [path.name for path in tmp_path.iterdir()] == ["pid"]
 
 

@@ -1,4 +1,5 @@
-"""Processes that a worker has started, whatever group they are in now: found by session and by a mark in their environment, and killed.
+"""Processes that a worker or a reward has started, whatever group they are in now: found by session and by a mark in their environment,
+and killed.
 
 worker ── leads ──► session ─┬─ its own group: the agent's forks and pools
    │                         └─ groups of programs (`command_agent`), with what these started
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MARK", "kill_descendants", "make_mark"]
+__all__ = ["MARK", "kill_children", "kill_descendants", "make_mark"]
 
 MARK: Final = "LIGHTNINGRL_WORKER_PROCESS"
 """The variable that holds a worker's mark. Whoever clears it and leaves the session is not found."""
@@ -44,17 +45,34 @@ def kill_descendants(leader: int, mark: str) -> None:
         time.sleep(PAUSE_S)
 
 
-def _list_living() -> Iterator[int]:
-    """All processes but zombies."""
+def kill_children() -> None:
+    """Kill all children of this process, and those that it adopts where it is a subreaper (Linux). Returns when there are none, or after a
+    second."""
+    for _ in range(ROUNDS):
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for pid in _list_living(os.getpid()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(PAUSE_S)
+
+
+def _list_living(parent: int | None = None) -> Iterator[int]:
+    """All processes but zombies; only children of `parent`, where it is given."""
     if sys.platform != "linux":
-        listed = subprocess.run(["/bin/ps", "-axo", "pid=,stat="], capture_output=True, text=True, check=False).stdout
-        yield from (int(line.split()[0]) for line in listed.splitlines() if "Z" not in line)
+        listed = subprocess.run(["/bin/ps", "-axo", "pid=,ppid=,stat="], capture_output=True, text=True, check=False).stdout
+        for pid, its_parent, state in (line.split() for line in listed.splitlines()):
+            if "Z" not in state and parent in (None, int(its_parent)):
+                yield int(pid)
         return
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                state = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()[0]
-                if state not in (b"Z", b"X"):
+                state, its_parent = Path(entry.path, "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:2]
+                if state not in ("Z", "X") and parent in (None, int(its_parent)):
                     yield int(entry.name)
 
 

@@ -99,7 +99,7 @@ DIALECTS: Final = (
 
 def build_dialects(plugins: PluginManager) -> tuple[Dialect, ...]:
     """Core's and the installed ones. Raises ConfigError where two answer one path."""
-    dialects = (*DIALECTS, *(plugin.factory() for plugin in plugins.dialects.values()))
+    dialects = (*DIALECTS, *(plugin.build() for plugin in plugins.dialects.values()))
     owners: dict[str, str] = {}
     for dialect in dialects:
         endpoints = (*dialect.endpoints, *dialect.counting, *dialect.forwarded)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from lightningrl.errors import PluginError, describe_raised
+from lightningrl.errors import LightningError, PluginError, describe_raised
 
 if TYPE_CHECKING:
     from lightningrl.config import Recipe
@@ -48,6 +48,18 @@ class Plugin:
     """Raises ConfigError for a recipe that this trainer backend cannot honour, before anything heavy starts."""
     distribution: str = field(default="", compare=False)
     """Filled in by the manager: distribution and version that brought it."""
+
+    def build(self, **options: Any) -> Any:
+        """Call the factory. Raises PluginError where it raises, but for errors that are meant for a person."""
+        try:
+            return self.factory(**options)
+        except LightningError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise PluginError(
+                f"plugin {self.name!r} from {self.distribution or 'the recipe'}: its factory raised {describe_raised(error)}; "
+                "mend its options or the plugin, or take another (`lightningrl plugins` lists what is installed)"
+            ) from error
 
 
 class HookSpecs:
@@ -247,6 +259,10 @@ class PluginManager:
                     raise PluginError(
                         f"plugin from {distribution}: {hook} yielded {type(record).__name__}, not Plugin; "
                         "yield Plugin(name=…, summary=…, factory=…)"
+                    )
+                if not callable(record.factory):
+                    raise PluginError(
+                        f"plugin from {distribution}: {hook} yielded {record.name!r} with a factory that is no function; write one in it"
                     )
                 if record.name in found:
                     raise PluginError(

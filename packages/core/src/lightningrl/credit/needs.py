@@ -96,7 +96,7 @@ PLUGINS = tuple(Plugin(name=name, summary=need.remedy, factory=partial(NEEDS.get
 
 def installed_needs(plugins: PluginManager) -> dict[str, Need]:
     """Those of core and of installed distributions."""
-    return {name: plugin.factory() for name, plugin in plugins.records("lightningrl_credit_needs").items()}
+    return {name: plugin.build() for name, plugin in plugins.records("lightningrl_credit_needs").items()}
 
 
 def check_needs(

@@ -1,25 +1,33 @@
 """Reward by running a command of yours on what the agent returned, in a process of its own with bounded time and output.
 
-text ─► FOLDER/output.txt, task ─► FOLDER/task.json ─► command {output} {task}, text on stdin ─► exit status | stdout ─► reward
+text ─► FOLDER/output.txt ─► command {output} {task}, text on stdin ─► exit status | stdout ─► reward
+task ─► a folder of its own, where the command has `{task}` alone; with `answer`, unless the answer is what stdout is compared with
 
-It is no sandbox: what a model wrote runs with your rights. Put one into the command (`docker run --network none …`, `bwrap …`).
+It is no sandbox: what a model wrote runs with your rights. It can read your files, the environment of your processes in /proc (and the keys
+of providers there), and reach the network. Put a sandbox into the command (`docker run --network none …`, `bwrap …`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import ctypes
 import json
 import os
+import select
 import signal
+import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightningrl.clean import clean_text
+from lightningrl.descendants import MARK, kill_children
 from lightningrl.errors import ConfigError
 from lightningrl.rewards.fields import Extract, answers_of, pick, text_of
+from lightningrl.rewards.processes import is_function_process, scratch_prefix
+from lightningrl.rewards.value import Range, is_allowed
 from lightningrl.types import Task, Trajectory
 
 __all__ = ["Execution", "Score"]
@@ -27,8 +35,9 @@ __all__ = ["Execution", "Score"]
 Score = Literal["status", "answer", "number"]
 MOST_OUTPUT = 64 * 1024
 """Bytes of stdout; a command that writes more is stopped."""
-_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV")
-"""Of the environment: no key of a provider reaches what a model wrote."""
+_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV", MARK)
+"""Variables that the command is given: no key of a provider is among them."""
+_PR_SET_CHILD_SUBREAPER = 36
 _INTERPRETERS = ("python", "bash", "sh", "node")
 _PROGRAMS = (".py", ".sh", ".js")
 _CODE = ("-c", "-e", "-m")
@@ -40,9 +49,10 @@ class Execution:
 
     score = "status"    1.0 for exit status 0, else 0.0
     score = "answer"    1.0 for exit status 0 and the task's answer on stdout, else 0.0
-    score = "number"    the number on the last line of stdout; 0.0 for another exit status than 0
+    score = "number"    the number on the last line of stdout
 
-    Too late, too much output: 0.0. A command that cannot be started, or that says no number: the reward fails.
+    A program is not to gain by what it does: killed, too late, too much output, another exit status for a number, no number, one that is
+    not finite or out of range is 0.0, or the least of a declared range. A command that cannot be started is yours: the reward fails.
     """
 
     def __init__(
@@ -56,15 +66,21 @@ class Execution:
         seconds: float = 10.0,
         folder: str | None = None,
         recipe_folder: Path | str = ".",
+        range: Range | None = None,  # noqa: A002
     ) -> None:
         """`command`: `{output}` and `{task}` stand for files with the text and with the task as JSON, `{recipe}` for the recipe's folder.
-        It runs in `folder` (relative to the recipe's), or in an empty one that is removed afterwards. `seconds` it may take."""
+        It runs in `folder` (relative to the recipe's), or in an empty one that is removed afterwards. `seconds` it may take. `range`: the
+        reward's."""
         if isinstance(command, str) or not command:
             raise ConfigError(f'reward \'execution\': command {command!r} is no list of words; write ["python", "{{output}}"]')
         if score not in get_args(Score):
             raise ConfigError(f"reward 'execution': score {score!r} is none of {', '.join(map(repr, get_args(Score)))}")
         if not seconds > 0:
             raise ConfigError(f"reward 'execution': seconds {seconds!r} is not positive")
+        if range is not None and score != "number" and not range[0] <= 0.0 < 1.0 <= range[1]:
+            raise ConfigError(
+                f"reward 'execution': score {score!r} gives 0 or 1, and range {list(range)!r} lacks one; write range = [0, 1]"
+            )
         base = Path(recipe_folder).resolve()
         where = None if folder is None else base / folder
         if where is not None and not where.is_dir():
@@ -79,60 +95,60 @@ class Execution:
         self.answer_field = answer_field
         self.seconds = seconds
         self.folder = where
+        self.range = range
+        self.worst = 0.0 if range is None or score != "number" else range[0]
+        """The reward of a program that fails, whatever it does: also where it kills the process that waits for it."""
         self._extract = Extract(extract)
 
-    async def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
+    def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
         right = [text_of(answer).strip() for answer in answers_of(task, self.answer_field)] if self.score == "answer" else []
-        with tempfile.TemporaryDirectory(prefix="lightningrl-", ignore_cleanup_errors=True) as scratch:
-            status, said = await self._run(task, self._extract(text_of(pick(output, self.field))), Path(scratch))
+        with tempfile.TemporaryDirectory(prefix=scratch_prefix(), ignore_cleanup_errors=True) as scratch:
+            status, stdout = self._run(task, self._extract(text_of(pick(output, self.field))), Path(scratch))
         if status != 0:
-            return 0.0
+            return self.worst
         if self.score == "status":
             return 1.0
         if self.score == "answer":
-            return float(said.strip() in right)
-        last = said.strip().rpartition("\n")[2]
+            return float(stdout.strip() in right)
         try:
-            return float(last)
+            number = float(stdout.strip().rpartition("\n")[2])
         except ValueError:
-            raise ValueError(f"the command's last line is {last[:80]!r}, no number; print one, or set score = 'status'") from None
+            return self.worst
+        return number if is_allowed(number, self.range) else self.worst
 
-    async def _run(self, task: Task, text: str, scratch: Path) -> tuple[int | None, str]:
+    def _run(self, task: Task, text: str, scratch: Path) -> tuple[int | None, str]:
         """Exit status, None where it was stopped, and stdout."""
-        files = {"{output}": scratch / "output.txt", "{task}": scratch / "task.json"}
-        text = clean_text(text)
-        files["{output}"].write_text(text, encoding="utf-8")
-        told = {"id": task.id, "input": task.input, "answer": task.answer, "metadata": dict(task.metadata)}
-        files["{task}"].write_text(json.dumps(told, default=str), encoding="utf-8")
-        command = [_fill(word, files) for word in self.command]
+        files = {"{output}": scratch / "output.txt"}
+        files["{output}"].write_text(clean_text(text), encoding="utf-8")
         (scratch / "work").mkdir()
-        reading, writing = os.pipe()
-        try:
-            with files["{output}"].open("rb") as given:
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    stdin=given,
-                    stdout=writing,
-                    stderr=asyncio.subprocess.DEVNULL,
-                    cwd=self.folder or scratch / "work",
-                    env={name: os.environ[name] for name in _KEPT if name in os.environ},
-                    start_new_session=True,
-                )
-        except BaseException:
-            os.close(reading)
-            raise
-        finally:
-            os.close(writing)
-        status, said = None, None
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.seconds):
-                    said = await _read(reading)
-                    status = None if said is None else await process.wait()
-        finally:
-            _kill(process)  # and whatever it started
-            await process.wait()
-        return status, (said or b"").decode("utf-8", "replace")
+        with contextlib.ExitStack() as stack:
+            if any("{task}" in word for word in self.command):
+                folder = tempfile.TemporaryDirectory(prefix=scratch_prefix(), ignore_cleanup_errors=True)
+                files["{task}"] = Path(stack.enter_context(folder)) / "task.json"
+                shown = {"id": task.id, "input": task.input, "metadata": dict(task.metadata)}
+                if self.score != "answer":
+                    shown["answer"] = task.answer
+                files["{task}"].write_text(json.dumps(shown, default=str), encoding="utf-8")
+            if is_function_process():  # what leaves the command's session becomes a child of this process
+                ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            process = subprocess.Popen(
+                [_fill(word, files) for word in self.command],
+                stdin=stack.enter_context(files["{output}"].open("rb")),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=self.folder or scratch / "work",
+                env={name: os.environ[name] for name in _KEPT if name in os.environ},
+                start_new_session=True,
+            )
+            until = time.monotonic() + self.seconds
+            try:
+                stdout = _read(process, until)
+                status = None if stdout is None else process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                status, stdout = None, None
+            finally:
+                _kill(process)
+            return status, (stdout or b"").decode("utf-8", "replace")
 
 
 def _missing_program(command: Sequence[str], folder: Path | None) -> str | None:
@@ -155,20 +171,28 @@ def _fill(word: str, files: dict[str, Path]) -> str:
     return word
 
 
-async def _read(pipe: int) -> bytes | None:
-    """All that is written to a pipe, which is closed then; None where it is too much."""
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb"))
-    said = b""
-    try:
-        while len(said) <= MOST_OUTPUT and (chunk := await reader.read(16 * 1024)):
-            said += chunk
-    finally:
-        transport.close()
-    return said if len(said) <= MOST_OUTPUT else None
+def _read(process: subprocess.Popen[bytes], until: float) -> bytes | None:
+    """All that it writes; None where that is too much. Raises TimeoutExpired."""
+    assert process.stdout is not None
+    stdout = b""
+    while True:
+        left = until - time.monotonic()
+        if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+            raise subprocess.TimeoutExpired(process.args, left)
+        chunk = os.read(process.stdout.fileno(), 16 * 1024)
+        stdout += chunk
+        if len(stdout) > MOST_OUTPUT:
+            return None
+        if not chunk:
+            return stdout
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With all that it started: its session, and in a reward's own process what has left that."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+    if is_function_process():
+        kill_children()

@@ -17,23 +17,26 @@ import json
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from lightningrl.descendants import MARK, kill_descendants, make_mark
-from lightningrl.errors import describe_raised
+from lightningrl.errors import RewardError, describe_raised
 from lightningrl.parent import die_with_parent
 from lightningrl.rewards.threads import DaemonThreads
 
-__all__ = ["FunctionProcesses", "ProcessEnded", "is_function_process"]
+__all__ = ["FunctionProcesses", "ProcessEnded", "is_function_process", "scratch_prefix"]
 
 PATIENCE_S: Final = 1.0
 """A call that has waited so long for its turn is given another process, up to the limit: quick functions keep to one, and its state."""
@@ -53,6 +56,12 @@ class ProcessEnded(Exception):
 def is_function_process() -> bool:
     """Whether this process is there for one function, and has nothing else to do."""
     return [os.getpid()] == _OURS and threading.current_thread() is threading.main_thread()
+
+
+def scratch_prefix() -> str:
+    """The beginning of the names of folders for temporary files (`tempfile`), which go with the process that made them, also where it is
+    killed."""
+    return f"lightningrl-{os.environ[MARK]}-" if is_function_process() else "lightningrl-"
 
 
 class FunctionProcesses:
@@ -218,7 +227,7 @@ class _ForkServer:
             except OSError:
                 answer = b""
         if not answer:
-            raise ProcessEnded("the process that starts the rewards' processes has ended; start the run anew, with --resume")
+            raise RewardError("the process that starts the rewards' processes has ended; go on with --resume")
         return answer.decode()
 
 
@@ -281,6 +290,8 @@ def _end(pid: int, mark: str) -> str:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     kill_descendants(pid, mark)
+    for folder in Path(tempfile.gettempdir()).glob(f"lightningrl-{mark}-*"):
+        shutil.rmtree(folder, ignore_errors=True)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status >= 0:
         return f"its process ended with status {status}"

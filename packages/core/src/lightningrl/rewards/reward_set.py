@@ -19,6 +19,7 @@ from typing import Any
 from lightningrl.beside import is_being_cancelled
 from lightningrl.clean import one_line
 from lightningrl.errors import ConfigError, RewardError, describe_raised
+from lightningrl.rewards.execution import Execution
 from lightningrl.rewards.processes import FunctionProcesses, ProcessEnded
 from lightningrl.rewards.value import BadValue, Range, check_range, read_value
 from lightningrl.rewards.weights import RewardWeights, WeightedReward
@@ -144,7 +145,10 @@ class RewardSet:
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
-            if isinstance(error, TimeoutError) and limit.expired():
+            is_late = isinstance(error, TimeoutError) and limit.expired()
+            if isinstance(reward.function, Execution) and (is_late or isinstance(error, ProcessEnded)):
+                return reward.function.worst  # a model's program did it
+            if is_late:
                 raise _failed(reward, f"no answer within {reward.timeout_s:g} s; raise rewards.{reward.name}.timeout_s") from None
             raise _failed(reward, str(error) if isinstance(error, ProcessEnded) else describe_raised(error)) from error
         if verdict.defect is not None:

@@ -5,7 +5,6 @@ trajectory ─► function(trajectory): one value per call ─► checked ─►
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -13,7 +12,7 @@ from typing import Any, Literal, get_args
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.rewards.potential import Joins, shape
 from lightningrl.rewards.tool_status import ToolStatusShaping
-from lightningrl.rewards.value import Range, check_range, read_value
+from lightningrl.rewards.value import Range, check_range, check_weight, read_value
 from lightningrl.types import Trajectory
 
 __all__ = ["Form", "TurnReward"]
@@ -40,8 +39,7 @@ class TurnReward:
 
     def __post_init__(self) -> None:
         check_range(f"intermediate reward {self.name!r}", self.range)
-        if not math.isfinite(self.weight):
-            raise ConfigError(f"intermediate reward {self.name!r}: weight {self.weight!r} is not a finite number; set one, such as 1.0")
+        check_weight(f"intermediate reward {self.name!r}", self.weight)
         if not 0.0 <= self.gamma <= 1.0:
             raise ConfigError(f"intermediate reward {self.name!r}: gamma {self.gamma!r} is not between 0 and 1; leave it to the credit")
         if self.joins not in get_args(Joins):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.types import Trajectory
 
-__all__ = ["BadValue", "Range", "check_range", "read_value"]
+__all__ = ["GREATEST", "BadValue", "Range", "check_range", "check_weight", "is_allowed", "read_value"]
 
 Range = tuple[float, float]
 """Least and most, both allowed."""
+GREATEST: Final = 1e9
+"""No reward, weight or end of a range is beyond it, up or down: sums, squares and deviations of greater ones are no numbers."""
 
 
 class BadValue(Exception):
@@ -23,13 +25,31 @@ class BadValue(Exception):
 
 def check_range(what: str, range: Range | None) -> None:  # noqa: A002
     """Raise ConfigError for what is no range."""
-    if range is not None and not range[0] < range[1]:  # NaN is not, either
+    if range is None:
+        return
+    if not range[0] < range[1]:  # NaN is not, either
         raise ConfigError(f"{what}: range {list(range)!r} is none; write the least value, then a greater one: range = [0, 1]")
+    if not -GREATEST <= range[0] < range[1] <= GREATEST:
+        raise ConfigError(f"{what}: range {list(range)!r} goes beyond {GREATEST:g}, which no reward may; write a smaller one")
+
+
+def check_weight(what: str, weight: float) -> None:
+    """Raise ConfigError for what is no weight."""
+    if not math.isfinite(weight):
+        raise ConfigError(f"{what}: weight {weight!r} is not a finite number; set one, such as 1.0")
+    if abs(weight) > GREATEST:
+        raise ConfigError(f"{what}: weight {weight!r} is beyond {GREATEST:g}; set a smaller one, such as 1.0")
+
+
+def is_allowed(number: float, range: Range | None) -> bool:  # noqa: A002
+    """Whether a reward may be this number."""
+    least, most = range or (-GREATEST, GREATEST)
+    return least <= number <= most
 
 
 def read_value(value: Any, *, what: str, trajectory: Trajectory, range: Range | None = None) -> float | None:  # noqa: A002
-    """The value as a float. Raises RewardError for another type, which is the function's own defect; BadValue where it is not finite, or
-    out of range."""
+    """The value as a float. Raises RewardError for another type, which is the function's own defect; BadValue where it is not finite,
+    beyond `GREATEST`, or out of range."""
     if value is None:
         return None
     if not isinstance(value, (numbers.Real, np.bool_)):
@@ -43,8 +63,10 @@ def read_value(value: Any, *, what: str, trajectory: Trajectory, range: Range | 
         number = math.inf
     if not math.isfinite(number):
         raise BadValue(f"returned {number!r}; return a finite float, or None where it has nothing to say")
-    if range is not None and not range[0] <= number <= range[1]:
-        raise BadValue(f"returned {number!r}, outside of its range [{range[0]:g}, {range[1]:g}]; mend the reward, or the range")
+    if not is_allowed(number, range):
+        if range is not None:
+            raise BadValue(f"returned {number!r}, outside of its range [{range[0]:g}, {range[1]:g}]; mend the reward, or the range")
+        raise BadValue(f"returned {number!r}, beyond {GREATEST:g}, which no reward may; scale it")
     return number
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightningrl.errors import ConfigError
+from lightningrl.rewards.value import check_weight
 from lightningrl.roles import is_role_among
 
 __all__ = ["RewardWeights", "WeightedReward"]
@@ -23,8 +23,7 @@ class WeightedReward:
     """Roles that it pays; None = all."""
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.weight):
-            raise ConfigError(f"reward {self.name!r}: weight {self.weight!r} is not a finite number; set one, such as 1.0")
+        check_weight(f"reward {self.name!r}", self.weight)
 
 
 class RewardWeights:

@@ -63,7 +63,7 @@ def build_launcher(runtime: RuntimeConfig, plugins: PluginManager) -> WorkerLaun
     """The launcher that the recipe names, with its settings; nothing is started."""
     check_launcher(runtime, plugins)
     options: Mapping[str, Any] = runtime.launchers.get(runtime.launcher, {})
-    launcher = plugins.find("lightningrl_worker_launchers", runtime.launcher).factory(**options)
+    launcher = plugins.find("lightningrl_worker_launchers", runtime.launcher).build(**options)
     if not isinstance(launcher, WorkerLauncher):
         raise PluginError(f"worker launcher {runtime.launcher!r} has no start, stop or describe; see lightningrl.runtime.launcher")
     return launcher

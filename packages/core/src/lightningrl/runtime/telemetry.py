@@ -75,11 +75,13 @@ def load_adapter(name: str) -> Adapter:
 
         plugin = load_plugins().find("lightningrl_adapters", name)
         try:
-            adapter = plugin.factory()
-        except ImportError as error:
+            adapter = plugin.build()
+        except PluginError as error:
+            if not isinstance(error.__cause__, ImportError):
+                raise
             raise PluginError(
-                f"adapter {name!r} cannot find its framework: {error}; install it, or the versions that the adapter was tested with: "
-                f"pip install '{plugin.distribution.partition(' ')[0]}[instruments]'"
+                f"adapter {name!r} cannot find its framework: {error.__cause__}; install it, or the versions that the adapter was tested "
+                f"with: pip install '{plugin.distribution.partition(' ')[0]}[instruments]'"
             ) from error
     missing = [method for method in ("instrument", "uninstrument", "call_origin") if not callable(getattr(adapter, method, None))]
     if missing:

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TypeVar
 
@@ -155,7 +156,7 @@ def open_sqlite(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) -> Dat
         insert=sqlite.insert,
         means=lambda error: _means_sqlite(error, str(path)),
         errors=(SQLAlchemyError, sqlite3.Error, OSError),
-        unlock=lock.close if lock is not None else lambda: None,
+        unlock=partial(_unlock_file, lock) if lock is not None else lambda: None,
     )
 
 
@@ -216,6 +217,14 @@ def _lock_file(path: Path) -> IO[bytes] | None:
         raise
     os.set_inheritable(lock.fileno(), False)
     return lock
+
+
+def _unlock_file(lock: IO[bytes]) -> None:
+    import fcntl
+
+    if not lock.closed:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # closed alone, it would be held by processes that were forked meanwhile
+    lock.close()
 
 
 def _open_private(path: Path) -> IO[bytes]:

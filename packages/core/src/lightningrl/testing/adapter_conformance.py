@@ -28,6 +28,7 @@ from lightningrl.attribution.redirect import Redirection
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope
 from lightningrl.runtime.telemetry import Telemetry
 from lightningrl.telemetry import semconv
+from lightningrl.testing._factories import call_factories
 from lightningrl.testing._pytest import pytest
 from lightningrl.testing.scripted_server import RecordedCall, RecordedSpan, ScriptedServer
 from lightningrl.types import ToolStatus
@@ -152,6 +153,9 @@ class AdapterConformance:
     def tool_agent(self) -> AgentFunction:
         """A sync agent that sends its text as the user's message; its tools are `add(a: int, b: int)`, and `fail()`, which raises."""
         raise NotImplementedError
+
+    def test_installed_factories_make_it(self) -> None:
+        call_factories("lightningrl_adapters", self.create_adapter())
 
     @pytest.fixture
     def process(self) -> Iterator[InstrumentedProcess]:

@@ -10,6 +10,7 @@ A deviation is an override marked `xfail(reason="…")`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import statistics
@@ -25,12 +26,19 @@ from lightningrl.credit.needs import installed_needs
 from lightningrl.credit.samples import Rows, build_samples
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, GroupWitness, Services, Witness
+from lightningrl.testing._factories import call_factories
 from lightningrl.testing._pytest import pytest
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.testing.scripted_services import ScriptedServices
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
 
-__all__ = ["CreditConformance"]
+__all__ = ["CreditConformance", "grpo_advantages"]
+
+
+def grpo_advantages(rewards: Sequence[float]) -> list[float]:
+    """GRPO's, one per trajectory: the distance from the mean, in standard deviations."""
+    mean, std = statistics.fmean(rewards), statistics.stdev(rewards)
+    return [(reward - mean) / (std + 1e-6) for reward in rewards]
 
 
 class CreditConformance:
@@ -49,10 +57,10 @@ class CreditConformance:
         """A fresh assigner."""
         raise NotImplementedError
 
-    def expected(self, rewards: Sequence[float]) -> list[float]:
-        """Advantages of a group without turn rewards, one per trajectory. GRPO's, unless overridden."""
-        mean, std = statistics.fmean(rewards), statistics.stdev(rewards)
-        return [(reward - mean) / (std + 1e-6) for reward in rewards]
+    def expected(self, rewards: Sequence[float]) -> list[float] | None:
+        """Advantages of a group without turn rewards, one per trajectory; of an assigner that tells calls apart, those of rollouts with one
+        call. None, unless overridden = only what holds for every assigner is asked."""
+        return None
 
     def scored_group(self) -> TrajectoryGroup:
         """A group with different lengths, turn rewards and returns."""
@@ -93,6 +101,9 @@ class CreditConformance:
             if one.evidence is not None:
                 check_evidence(one.evidence, one)
         return replace(group, trajectories=heard)
+
+    def test_installed_factories_make_it(self) -> None:
+        call_factories("lightningrl_credit_assigners", self.make_assigner())
 
     def test_requirements_are_known(self) -> None:
         requires = self.make_assigner().requires
@@ -233,11 +244,27 @@ class CreditConformance:
         assert self._assign(TrajectoryGroup(id="empty", trajectories=())) == ()
 
     def test_without_turn_rewards_it_is_the_outcome_method(self) -> None:
-        group = make_group(*((reward,) * (1 + i % 3) for i, reward in enumerate(self.outcomes)))
-        for credit, expected in zip(self._assign(group), self.expected(self.outcomes), strict=True):
-            for advantages in credit:
-                assert advantages is not None
-                np.testing.assert_allclose(advantages, expected, atol=1e-6, rtol=1e-6)
+        """Where nothing tells calls apart: of rollouts with one call, where the assigner does by their position."""
+        expected = self.expected(self.outcomes)
+        if expected is None:
+            pytest.skip("it does not say what it expects")
+        advantages = self._assign(make_group(*((reward,) * (1 + i % 3) for i, reward in enumerate(self.outcomes))))
+        if any(len({float(value) for tokens in credit if tokens is not None for value in tokens}) > 1 for credit in advantages):
+            advantages = self._assign(make_group(*((reward,) for reward in self.outcomes)))
+        for credit, value in zip(advantages, expected, strict=True):
+            for tokens in credit:
+                assert tokens is not None
+                np.testing.assert_allclose(tokens, value, atol=1e-6, rtol=1e-6)
+
+    def test_a_better_outcome_is_credited_no_less(self) -> None:
+        """Of rollouts of one length and without turn rewards, whatever share each call has."""
+        advantages = self._assign(make_group(*((reward,) * 3 for reward in self.outcomes)))
+        totals = [sum(float(np.mean(tokens)) for tokens in credit if tokens is not None) for credit in advantages]
+        ranked = sorted(range(len(totals)), key=lambda rollout: self.outcomes[rollout])
+        for worse, better in itertools.pairwise(ranked):
+            assert totals[worse] <= totals[better] + 1e-5, (
+                f"outcome {self.outcomes[better]:g} is credited {totals[better]:g} in all, and {self.outcomes[worse]:g} {totals[worse]:g}"
+            )
 
 
 def _with_repeated_states(group: TrajectoryGroup) -> TrajectoryGroup:

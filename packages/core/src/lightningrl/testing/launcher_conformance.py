@@ -17,6 +17,7 @@ from typing import Any
 from lightningrl.errors import ConfigError
 from lightningrl.runtime.launcher import WorkerLauncher, WorkerPoolError
 from lightningrl.runtime.pool import WorkerPool
+from lightningrl.testing._factories import call_factories
 from lightningrl.testing._pytest import pytest
 from lightningrl.testing.scripted_server import ScriptedServer
 from lightningrl.types import RolloutState
@@ -65,6 +66,9 @@ class LauncherConformance:
         """A pool of one worker, if `options` do not say otherwise."""
         options = {"workers": 1, "base_dir": folder, "log_folder": folder / "logs", "launcher": self.create_launcher(), **options}
         return WorkerPool(server.url, server.run_key, "agents.py:act", **options)
+
+    def test_installed_factories_make_it(self) -> None:
+        call_factories("lightningrl_worker_launchers", self.create_launcher())
 
     async def test_workers_run_the_agent_with_what_they_are_given(self, server: ScriptedServer, folder: Path) -> None:
         for number, what in enumerate(["ask", "variable"]):

@@ -12,10 +12,12 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from lightningrl.protocols import IntermediateReward
 from lightningrl.rewards import NamedReward, RewardSet
+from lightningrl.testing._factories import call_factories
 from lightningrl.testing._pytest import pytest
 from lightningrl.types import Trajectory
 
@@ -45,6 +47,9 @@ class RewardConformance:
         assert result.failure is None, result.failure
         assert result.values == {"reward": result.total}
         return result.total
+
+    async def test_installed_factories_make_it(self) -> None:
+        call_factories("lightningrl_reward_functions", self.make_reward(), recipe_folder=Path.cwd(), range=None)
 
     async def test_gives_a_finite_number_or_none(self) -> None:
         rewards = self._rewards()
@@ -89,6 +94,9 @@ class IntermediateRewardConformance:
     def trajectories(self) -> Sequence[Trajectory]:
         """At least one finished trajectory that the reward is meant for."""
         raise NotImplementedError
+
+    def test_installed_factories_make_it(self) -> None:
+        call_factories("lightningrl_intermediate_rewards", self.make_reward())
 
     def test_one_entry_per_call_finite_or_none(self) -> None:
         for trajectory in self.trajectories():

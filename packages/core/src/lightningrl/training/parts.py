@@ -25,7 +25,7 @@ from lightningrl.credit.needs import check_answers, check_needs, installed_needs
 from lightningrl.credit.scoring import Scorer, TrainedCalls
 from lightningrl.credit.services import PolicyQueries
 from lightningrl.dialects import Dialect, build_dialects
-from lightningrl.errors import ConfigError, gather
+from lightningrl.errors import ConfigError, LightningError, describe_raised, gather
 from lightningrl.loading import digest_of, is_reference, resolve
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
@@ -191,11 +191,16 @@ def _part(
         check_options(plugin.factory, options, what=f"{use!r}", reserved=tuple(taken))
         if missing := [name for name in required_settings(plugin.factory) if name not in options and name not in taken]:
             raise ConfigError(*(f"{use!r} needs the setting {name!r}; set it in its options" for name in missing))
-        return plugin.factory(**options, **taken)
+        return plugin.build(**options, **taken)
     part = resolve(use, folder) if isinstance(use, str) else use
     if isinstance(part, type):
         check_options(part, options, what=f"{use!r}")
-        return part(**options)
+        try:
+            return part(**options)
+        except LightningError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"{use!r} raised {describe_raised(error)} when it was made; mend it, or its options") from error
     if options:
         check_options(part, options, what=f"{use!r}")
         return partial(part, **options)
@@ -216,7 +221,7 @@ def _files(options: Any) -> Iterator[str]:
 
 def _reward(name: str, recipe: Recipe, plugins: PluginManager) -> NamedReward:
     config = recipe.rewards[name]
-    own = {"recipe_folder": recipe.folder}
+    own = {"recipe_folder": recipe.folder, "range": config.range}
     reward = _part(plugins, "lightningrl_reward_functions", config.use, config.options, recipe.folder, offered=own)
     _check_reward(name, config.use, reward)
     return NamedReward(
@@ -377,7 +382,7 @@ def build_backends(
         if "max_staleness" in inspect.signature(plugin.factory).parameters:  # such a backend can serve while it learns
             offered["max_staleness"] = recipe.loop.max_staleness
         check_options(plugin.factory, options, what=f"trainer backend {recipe.backend!r}", reserved=tuple(offered))
-        backends[name] = partial(plugin.factory, **offered, **options)
+        backends[name] = partial(plugin.build, **offered, **options)
     if plugin.check is not None and will_run:
         plugin.check(recipe)
     return backends
