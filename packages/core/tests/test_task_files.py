@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
 import sys
 from collections.abc import Iterator
@@ -10,7 +12,9 @@ from typing import Any
 
 import datasets
 import pandas as pd
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from lightningrl.config import PolicyConfig, Recipe, RewardConfig, TasksConfig, load_recipe
 from lightningrl.errors import ConfigError
@@ -69,8 +73,32 @@ def test_a_split_of_a_data_set_may_be_a_part_of_it(folder: Path) -> None:
     assert [task.input for task in load(folder, "hf:hub:train[1:]")] == ["2 + 1"]
 
 
+def test_cells_of_a_table_that_json_lacks_are_text_or_none(tmp_path: Path) -> None:
+    day, price = datetime.date(2026, 1, 2), decimal.Decimal("1.50")
+    rows = {"input": ["a", "b"], "day": [day, None], "price": [price, None], "score": [0.5, float("nan")], "deep": [{"at": [day]}, None]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "d.parquet")
+    datasets.Dataset.from_dict(rows, split="train").save_to_disk(str(tmp_path / "saved"))
+    first = {"day": "2026-01-02", "price": "1.50", "score": 0.5, "deep": {"at": ["2026-01-02"]}}
+    for train in ("d.parquet", "hf:saved:train"):
+        assert [task.metadata for task in load(tmp_path, train)] == [first, {"day": None, "price": None, "score": None, "deep": None}]
+
+
+def test_a_source_may_be_named_by_a_path_and_a_data_frame_is_told_how_it_gives_rows(folder: Path) -> None:
+    assert load(folder, Path("data.jsonl")) == RIGHT
+    tasks = TasksConfig(train=Path("data.jsonl"))
+    assert json.loads(tasks.model_dump_json())["train"] == "data.jsonl"
+    lines_of = f"pd.read_json({str(folder / 'data.jsonl')!r}, lines=True)"
+    (folder / "frame.py").write_text(f"import pandas as pd\ndef load(): return {lines_of}\n")
+    assert refused(folder, "frame.py:load") == (
+        "tasks.train 'frame.py:load' returned DataFrame; return an iterable of Task or of dicts with its fields, of a data frame: "
+        "frame.to_dict('records')"
+    )
+    assert refused(folder, "loader.py:load").endswith("or name the columns: tasks.input, tasks.answer")
+    assert load(folder, "loader.py:load", input="question") == RIGHT
+
+
 def test_cells_of_a_csv_are_text_as_they_stand(tmp_path: Path) -> None:
-    (tmp_path / "data.csv").write_bytes('\ufeffprompt,answer,note\r\n"1,5 + 1",007,\r\n"two\nlines",2.50,"a ""b"""\r\n'.encode())
+    (tmp_path / "data.csv").write_bytes('\ufeffprompt, answer,note\r\n"1,5 + 1",007,\r\n"two\nlines",2.50,"a ""b"""\r\n'.encode())
     assert load(tmp_path, "data.csv") == (
         Task(id="train-0", input="1,5 + 1", answer="007", metadata={"note": ""}),
         Task(id="train-1", input="two\nlines", answer="2.50", metadata={"note": 'a "b"'}),

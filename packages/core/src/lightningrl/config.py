@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
@@ -93,7 +93,11 @@ def _describe(value: Any) -> Any:
     return f"{(inspect.getsourcefile(target) if has_file else target.__module__) or '?'}:{target.__qualname__}"
 
 
-Reference = Annotated[str | Any, pydantic.PlainSerializer(_describe)]
+def _name_of_path(value: Any) -> Any:
+    return str(value) if isinstance(value, PurePath) else value
+
+
+Reference = Annotated[str | Any, pydantic.BeforeValidator(_name_of_path), pydantic.PlainSerializer(_describe)]
 """`"file.py:name"`, `"package.module:name"`, an installed plugin's name, or the object itself in a Python recipe."""
 
 

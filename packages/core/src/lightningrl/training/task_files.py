@@ -11,7 +11,10 @@ Columns   which of a row's columns is input, answer, id; the rest is metadata
 from __future__ import annotations
 
 import csv
+import datetime
+import decimal
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -154,7 +157,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
     """Cells are text, as they stand in the file; an empty one is an empty text."""
     lines = csv.reader(_text(path).splitlines(keepends=True), strict=True)
     try:
-        names = next(lines, [])
+        names = [name.strip() for name in next(lines, [])]
         if doubled := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"line 1 of {str(path)!r} names {doubled[0]!r} twice; rename one")
         for cells in lines:
@@ -180,7 +183,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     except (ArrowException, OSError) as error:
         raise ConfigError(f"{str(path)!r} is no Parquet file that can be read ({_short(error)})") from error
     for number, value in enumerate(rows, start=1):
-        yield Row(place=f"row {number}", value=value)
+        yield Row(place=f"row {number}", value=_of_cell(value))
 
 
 _READERS: Final[Mapping[str, Callable[[Path], Iterator[Row]]]] = {
@@ -214,7 +217,20 @@ def _read_data_set(reference: str, folder: Path) -> Iterator[Row]:
         remedy = "check configuration and split" if local.is_dir() else f"check its name; or {fetch}"
         raise ConfigError(f"{reference!r} cannot be read: {_short(error)}; {remedy}") from error
     for number, value in enumerate(rows, start=1):
-        yield Row(place=f"row {number}", value=value)
+        yield Row(place=f"row {number}", value=_of_cell(value))
+
+
+def _of_cell(value: Any) -> Any:
+    """A table's value as a file of text has it: dates and decimals as text, NaN, which pandas writes for what is missing, as None."""
+    if isinstance(value, Mapping):
+        return {key: _of_cell(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_of_cell(inner) for inner in value]
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _saved(saved: Any, split: str) -> Any:

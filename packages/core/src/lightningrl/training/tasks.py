@@ -129,13 +129,15 @@ def read_tasks(
     check_options(source, options, what=what)
     try:
         loaded = source(**options)
-        items = list(loaded) if isinstance(loaded, Iterable) and not isinstance(loaded, str | bytes | Mapping) else None
+        is_table = hasattr(loaded, "columns") and not isinstance(loaded, Sequence)  # a data frame, which iterates over its columns
+        items = list(loaded) if isinstance(loaded, Iterable) and not isinstance(loaded, str | bytes | Mapping) and not is_table else None
     except ConfigError as error:
         raise ConfigError(f"tasks.{which}: {error}") from error
     except Exception as error:
         raise ConfigError(f"{what} raised {describe_raised(error)}") from error
     if items is None:
-        raise ConfigError(f"{what} returned {type(loaded).__name__}; return an iterable of Task or of dicts with its fields")
+        rows = ", of a data frame: frame.to_dict('records')" if is_table else ""
+        raise ConfigError(f"{what} returned {type(loaded).__name__}; return an iterable of Task or of dicts with its fields{rows}")
     tasks = tuple(_tasks(what, which, items, columns))
     if not tasks:
         raise ConfigError(f"{what} returned no tasks; check its path and filters")
@@ -170,7 +172,9 @@ def _task(item: Any, *, default_id: str) -> Task:
         try:
             item = Task(**{"id": default_id, **item})
         except TypeError as error:
-            raise ValueError(f"is not a Task: {error}; give input, and optionally id, answer, metadata") from error
+            raise ValueError(
+                f"is not a Task: {error}; give input, and optionally id, answer, metadata; or name the columns: tasks.input, tasks.answer"
+            ) from error
     if not isinstance(item, Task):
         raise ValueError(f"is a {type(item).__name__}; give a Task, a dict with its fields, or a text")
     task_id = _id(item.id)
