@@ -316,6 +316,9 @@ def become(start: Start, files: Sequence[int]) -> None:
     for target, source in zip((0, 1, 2, *start.kept), aside, strict=True):
         os.dup2(source, target)
         os.close(source)
+    for name, number in (("stdout", 1), ("stderr", 2)):  # Python asked what the descriptors of this process can do
+        stream: Any = getattr(sys, name)
+        setattr(sys, name, open(number, "w", buffering=1, encoding=stream.encoding, errors=stream.errors, closefd=False))  # noqa: SIM115
     os.environ.clear()
     os.environ.update(start.environment)
     os.chdir(start.cwd)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +17,11 @@ from typer.testing import CliRunner
 
 from lightningrl import errors
 from lightningrl.beside import run_beside
-from lightningrl.cli import write_json
+from lightningrl.cli import main, write_json
 from lightningrl.cli.app import app
 from lightningrl.cli.scratch import scratch_folder
 from lightningrl.cli.stopping import cancel_on_signals, progress_bar
-from lightningrl.run import open_to_readers
+from lightningrl.run import Run, open_to_readers
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.types import RolloutMode
@@ -179,3 +182,39 @@ def test_exported_files_can_be_read_by_whoever_serves_them(tmp_path: Path) -> No
 def test_a_number_that_is_none_is_null_in_json(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     write_json({"gain": float("nan"), "moved": np.float32(0.5), "tokens": np.arange(2)})
     assert json.loads(capsysbinary.readouterr().out) == {"gain": None, "moved": 0.5, "tokens": [0, 1]}
+
+
+COMMANDS = {
+    "help": ["--help"],
+    "recipe": ["recipe", "show", "RECIPE"],
+    "plugins": ["plugins"],
+    "list": ["rollouts", "list", "--run", "RUN"],
+    "show": ["rollouts", "show", "ROLLOUT", "--run", "RUN"],
+    "refused": ["rollouts", "show", "→ü", "--run", "RUN"],
+    "new": ["new", "reward", "brevity", "--folder", "ü→"],
+}
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_terminal_that_does_not_know_every_character_shows_what_it_can(
+    recorded_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, encoding: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.toml").write_text(RECIPE.replace("exact", "'gen\u0430u →'"), encoding="utf-8")
+    places = {"RUN": str(recorded_run), "RECIPE": str(tmp_path), "ROLLOUT": Run(recorded_run).rollouts()[0].spec.id}
+    monkeypatch.setattr(sys, "argv", ["lightningrl", *(places.get(word, word) for word in COMMANDS[command])])
+    shown = {name: io.BytesIO() for name in ("stdout", "stderr")}
+    for name, stream in shown.items():
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(stream, encoding=encoding, errors="strict", write_through=True))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == (1 if command == "refused" else 0)
+    assert shown["stderr" if command == "refused" else "stdout"].getvalue().strip()
+    for stream in (sys.stdout, sys.stderr):
+        stream.detach()
+
+
+def test_it_is_a_module_that_runs() -> None:
+    ended = subprocess.run([sys.executable, "-m", "lightningrl", "--version"], capture_output=True, text=True, check=False)
+    assert (ended.stderr, ended.stdout) == ("", ask("--version"))

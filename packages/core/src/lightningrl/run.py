@@ -25,6 +25,7 @@ from lightningrl.errors import ConfigError, LightningError, PluginError, RunFold
 from lightningrl.loading import refuse_in_import
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
+from lightningrl.terminal import accept_any_text
 from lightningrl.training.run_folder import LoopState, RunFolder, checkpoints, default_run, explain_name, find_checkpoint, newest_run
 from lightningrl.types import Trajectory
 
@@ -139,6 +140,7 @@ class Run:
 
         from lightningrl.look.text import show_rollout
 
+        accept_any_text()
         Console().print(self._look(lambda run: show_rollout(run, rollout_id, full=full)))
 
     def recredit(
@@ -321,6 +323,7 @@ async def train_async(
     """
     from rich.console import Console
 
+    accept_any_text()
     with begin_run(recipe, run=run, resume=resume, overwrite=overwrite, settings=settings or {}) as opened:
         if on_step is not None:
             opened.plugins.register(_StepWatcher(on_step), distribution="on_step")

@@ -13,7 +13,9 @@ def main() -> None:
     """Entry point."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from lightningrl.cli.app import app
+    from lightningrl.terminal import accept_any_text
 
+    accept_any_text()
     run_command(app)
 
 
