@@ -143,6 +143,12 @@ REWARD_FAULTS = {
 }
 LEARNING_FAULTS = {
     "the learning rate is 0": Fault(check="learning", verdict=FAIL, said=r"\+0 nats", settings={"learner.learning_rate": 0.0}),
+    "the learning rate is far too small": Fault(
+        check="learning",
+        verdict=WARN,
+        said=r"nats each in the direction asked for: in \d+ steps? that is [\d.e-]+ % of the way to where it leads",
+        settings={"learner.learning_rate": 1e-6, "loop.steps": 2},
+    ),
     "the loss has the wrong sign": Fault(
         check="learning", verdict=FAIL, said=r"moved their tokens by -\d", settings={"learner.loss": f"{HERE}:upside_down"}
     ),
@@ -203,7 +209,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Observation:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examination, "ENOUGH_S", 0.0)
         patch.setattr(examination, "REPEATS", len(agents))
-        return asyncio.run(observe(recipe, build_checked(recipe, load_plugins()), folder, folder))
+        return asyncio.run(observe(recipe, build_checked(recipe, load_plugins()), folder / "scratch", folder))
 
 
 def only(seen: Observation, agent: str) -> Observation:
@@ -293,7 +299,7 @@ def test_a_fault_of_learning_is_found(name: str, seen: Observation, tmp_path: Pa
         lesson = asyncio.run(teach(backend, scored.samples, learn))
     finally:
         backend.close()
-    assert_found(fault, diagnose(replace(healthy, lessons={"policy": lesson})))
+    assert_found(fault, diagnose(replace(healthy, recipe=recipe, lessons={"policy": lesson})))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -487,7 +493,7 @@ def test_a_rehearsal_takes_steps_with_the_weights_of_those_before(tmp_path: Path
     recipe = make_recipe(tmp_path, **{"tasks.options.faults": ["converse"], "loop.steps": 7, "validation.every": 0})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examination, "ENOUGH_S", 0.0)
-        seen = asyncio.run(observe(recipe, build_checked(recipe, load_plugins()), tmp_path, tmp_path, rehearse=1e9))
+        seen = asyncio.run(observe(recipe, build_checked(recipe, load_plugins()), tmp_path / "scratch", tmp_path, rehearse=1e9))
     versions = [
         {call.policy_version for group in step.groups for one in group.trajectories for call in one.transitions} for step in seen.steps
     ]
@@ -502,7 +508,7 @@ def test_a_learner_that_fails_in_a_rehearsal_is_found(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, **settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examination, "ENOUGH_S", 0.0)
-        seen = asyncio.run(observe(recipe, build_checked(recipe, load_plugins()), tmp_path, tmp_path, rehearse=1e9))
+        seen = asyncio.run(observe(recipe, build_checked(recipe, load_plugins()), tmp_path / "scratch", tmp_path, rehearse=1e9))
     assert len(seen.rehearsed) == 1
     verdict, evidence = complaints(diagnose(seen))["learning"]
     assert verdict is FAIL and "ValueError: no third step" in evidence

@@ -80,6 +80,34 @@ def test_the_legend_says_how_the_recipe_samples_validation(tmp_path: Path, monke
     assert said == [f"validation score ({way}unseen tasks)" for way in ways]
 
 
+@pytest.mark.parametrize(("minutes", "unit"), [(0.02, "seconds"), (0.5, "minutes")])
+def test_times_of_a_short_run_differ_and_no_line_runs_below_the_legend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, unit: str
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    save = Figure.savefig
+
+    def keep_and_save(figure: Figure, *args: Any, **options: Any) -> None:
+        save(figure, *args, **options)
+        drawn.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", keep_and_save)
+    logger = JsonlLogger(tmp_path / "metrics.jsonl")
+    for step in range(16):
+        logger.log(step, {"reward": 0.9 - 0.05 * step, "validation/reward": 0.9 - 0.05 * step, "minutes": minutes * step})
+    logger.close()
+    assert draw_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png", validation_temperature=0.0)
+    ((axes, *_),) = [figure.axes for figure in drawn]
+    (above,) = axes.child_axes
+    assert above.get_xlabel() == unit
+    shown = [label.get_text() for label in above.get_xticklabels()]
+    assert len(shown) == len(set(shown)) > 3
+    legend = axes.get_legend()
+    assert legend is not None and legend.get_window_extent().y1 <= axes.get_window_extent().y0
+
+
 def test_nothing_to_draw_yet_draws_nothing(tmp_path: Path) -> None:
     JsonlLogger(tmp_path / "metrics.jsonl").close()
     assert not draw_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png")

@@ -16,7 +16,7 @@ from sizes import PATIENCE_S
 
 from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.errors import ServerError
-from lightningrl.server.launcher import ServerProcess, StartWatch
+from lightningrl.server.launcher import ServerProcess, StartWatch, StartWords
 from lightningrl.server.settings import ServerSettings
 
 
@@ -37,6 +37,14 @@ def test_where_nobody_knows_what_a_process_uses_the_longest_time_counts() -> Non
     watch = StartWatch(most_s=900, stall_s=60)
     assert watch.give_up(899, None) is None
     assert watch.give_up(900, None) is not None
+
+
+def test_a_server_that_starts_slowly_is_said_to_wait_for_what_it_waits_for() -> None:
+    words = StartWords()
+    assert words.explain(30, 25.0, 9.0) == "it loads the policies' tokenizers (25 s of CPU in the last 30 s)"
+    assert words.explain(60, 27.0, 9.0) == "this machine is busy (9 processes want each core) and gave it 2 s of CPU in the last 30 s"
+    assert words.explain(90, 27.0, 0.3).endswith("tokenizers, and waits for a disk or a network (0 s of CPU in the last 30 s)")
+    assert words.explain(120, None, None) == "it loads the policies' tokenizers"
 
 
 async def test_a_stuck_server_is_told_of_with_its_log_and_is_gone(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from lightningrl.credit.identical import IdenticalAssignment
 from lightningrl.credit.samples import teaching_rows
 from lightningrl.credit.unread import unread_rewards
 from lightningrl.errors import LightningError, PluginError
+from lightningrl.loggers import JsonlLogger
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.protocols import LearnReport
 from lightningrl.store.protocol import Score
@@ -246,6 +247,26 @@ async def test_failures_are_no_reason_to_sample_more(make_trainer: Callable[...,
     with pytest.raises(LightningError, match="every rollout failed"):
         await make_trainer(dynamic_sampling=2).run()
     assert len(groups_of(store)) == 9
+
+
+@pytest.mark.parametrize("scores", [(0.5, 0.5, 0.5), (0.5, 0.75, 0.5)], ids=["still", "better"])
+async def test_a_run_whose_validation_did_not_move_says_so_at_its_end(
+    make_trainer: Callable[..., Trainer], store: Store, caplog: pytest.LogCaptureFixture, scores: tuple[float, ...]
+) -> None:
+    trainer = make_trainer(validated=True, steps=2)
+    store.scores = list(scores)
+    logger = JsonlLogger(trainer.folder.metrics)
+    trainer.log = logger.log
+    await trainer.run()
+    logger.close()
+    said = [message for message in caplog.messages if "validation is no better" in message]
+    if scores[1] > scores[0]:
+        assert not said
+        return
+    assert said == [
+        "validation is no better than before the first step: 0.500 then, 0.500 since; 2 of 2 answers are what they were, to the letter: "
+        "raise learner.learning_rate, or loop.steps"
+    ]
 
 
 async def test_a_resumed_step_orders_the_same_rollouts(make_trainer: Callable[..., Trainer], store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,3 +77,20 @@ def test_a_person_reads_it_on_80_columns_until_the_first_step_says_it_better(tmp
     live.forecast(parts)
     screen.print(live)
     assert "10 steps 8.0 minutes" in screen.export_text()
+
+
+def test_a_forecast_holds_on_a_busy_machine_and_for_answers_that_are_sampled(tmp_path: Path) -> None:
+    """Validation takes the likeliest answer, training samples; and a machine that is busy while it is measured is slower than it is."""
+    busy = replace(SLOW, sampled_cpu=80.0, read_cpu=800.0, learned_cpu=400.0)
+    assert forecast_step(make_recipe(tmp_path), busy, ())[4:6] == [
+        "a step of 8 rollouts 48 seconds, 12 seconds of CPU",
+        "10 steps 8.0 minutes, 2.0 minutes of CPU",
+    ]
+    said = Recipe.model_validate({**make_recipe(tmp_path).model_dump(), "validation": {"sampling": {"temperature": 0.0}}})
+    seen = make_group([1.0, 0.0], [0.0]).trajectories
+    step, run, like = forecast_step(said, SLOW, seen)[-3:]
+    assert re.fullmatch(r"a step of 8 rollouts [\d.]+ seconds to [\d.]+ seconds", step)
+    assert " to " in run
+    prompts = sum(len(call.prompt_ids) for one in seen for call in one.transitions) / 2
+    assert f"{prompts:.0f} in prompts, " in like and " of them computed (what a group or a dialogue shares is computed once)" in like
+    assert "as at temperature 1 it may" in like

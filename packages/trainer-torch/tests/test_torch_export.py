@@ -32,7 +32,7 @@ EMBEDDING = {"lora": {"rank": 4, "target_modules": ["v_proj", "embed_tokens"]}}
 
 def save_base(folder: Path, *, tied: bool = True, dtype: torch.dtype = torch.float32) -> str:
     """A base model: its end of text is `<|end|>`, as in Qwen2.5; its chat template closes with a token of its own."""
-    make_model(tie_word_embeddings=tied).to(dtype).save_pretrained(folder)
+    torch.nn.Module.to(make_model(tie_word_embeddings=tied), dtype).save_pretrained(folder)
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = CHATML
@@ -74,7 +74,7 @@ def test_an_exported_folder_says_and_stops_as_the_policy_that_was_served(
     if not is_light:
         monkeypatch.setattr(policy_module, "read_light", lambda *_: None)
     backend = make_backend(policy=policy, learning_rate=3e-2, loss="reinforce", **mode)
-    closing = AutoTokenizer.from_pretrained(policy).convert_tokens_to_ids("<|im_end|>")
+    closing = int(AutoTokenizer.from_pretrained(policy).convert_tokens_to_ids("<|im_end|>"))  # type: ignore[arg-type]
     train(backend, closing)
     assert (backend._policy.light is not None) is is_light
     model = export(backend, policy, tmp_path / "exported")

@@ -56,6 +56,29 @@ def test_a_small_policy_learns_with_all_weights(make_backend: MakeBackend) -> No
     assert backend.measure() is None
 
 
+def test_adapters_have_one_learning_rate_whoever_chose_them() -> None:
+    by_size = _size.choose_adapters(Settings(policy="p"), CPU, lambda: 500_000_000)
+    spelled: list[dict[str, Any]] = [{"lora": True}, {"lora": {"rank": 4}}]
+    assert {by_size.learning_rate, *(Settings(policy="p", **lora).learning_rate for lora in spelled)} == {1e-4}
+    whole: list[dict[str, Any]] = [{}, {"lora": False}, {"lora": {"rank": 0}}]
+    assert {Settings(policy="p", **none).learning_rate for none in whole} == {1e-5}
+    assert Settings(policy="p", learning_rate=1e-5, **spelled[0]).learning_rate == 1e-5, "what is said is so"
+
+
+@pytest.mark.parametrize(
+    ("settings", "learns"),
+    [
+        ({}, "all learn, lr 1e-05"),
+        ({"lora": True}, "LoRA 16 (60 %) learns, lr 1e-04"),
+        ({"learning_rate": 2.5e-4}, "all learn, lr 2.5e-04"),
+    ],
+)
+def test_a_backend_says_what_learns(policy: str, settings: dict[str, Any], learns: str) -> None:
+    backend = TorchBackend(policy=policy, device="cpu", threads=2, **settings)
+    assert backend.describe() == f"27,168 parameters, {learns}, float32, 2 threads"
+    backend.close()
+
+
 def test_adapters_by_size_are_the_cpu_s_alone() -> None:
     open_one, said = Settings(policy="p"), Settings(policy="p", lora=LoraSettings(rank=4))
     assert _size.choose_adapters(open_one, CPU, lambda: 500_000_000).adapters is not None

@@ -32,6 +32,7 @@ __all__ = [
     "CreditMemory",
     "CreditMonitor",
     "CriticTeacher",
+    "Describer",
     "Engine",
     "GroupWitness",
     "IntermediateReward",
@@ -280,6 +281,15 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Describer(Protocol):
+    """A backend that says what learns, before the first step."""
+
+    def describe(self) -> str:
+        """In a line: parameters, which of them learn, at what rate, in which numbers, where."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
     """What a backend measured of itself before the first call, in tokens a second."""
@@ -294,6 +304,11 @@ class Speed:
     calls: int
     learned: float
     """In rows of a step, prompts included."""
+    read_cpu: float | None = None
+    """Of prompts, in a second of CPU time of all cores together, which a busy machine gives as an idle one does; so the next two. None =
+    the backend does not say."""
+    sampled_cpu: float | None = None
+    learned_cpu: float | None = None
 
 
 @runtime_checkable

@@ -33,8 +33,7 @@ def choose_adapters(settings: Settings, device: torch.device, count: Callable[[]
     """With adapters, where the recipe leaves them open and the policy is large; `count` counts its parameters."""
     if settings.lora is not None or device.type != "cpu" or count() < ADAPTED:
         return settings
-    # ten times the rate of all weights suits adapters (Schulman et al., LoRA Without Regret, 2025)
-    rate = settings.learning_rate if "learning_rate" in settings.model_fields_set else 1e-4
+    rate = settings.learning_rate if "learning_rate" in settings.model_fields_set else settings.adapted_rate
     return settings.model_copy(update={"lora": LoraSettings(), "learning_rate": rate})
 
 

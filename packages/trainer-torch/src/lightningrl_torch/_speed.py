@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from lightningrl_torch._packing import make_row
 from lightningrl_torch.engine import TorchEngine
 
 __all__ = ["measure"]
+
+T = TypeVar("T")
 
 CALLS: Final = 8
 """At once."""
@@ -33,20 +35,26 @@ def measure(engine: TorchEngine, rehearse: Callable[[Sequence[Sample]], None], *
         return tuple(rng.randrange(WORDS) for _ in range(count))
 
     _ask(engine, 1, words, prompt=2, tokens=1)  # what is made once
-    reading = _seconds(lambda: _ask(engine, CALLS, words, prompt=READ, tokens=1))
-    first = _seconds(lambda: _ask(engine, CALLS, words, prompt=2, tokens=1))
-    began = time.monotonic()
-    sampled = _ask(engine, CALLS, words, prompt=2, tokens=1 + SAMPLED) - CALLS  # fewer than asked for where one ends early
-    sampling = time.monotonic() - began - first
+    _, reading = _timed(lambda: _ask(engine, CALLS, words, prompt=READ, tokens=1))
+    _, first = _timed(lambda: _ask(engine, CALLS, words, prompt=2, tokens=1))
+    asked, sampling = _timed(lambda: _ask(engine, CALLS, words, prompt=2, tokens=1 + SAMPLED))
+    sampled = max(asked - CALLS, 1)  # fewer than asked for where one ends early
     rows = [_row(words(1 + LEARNED)) for _ in range(CALLS // 2)]
-    learning = _seconds(lambda: rehearse(rows))
+    _, learning = _timed(lambda: rehearse(rows))
+
+    def speed(tokens: int, took: float, less: float = 0.0) -> float:
+        return tokens / max(took - less, 1e-9)
+
     return Speed(
         parameters=parameters,
         trained=trained,
-        read=CALLS * READ / reading,
-        sampled=max(sampled, 1) / max(sampling, 1e-9),
+        read=speed(CALLS * READ, reading.wall),
+        sampled=speed(sampled, sampling.wall, first.wall),
         calls=CALLS,
-        learned=len(rows) * LEARNED / learning,
+        learned=speed(len(rows) * LEARNED, learning.wall),
+        read_cpu=speed(CALLS * READ, reading.cpu),
+        sampled_cpu=speed(sampled, sampling.cpu, first.cpu),
+        learned_cpu=speed(len(rows) * LEARNED, learning.cpu),
     )
 
 
@@ -68,7 +76,15 @@ def _row(tokens: tuple[int, ...]) -> Sample:
     return make_row(np.array(tokens[:1], np.int32), np.array(tokens[1:], np.int32), 1.0)
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.monotonic()
-    work()
-    return time.monotonic() - began
+class _Took(NamedTuple):
+    """Seconds."""
+
+    wall: float
+    cpu: float
+    """This process has, in which the policy is served and learned."""
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, _Took]:
+    wall, cpu = time.monotonic(), time.process_time()
+    done = work()
+    return done, _Took(time.monotonic() - wall, time.process_time() - cpu)

@@ -194,6 +194,14 @@ class TorchBackend:
         with self._reading, cpu_threads(self._engine_threads):
             yield
 
+    def describe(self) -> str:
+        """A line that says what learns: parameters, which of them, at what rate, in which numbers, by how many threads."""
+        policy, device = self._policy, self._policy.device
+        trained = 0 if policy.adapters is None else sum(weight.numel() for weight in policy.model.parameters() if weight.requires_grad)
+        where = device.type if device.type != "cpu" else f"{self._threads} thread{'s' if self._threads > 1 else ''}"
+        settings = self.settings
+        return settings.describe(parameters=policy.parameters - trained, trained=trained, dtype=settings.dtype, where=where)
+
     def measure(self) -> Speed | None:
         """Of a policy that is waited for; a small one is as fast as whatever surrounds it."""
         if not is_large(self._policy.parameters):

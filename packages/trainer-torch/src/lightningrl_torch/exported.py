@@ -39,15 +39,15 @@ def cast(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, t
     """Weights on the CPU in a dtype; those that share their memory go on sharing it, and what is no float stays. Raises BackendError for
     a weight that the dtype has no room for."""
     made: dict[object, torch.Tensor] = {}
-    found: dict[str, torch.Tensor] = {}
+    converted: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         key = (weight.data_ptr(), weight.shape, weight.stride())
         if key not in made:
             made[key] = weight.detach().to("cpu", dtype if weight.is_floating_point() else None).contiguous()
             if dtype is torch.float16 and weight.isfinite().all() and not made[key].isfinite().all():
                 raise BackendError(f"weight {name!r} goes beyond what float16 can hold ({weight.abs().max():g}); export it as bfloat16")
-        found[name] = made[key]
-    return found
+        converted[name] = made[key]
+    return converted
 
 
 def merge_adapters(adapters: Any) -> PreTrainedModel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 import pydantic
 from pydantic import Field
@@ -58,7 +58,8 @@ class LearnerSettings(SettingsTable):
     """Most tokens of prompt and completion together; None = the model's."""
 
     learning_rate: AtLeast0 = 1e-5
-    """AdamW's."""
+    """AdamW's. Where nobody sets it, that of adapters (`lora`) is ten times this one. A policy of some million parameters hardly moves
+    at it: the examples' starters learn with 4e-4."""
     warmup_steps: Whole = 0
     """Over which the learning rate rises from 0."""
     total_steps: Count | None = None
@@ -99,7 +100,10 @@ class LearnerSettings(SettingsTable):
     """How often a step's rows are learned from."""
     lora: LoraSettings | None = None
     """A table with any of `rank`, `alpha`, `target_modules`, or true: adapters learn; false: all weights do. None = all weights, or,
-    where the policy is on a CPU and has 250 million parameters or more, adapters, with a `learning_rate` of 1e-4 if none is set."""
+    where the policy is on a CPU and has 250 million parameters or more, adapters."""
+
+    adapted_rate: ClassVar[float] = 1e-4
+    """The learning rate of adapters where nobody sets one: ten times that of all weights (Schulman et al., LoRA Without Regret, 2025)."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -127,6 +131,8 @@ class LearnerSettings(SettingsTable):
             check_options(LOSSES[self.loss], self.loss_arguments, what=f"loss {self.loss!r}", reserved=("batch",))
         elif not is_reference(self.loss):
             raise ValueError(f"loss is {self.loss!r}; choose {', '.join(map(repr, LOSSES))}, or your own: 'file.py:loss'")
+        if self.adapters is not None and "learning_rate" not in self.model_fields_set:
+            object.__setattr__(self, "learning_rate", self.adapted_rate)  # the table is frozen for all but its own check
         return self
 
     @property
@@ -144,6 +150,12 @@ class LearnerSettings(SettingsTable):
         """What the loss is called with beside its tokens."""
         clips = {"clip_low": self.clip_low, "clip_high": self.clip_high}
         return {name: value for name, value in clips.items() if value is not None} | self.loss_options
+
+    def describe(self, *, parameters: int, trained: int, dtype: str, where: str) -> str:
+        """A line that says what learns; `where`: the threads or devices."""
+        learns = "all learn" if self.adapters is None else f"LoRA {self.adapters.rank} ({100 * trained / parameters:.2g} %) learns"
+        mantissa, _, exponent = f"{self.learning_rate:.2e}".partition("e")
+        return f"{parameters:,} parameters, {learns}, lr {float(mantissa):g}e{exponent}, {dtype}, {where}"
 
 
 def declare(settings: type[LearnerSettings], *, several_policies: bool, services: frozenset[str] = frozenset()) -> Capabilities:

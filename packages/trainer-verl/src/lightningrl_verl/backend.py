@@ -32,7 +32,7 @@ from lightningrl_verl.cluster import actor_environment, check_capacity, connect
 from lightningrl_verl.engine import VerlEngine
 from lightningrl_verl.environment import process_environment, quiet
 from lightningrl_verl.export import export_checkpoint
-from lightningrl_verl.policy import PolicyFacts, read_policy
+from lightningrl_verl.policy import PolicyFacts, count_parameters, read_policy
 from lightningrl_verl.ray_connection import Connection
 from lightningrl_verl.recipe_check import check_machine, runs_on_cpu
 from lightningrl_verl.rows import choose_samples, separate_calls
@@ -122,6 +122,15 @@ class VerlBackend:
             own = learned.metrics["timing_s/step"] - learned.metrics["timing_s/gen"]
             metrics |= {"seconds_verl": own, "seconds_handover": time.monotonic() - began - own}
         return LearnReport(policy_version=learned.version, tokens=tokens, seconds=learned.seconds, metrics=metrics)
+
+    def describe(self) -> str:
+        """A line that says what learns: parameters, which of them, at what rate, in which numbers, on how many GPUs."""
+        settings = self.settings
+        parameters, trained = count_parameters(settings)
+        gpus = settings.nodes * settings.gpus_per_node
+        where = "CPU" if self._cpu else f"{gpus} GPU{'s' if gpus > 1 else ''}"
+        dtype = "float32" if self._cpu else settings.dtype
+        return settings.describe(parameters=parameters, trained=trained, dtype=dtype, where=where)
 
     def save(self, folder: Path) -> None:
         """Write weights, optimiser and schedule (actor, and critic) as verl does; on a cluster, `folder` must be shared storage."""

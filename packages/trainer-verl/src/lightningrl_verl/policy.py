@@ -9,7 +9,7 @@ from typing import Any
 from lightningrl.errors import BackendError
 from lightningrl_verl.settings import Settings
 
-__all__ = ["PolicyFacts", "read_policy"]
+__all__ = ["PolicyFacts", "count_parameters", "read_policy"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +61,24 @@ def read_policy(settings: Settings) -> PolicyFacts:
         tokenizer=tokenizer,
         text_of=text_of,
     )
+
+
+def count_parameters(settings: Settings) -> tuple[int, int]:
+    """Parameters of the policy without adapters, and of the adapters; its weights are not read."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(settings.policy)
+        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        parameters, lora = int(model.num_parameters()), settings.adapters
+        if lora is None:
+            return parameters, 0
+        from peft import LoraConfig, get_peft_model
+
+        targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+        adapted = get_peft_model(model, LoraConfig(r=lora.rank, target_modules=targets, task_type="CAUSAL_LM"))
+    return parameters, sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
 
 
 def _check_served(policy: str, architectures: Sequence[str]) -> None:

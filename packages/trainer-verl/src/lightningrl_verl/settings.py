@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import Field
@@ -78,6 +78,7 @@ class Settings(LearnerSettings):
     """Time that verl may take to load models and start its replicas."""
 
     learning_rate: AtLeast0 = 1e-6
+    adapted_rate: ClassVar[float] = 1e-5
     schedule: Literal["constant", "cosine"] = "constant"
     """Of the learning rate, over steps."""
     max_tokens_per_microbatch: Count = 16384

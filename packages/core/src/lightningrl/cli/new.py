@@ -34,7 +34,7 @@ def init_command(folder: Path) -> None:
         make = f"pip install 'lightningrl[torch]' && python {shlex.quote(str(made / 'starter.py'))}"
         console.print(f"the starting policy needs torch:  {make} && {train}", highlight=False, markup=False, soft_wrap=True)
         return
-    console.print("making its starting policy, a tiny transformer: some ten seconds", highlight=False)
+    console.print("making its starting policy, a tiny transformer: half a minute, or some on a busy machine", highlight=False)
     status = subprocess.run([sys.executable, str(made / "starter.py")], check=False).returncode
     if status:
         raise LightningError(

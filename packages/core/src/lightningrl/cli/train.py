@@ -56,7 +56,8 @@ async def _train(console: Console, opened: OpenRun) -> None:
     console.print(f"  rollouts lightningrl rollouts list --run {typed}", highlight=False, soft_wrap=True)
     best = best_checkpoint(opened.folder.path)
     if best is not None:
-        console.print(f"  best     after step {best.state.step}: validation {best.state.score:.3f}", highlight=False)
+        whose = f"after step {best.state.step}" if best.state.step else "the policy that it started from"
+        console.print(f"  best     {whose}: validation {best.state.score:.3f}", highlight=False)
     for name, policy in recipe.all_policies.items():
         if policy.trainable:
             which = f" --policy {name}" if recipe.policies else ""

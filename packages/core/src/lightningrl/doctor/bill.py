@@ -20,6 +20,7 @@ from lightningrl.doctor.forecast import (
     forecast,
     forecast_trained,
     mean_tokens,
+    moved,
     prompt_tokens,
     way_gone,
 )
@@ -144,7 +145,7 @@ class _Outlook:
     @classmethod
     def of(cls, seen: Observation, plan: _Plan) -> _Outlook:
         left = max(0, plan.steps - len(seen.rehearsed))
-        to_come = ToCome(steps=left, groups=plan.groups * left / max(1, plan.steps), gone=way_gone(_moved(seen), left))
+        to_come = ToCome(steps=left, groups=plan.groups * left / max(1, plan.steps), gone=way_gone(moved(seen), left))
         prompts, completions, tokens = (forecast(seen.steps, count, to_come) for count in (prompt_tokens, completion_tokens, _both))
         return cls(to_come=to_come, prompts=prompts, completions=completions, tokens=tokens, trained=forecast_trained(seen.steps, to_come))
 
@@ -168,19 +169,6 @@ def _rehearsed_groups(seen: Observation) -> float:
 def _with_range(line: BillLine, ahead: Forecast) -> BillLine:
     present = line.amount / ahead.amount if ahead.amount else 0.0
     return replace(line, low=ahead.low * present, high=ahead.high * present)
-
-
-def _moved(seen: Observation) -> float:
-    """Nats that a step moves a rollout by, at the learning rate after its warm-up; 0 where no lesson says."""
-    rollouts = [rollout for group in seen.groups for rollout in group.trajectories]
-    trained = sum(len(call.completion_ids) for rollout in rollouts for call in rollout.transitions if call.trainable)
-    full = seen.recipe.backend_options.get("learning_rate")
-    gains = [
-        lesson.gain * (float(full) / lesson.learning_rate if full and lesson.learning_rate else 1.0)
-        for lesson in seen.lessons.values()
-        if lesson.gain is not None and not lesson.is_planted
-    ]
-    return sum(gains) / len(gains) * trained / len(rollouts) if gains and rollouts else 0.0
 
 
 def make_bill(seen: Observation) -> Bill:

@@ -18,11 +18,23 @@ from dataclasses import dataclass
 from statistics import fmean, pvariance
 from typing import Final
 
-from lightningrl.doctor.observation import TriedStep
+from lightningrl.doctor.observation import Observation, TriedStep
 from lightningrl.look.summary import interval
 from lightningrl.types import Trajectory, TrajectoryGroup
 
-__all__ = ["Forecast", "Spread", "ToCome", "completion_tokens", "forecast", "forecast_trained", "mean_tokens", "prompt_tokens", "way_gone"]
+__all__ = [
+    "Forecast",
+    "Spread",
+    "ToCome",
+    "completion_tokens",
+    "forecast",
+    "forecast_trained",
+    "mean_tokens",
+    "moved",
+    "prompt_tokens",
+    "way_at_end",
+    "way_gone",
+]
 
 BEYOND: Final = 1.5
 """How far the range goes beyond the best of today's groups: a better policy has better ones. Chosen with runs of text_to_sql, math_tools,
@@ -108,6 +120,25 @@ def way_gone(moved: float, steps: int) -> float:
     `moved` nats in the direction asked for; 0 where nothing moves."""
     halves = min(max(0.0, moved) * steps / HALF_WAY_NATS, LONGEST)
     return 1.0 - (1.0 - 2.0**-halves) / (math.log(2.0) * halves) if halves > 1e-6 else 0.0
+
+
+def moved(seen: Observation) -> float:
+    """Nats that a step moves a rollout by, at the learning rate after its warm-up; 0 where no lesson says."""
+    rollouts = [rollout for group in seen.groups for rollout in group.trajectories]
+    trained = sum(len(call.completion_ids) for rollout in rollouts for call in rollout.transitions if call.trainable)
+    full = seen.recipe.backend_options.get("learning_rate")
+    gains = [
+        lesson.gain * (float(full) / lesson.learning_rate if full and lesson.learning_rate else 1.0)
+        for lesson in seen.lessons.values()
+        if lesson.gain is not None and not lesson.is_planted
+    ]
+    return sum(gains) / len(gains) * trained / len(rollouts) if gains and rollouts else 0.0
+
+
+def way_at_end(seen: Observation) -> float | None:
+    """The share of the way to `learned` that rollouts have gone after all the steps of the recipe; None where no lesson says."""
+    nats = moved(seen)
+    return 1.0 - 2.0 ** -min(nats * seen.recipe.loop.steps / HALF_WAY_NATS, LONGEST) if nats > 0.0 else None
 
 
 def mean_tokens(step: TriedStep, tokens: Callable[[Trajectory], int]) -> float:

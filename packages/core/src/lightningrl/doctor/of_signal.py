@@ -8,11 +8,14 @@ from dataclasses import replace
 from statistics import fmean
 
 from lightningrl.doctor.findings import Finding, failed, passed, warned
+from lightningrl.doctor.forecast import way_at_end
 from lightningrl.doctor.observation import Lesson, Observation
 from lightningrl.types import TrajectoryGroup
 
 __all__ = ["reward_reaches_tokens", "reward_varies", "rewards_given", "sampling_free"]
 
+LITTLE = 0.1
+"""A share of the way: who trains for less of it sees no difference."""
 FEW_GROUPS = 4
 """With which nothing is said about all of them."""
 
@@ -124,6 +127,12 @@ def reward_reaches_tokens(seen: Observation) -> Finding:
         return failed("no call of a trained policy and role was recorded, so nothing would be learned", "see the findings above")
     findings = [_taught(name, lesson, many=len(seen.lessons) > 1) for name, lesson in seen.lessons.items()]
     worst = max(findings, key=lambda finding: ("pass", "warn", "fail").index(finding.verdict))
+    way, steps = way_at_end(seen), seen.recipe.loop.steps
+    if worst.verdict == "pass" and way is not None and way < LITTLE:
+        worst = warned(
+            f"{worst.evidence}: in {steps} step{'s' if steps > 1 else ''} that is {100 * way:.2g} % of the way to where it leads",
+            "raise learner.learning_rate, say ten times, and look again; or loop.steps",
+        )
     return replace(worst, evidence=worst.evidence + _after_rehearsal(seen))
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["Curve", "draw_curve"]
 
 _VALIDATION = "validation/reward"
+SHORT = 2.0
+"""Minutes of a run whose times are told apart by seconds alone."""
 VALIDATION, TRAINING, CONTROL = "#1f5fa8", "#e08a2c", "#8a8f98"
 Points = tuple[list[float], list[float]]
 
@@ -91,11 +93,12 @@ def _draw(axes: Axes, scores: Points, rewards: Points, control: Points, temperat
     axes.grid(axis="y", color="#e3e5e8", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right", fontsize=9)
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=9)  # where no line can lead
 
 
 def _add_minutes(axes: Axes, entries: Sequence[dict[str, Any]]) -> None:
-    """Training minutes above, at the steps that are marked below. From the metric `minutes`, else from the lines' times."""
+    """Training minutes above, of a short run seconds, at the steps that are marked below. From the metric `minutes`, else from the lines'
+    times."""
     minutes = {entry["step"]: float(entry["minutes"]) for entry in entries if "minutes" in entry}
     if minutes:
         minutes.setdefault(0, 0.0)
@@ -107,8 +110,10 @@ def _add_minutes(axes: Axes, entries: Sequence[dict[str, Any]]) -> None:
     low, high = axes.get_xlim()
     marked = [tick for tick in axes.get_xticks() if max(low, steps[0]) <= tick <= min(high, steps[-1])]
     above = axes.secondary_xaxis("top")
-    above.set_xticks(marked, [f"{minutes[min(steps, key=lambda step: abs(step - tick))]:.1f}" for tick in marked])
-    above.set_xlabel("minutes")
+    taken = [minutes[min(steps, key=lambda step: abs(step - tick))] for tick in marked]
+    is_short = minutes[steps[-1]] < SHORT
+    above.set_xticks(marked, [f"{60 * after:.0f}" if is_short else f"{after:.1f}" for after in taken])
+    above.set_xlabel("seconds" if is_short else "minutes")
     above.spines["top"].set_visible(False)
     above.tick_params(length=0)
 

@@ -19,7 +19,7 @@ from lightningrl.errors import ServerError
 from lightningrl.private import open_private
 from lightningrl.server.settings import ServerSettings
 
-__all__ = ["ServerProcess", "StartWatch"]
+__all__ = ["ServerProcess", "StartWatch", "StartWords"]
 
 _STOP_S = 10.0
 _LOOK_S = 1.0
@@ -27,6 +27,9 @@ _SAY_S = 30.0
 """Between two lines about a server that is still starting."""
 LEAST_CPU_S: Final = 0.2
 """What a process that works uses within `stall_s`, however busy the machine is."""
+
+IDLE: Final = 0.5
+"""Of a core's time: who loads something and has less waits for something else."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,28 @@ class StartWatch:
         if elapsed_s - self._worked_at_s >= self._stall_s:
             return f"was not ready after {elapsed_s:.0f} s and has done nothing for {elapsed_s - self._worked_at_s:.0f} s"
         return None
+
+
+class StartWords:
+    """Why a start takes long, each time that it is asked: since the last time."""
+
+    def __init__(self) -> None:
+        self._elapsed_s = 0.0
+        self._cpu_s = 0.0
+
+    def explain(self, elapsed_s: float, cpu_s: float | None, load: float | None) -> str:
+        """`cpu_s`: what the process has used; `load`: processes that want to run, for each core. None = this system does not say."""
+        loads = "it loads the policies' tokenizers"
+        if cpu_s is None:
+            return loads
+        since_s, used_s = elapsed_s - self._elapsed_s, cpu_s - self._cpu_s
+        self._elapsed_s, self._cpu_s = elapsed_s, cpu_s
+        got = f"{used_s:.0f} s of CPU in the last {since_s:.0f} s"
+        if used_s >= IDLE * since_s:
+            return f"{loads} ({got})"
+        if load is not None and load > 1.0:
+            return f"this machine is busy ({load:.0f} processes want each core) and gave it {got}"
+        return f"{loads}, and waits for a disk or a network ({got})"
 
 
 class ServerProcess:
@@ -150,7 +175,7 @@ class ServerProcess:
 
     async def _wait_ready(self, process: asyncio.subprocess.Process) -> str:
         """Its URL, once it answers; waits while it lives and works."""
-        watch = StartWatch(most_s=self._most_s, stall_s=self._stall_s)
+        watch, words = StartWatch(most_s=self._most_s, stall_s=self._stall_s), StartWords()
         started, next_line_s = time.monotonic(), _SAY_S
         ready = asyncio.create_task(self._ready(process))
         try:
@@ -162,8 +187,7 @@ class ServerProcess:
                     raise ServerError(f"the server {why}; see {self._where}")
                 if elapsed_s >= next_line_s and not ready.done():
                     next_line_s += _SAY_S
-                    used = "" if cpu_s is None else f" ({cpu_s:.0f} s of CPU so far)"
-                    logger.warning("waiting for the server since %.0f s: it loads the policies' tokenizers%s", elapsed_s, used)
+                    logger.warning("waiting for the server since %.0f s: %s", elapsed_s, words.explain(elapsed_s, cpu_s, _load()))
             return ready.result()
         finally:
             ready.cancel()
@@ -194,6 +218,14 @@ class ServerProcess:
         if self._log_path is None:
             return None
         return open_private(self._log_path)
+
+
+def _load() -> float | None:
+    """Processes that want to run, for each core, in the last minute; None where this system does not say."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except (AttributeError, OSError):
+        return None
 
 
 def cpu_seconds(pid: int) -> float | None:

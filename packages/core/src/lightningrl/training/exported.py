@@ -37,8 +37,8 @@ def name_stops(folder: Path, stop_token_ids: Sequence[int]) -> None:
 
 
 def _ids(config: dict[str, Any]) -> list[int]:
-    found = config.get("eos_token_id")
-    return [found] if isinstance(found, int) else list(found or ())
+    ids = config.get("eos_token_id")
+    return [ids] if isinstance(ids, int) else list(ids or ())
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from lightningrl.credit.metrics import describe_rollouts, judge_failures
 from lightningrl.credit.scoring import CreditedGroup, ScoredStep, Scorer, score_of
 from lightningrl.credit.unread import unread_rewards
 from lightningrl.errors import LightningError, PluginError, RewardError, RunFolderError
+from lightningrl.loggers import read_metrics
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import StepReport
 from lightningrl.telemetry.steps import NO_SPANS, StepSpans, note
@@ -44,6 +45,7 @@ from lightningrl.training.reasons import (
     explain_timeouts,
 )
 from lightningrl.training.run_folder import LoopState, RunFolder
+from lightningrl.training.standstill import explain_standstill, has_stood_still, last_validation
 from lightningrl.training.tasks import TaskSets, plan_branches, plan_group, plan_validation
 from lightningrl.types import RolloutMode, RolloutSpec, Trajectory
 
@@ -67,6 +69,7 @@ class Progress(Protocol):
     def step(self, step: int, steps: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None: ...
     def validated(self, step: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None: ...
     def forecast(self, parts: Sequence[str]) -> None: ...
+    def say(self, sentence: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +122,8 @@ class Trainer:
     """Positions from `state.position` on that are done with."""
     _warned: str | None = None
     """Why the last step without a signal had none."""
+    _earned: float | None = None
+    """The highest reward of a trained rollout since this process started."""
     _warned_of_rewards: bool = False
     _warned_of_threads: bool = False
 
@@ -146,6 +151,8 @@ class Trainer:
                     await self._checkpoint()
         if early := self._explain_early_stop():
             logger.warning("%s", early)
+        if still := await self._explain_standstill():
+            logger.warning("%s", still)
         if self.state.step and self.state.steps_with_signal == 0:
             why = self._warned or "no group of rollouts had a signal"
             raise LightningError(f"nothing was learned in {self.state.step} steps: {why} (run {str(self.folder.path)!r})")
@@ -168,6 +175,26 @@ class Trainer:
             f"{self.state.best_score:.3f}; to go on, raise loop.patience: lightningrl train --resume "
             f"--run {shlex.quote(str(self.folder.path))} --set loop.patience={2 * self.state.validations_since_best}"
         )
+
+    async def _explain_standstill(self) -> str | None:
+        """The likely reason why validation is no better than before the first step; None where it is."""
+        rows = read_metrics(self.folder.metrics) if self.folder.metrics.is_file() else []
+        if not has_stood_still(rows, self.recipe.reward_bounds[1]):
+            return None
+        return explain_standstill(rows, self.recipe, answers=await self._answers(last_validation(rows)), earned=self._earned)
+
+    async def _answers(self, step: int) -> tuple[int, int] | None:
+        """Validation tasks that are answered after this step in the tokens of before the first, and all of them; None
+        where answers differ by chance, or are no longer there."""
+        if self.recipe.validation_sampling.temperature > 0:
+            return None
+        plans = (plan_validation(self.tasks.validation, self.recipe, each) for each in (0, step))
+        try:
+            before, after = [await self.control.trajectories([spec.id for spec in plan]) for plan in plans]
+        except LightningError:  # forgotten (loop.keep_rollouts), or lost, which was said at the start
+            return None
+        answers = [[[call.completion_ids.tolist() for call in rollout.transitions] for rollout in rollouts] for rollouts in (before, after)]
+        return sum(first == last for first, last in zip(*answers, strict=True)), len(before)
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started
@@ -226,6 +253,8 @@ class Trainer:
             "hooks_failed": float(self.plugins.take_failures()),
             "minutes": self._seconds() / 60,
         }
+        earned = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
+        self._earned = max(earned, default=self._earned) if self._earned is None else max(self._earned, *earned)
         await self._finish_step(scored.rollout_ids, scored, metrics)
         return {name: metrics[name] for name in ("reward", "rollouts", "completion_tokens") if name in metrics}
 

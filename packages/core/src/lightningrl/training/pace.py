@@ -1,11 +1,14 @@
 """A forecast of a step, before the first: from the speed that backends measured, and from what a validation's rollouts sampled.
 
 step = rollouts · (sampled ÷ tokens sampled a second + read ÷ tokens read a second + rows ÷ tokens learned a second)
+
+In time as this machine was when it was measured, and in CPU time, which is the same on a busy one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from lightningrl.config import Recipe
@@ -16,6 +19,8 @@ __all__ = ["forecast_step", "give_time"]
 
 ANSWERS: Final = 8
 """Whole answers that fit into a rollout's time, where nobody gave it one."""
+LONGER: Final = 3
+"""Times that a sampled answer is as long as the likeliest one, at most; a 135 M model's sums of two numbers were up to so many."""
 UNITS: Final = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
 
 
@@ -30,29 +35,56 @@ def give_time(recipe: Recipe, speed: Speed | None) -> Recipe:
 
 def forecast_step(recipe: Recipe, speed: Speed, seen: Sequence[Trajectory]) -> list[str]:
     """In parts. `seen`: rollouts of the policy as it is; without any, each is taken to sample one answer as long as it may be."""
-    sampled, read, like = _of_each(recipe, seen)
+    each = _of_each(recipe, seen)
     rollouts, steps = recipe.loop.tasks_per_step * recipe.loop.group_size, recipe.loop.steps
-    seconds = rollouts * (sampled / speed.sampled + read / speed.read + (sampled + read) / speed.learned)
+
+    cpu = (speed.sampled_cpu, speed.read_cpu, speed.learned_cpu)
+
+    def take(steps: int) -> str:
+        wall = _ends(each, steps * rollouts, speed.sampled, speed.read, speed.learned)
+        return wall if None in cpu else f"{wall}, {_ends(each, steps * rollouts, *cpu)} of CPU"  # type: ignore[arg-type]
+
     return [
         f"{_count(speed.parameters)} parameters",
         *([f"{_count(speed.trained)} learn"] if speed.trained != speed.parameters else []),
         f"{speed.sampled:.3g} tokens/s sampled, {speed.calls} calls at once",
         f"{speed.learned:.3g} learned",
-        f"a step of {rollouts} rollouts {_time(seconds)}",
-        *([f"{steps} steps {_time(steps * seconds)}"] if steps > 1 else []),
-        f"if each {like}",
+        f"a step of {rollouts} rollouts {take(1)}",
+        *([f"{steps} steps {take(steps)}"] if steps > 1 else []),
+        f"if each {each.like}",
     ]
 
 
-def _of_each(recipe: Recipe, seen: Sequence[Trajectory]) -> tuple[float, float, str]:
-    """Tokens that a rollout samples and reads, and in words."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rollout:
+    """A rollout as it may be expected."""
+
+    sampled: tuple[float, float]
+    """Tokens that it samples, from … to."""
+    read: float
+    like: str
+    """In words."""
+
+
+def _of_each(recipe: Recipe, seen: Sequence[Trajectory]) -> _Rollout:
     calls = [call for one in seen for call in one.transitions]
+    most = recipe.sampling.max_tokens
     if not calls:
-        most = recipe.sampling.max_tokens
-        return most, 0.0, f"samples one answer of sampling.max_tokens = {most}"
+        return _Rollout(sampled=(most, most), read=0.0, like=f"samples one answer of sampling.max_tokens = {most}")
+    count = len(calls) / len(seen)
     sampled = sum(len(call.completion_ids) for call in calls) / len(seen)
+    prompt = sum(len(call.prompt_ids) for call in calls) / len(seen)
     read = sum(_read(one.transitions, recipe.loop.group_size) for one in seen) / len(seen)
-    return sampled, read, f"is like these {len(seen)}: {len(calls) / len(seen):.1f} calls, {sampled:.0f} tokens sampled, {read:.0f} read"
+    like = (
+        f"is like these {len(seen)}: {count:.1f} calls, {sampled:.0f} tokens sampled, {prompt:.0f} in prompts, {read:.0f} of them computed "
+        "(what a group or a dialogue shares is computed once)"
+    )
+    if recipe.validation_sampling.temperature >= recipe.sampling.temperature:
+        return _Rollout(sampled=(sampled, sampled), read=read, like=like)
+    # the likeliest answer is a short one
+    longer = max(sampled, min(LONGER * sampled, count * most))
+    words = f"{like}, or samples {longer:.0f}, as at temperature {recipe.sampling.temperature:g} it may"
+    return _Rollout(sampled=(sampled, longer), read=read, like=words)
 
 
 def _read(calls: Sequence[Transition], group_size: int) -> float:
@@ -62,6 +94,12 @@ def _read(calls: Sequence[Transition], group_size: int) -> float:
         max(0, len(call.prompt_ids) - lengths[call.parent_id]) if call.parent_id in lengths else len(call.prompt_ids) / group_size
         for call in calls
     )
+
+
+def _ends(each: _Rollout, rollouts: int, sampled: float, read: float, learned: float) -> str:
+    """The time of so many rollouts at these tokens a second, from … to."""
+    low, high = (_time(rollouts * (tokens / sampled + each.read / read + (tokens + each.read) / learned)) for tokens in each.sampled)
+    return low if low == high else f"{low} to {high}"
 
 
 def _count(number: float) -> str:

@@ -48,20 +48,23 @@ def _duration(seconds: float) -> str:
 
 
 class _Clock:
-    """Time left, from the pace of this process since its first step began: starting and the first validation say nothing of it."""
+    """Time left, from the pace of this process since its first step ended: that one imports what all of them need."""
 
     def __init__(self, minutes: float | None) -> None:
         self._minutes = minutes
         self._began: tuple[float, int] | None = None
-        """When the first step began, and how many were done before it."""
+        """When the first step ended, and which it was."""
 
-    def left(self, step: int, steps: int, metrics: Mapping[str, float]) -> float:
+    def left(self, step: int, steps: int, metrics: Mapping[str, float]) -> str:
+        """`left 3:20` and the like; nothing after the first step, which is like no other."""
         now = time.monotonic()
-        if self._began is None:
-            self._began = now - metrics["seconds"], step - 1
+        if self._began is None or step <= self._began[1]:
+            self._began = now, step
+            return ""
         start, before = self._began
         left = (now - start) / (step - before) * (steps - step)
-        return left if self._minutes is None else max(0.0, min(left, (self._minutes - metrics["minutes"]) * 60))
+        left = left if self._minutes is None else max(0.0, min(left, (self._minutes - metrics["minutes"]) * 60))
+        return f"left {_duration(left)}"
 
 
 class _Sample:
@@ -148,7 +151,7 @@ class LineProgress(_Progress):
             self._say([f"{name} …"])
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
-        left = _duration(self._clock.left(step, steps, metrics))
+        left = self._clock.left(step, steps, metrics)
         silent = f"groups without signal {metrics['groups_without_signal']:.0f}/{metrics['groups']:.0f}"
         self._say(
             [
@@ -161,7 +164,7 @@ class LineProgress(_Progress):
                 _speed(metrics, self._replays),
                 f"{metrics['seconds']:.1f} s",
                 *([f"[{_outcome_text(outcomes)}]"] if set(outcomes) != {Outcome.SUCCEEDED.value} else []),
-                f"left {left}",
+                *([left] if left else []),
             ]
         )
 
@@ -170,6 +173,10 @@ class LineProgress(_Progress):
         self._say([f"validation after step {step}: {score}", *_failed_rewards(metrics), f"[{_outcome_text(outcomes)}]"])
         if sample := self._sample.text(self._console.width - 2):
             self._console.print(f"  {sample}", highlight=False, markup=False, soft_wrap=True)
+
+    def say(self, sentence: str) -> None:
+        """A line of its own."""
+        self._say([sentence])
 
     def forecast(self, parts: Sequence[str]) -> None:
         """What a step will take."""
@@ -215,11 +222,19 @@ class LiveProgress(_Progress):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._bars.remove_task(self._phase)  # what stays on the screen has no bar of something that goes on
+        self._end()
         self._show_last(kind, error, trace)
 
     def _show_last(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._live.__exit__(kind, error, trace)
+
+    def _end(self) -> None:
+        """No bar stays of what is over."""
+        self._bars.remove_task(self._phase)
+        if self._latest:
+            self._bars.update(self._steps, note="")
+        else:
+            self._bars.remove_task(self._steps)
 
     def phase(self, name: str, done: int, total: int) -> None:
         """Each phase has a clock of its own; rollouts that are all there are being learned from."""
@@ -233,8 +248,7 @@ class LiveProgress(_Progress):
         self._bars.update(self._phase, completed=done)
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
-        left = _duration(self._clock.left(step, steps, metrics))
-        self._bars.update(self._steps, completed=step, total=steps, note=f"left {left}")
+        self._bars.update(self._steps, completed=step, total=steps, note=self._clock.left(step, steps, metrics))
         self._latest, self._outcomes = metrics, outcomes
         if "reward" in metrics:
             self._rewards.append(metrics["reward"])
@@ -242,6 +256,10 @@ class LiveProgress(_Progress):
     def validated(self, step: int, metrics: Mapping[str, float], outcomes: Mapping[str, int]) -> None:
         if "reward" in metrics:
             self._scores.append((step, metrics["reward"]))
+
+    def say(self, sentence: str) -> None:
+        """A line above the panel."""
+        self._console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
     def forecast(self, parts: Sequence[str]) -> None:
         """Shown until the first step says it better."""

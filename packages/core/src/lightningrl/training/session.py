@@ -29,7 +29,7 @@ from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_c
 from lightningrl.origin import read_run_file
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.private import create_private
-from lightningrl.protocols import Backend, Measured, Speed
+from lightningrl.protocols import Backend, Describer, Measured, Speed
 from lightningrl.runtime.address import reachable_url
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.server.launcher import ServerProcess
@@ -138,6 +138,9 @@ async def train_run(
             await _warn_of_lost_steps(served.client, folder, made=max(made, state.step), learned=state.step)
             if state.position is None:
                 await _cancel_unfinished(served.client)
+            for name, backend in served.backends.items():
+                if settings.policies[name].trainable and isinstance(backend, Describer):
+                    progress.say(f"{name}: {await asyncio.to_thread(backend.describe)}")
             parts.scorer.load(state.credit)
             trainer = Trainer(
                 recipe=give_time(recipe, served.policies.speed),
