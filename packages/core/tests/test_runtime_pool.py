@@ -291,3 +291,46 @@ async def test_workers_die_with_a_killed_pool(server: ScriptedServer, folder: Pa
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
+
+
+OF_ITS_THREAD = """
+import asyncio, contextvars, signal, sqlite3, threading
+
+database = sqlite3.connect(":memory:")
+local = threading.local()
+local.name = "set at import"
+context = contextvars.ContextVar("context")
+context.set("at import")
+
+def fail(what):
+    if what == "signal": signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    if what == "sqlite": database.execute("select 1")
+    if what == "loop": asyncio.get_event_loop()
+    if what == "local": local.name
+    if what == "context": context.get()
+    if what == "value": raise ValueError("no such table: singer")
+    return "worked"
+
+def act(task):
+    try: return fail(task["do"])
+    except ValueError as error: raise RuntimeError("my step failed") from error
+"""
+
+
+async def test_an_agent_that_fails_for_its_thread_is_told_what_runs_it_in_the_main_one(tmp_path: Path) -> None:
+    (tmp_path / "agents.py").write_text(OF_ITS_THREAD, encoding="utf-8")
+    kinds = ["signal", "sqlite", "loop", "local", "context"]
+    for concurrency in (2, 1):
+        with ScriptedServer(lambda body: {"content": "hello"}) as server:
+            for what in (*kinds, "value"):
+                server.add_rollout(what, {"do": what})
+            async with make_pool(server, tmp_path, concurrency=concurrency):
+                await server.wait_finished()
+            results = {what: server.result(what) or {} for what in (*kinds, "value")}
+        for what in kinds:
+            error = results[what].get("error") or ""
+            if concurrency == 1:
+                assert results[what]["output"] == "worked", (what, error)
+            else:
+                assert "set runtime.concurrency = 1, and more runtime.workers" in error.splitlines()[0], (what, error)
+        assert "runtime.concurrency" not in (results["value"]["error"] or "")

@@ -51,7 +51,8 @@ class Attempt:
                     output = run_on_loop(self._await(output))
             return report_output(output, agent=agent.name, duration_s=time.perf_counter() - started)
         except BaseException as error:  # noqa: BLE001  the boundary: an agent's failure is data
-            return self._report(error, time.perf_counter() - started)
+            is_in_thread = not agent.is_async and threading.current_thread() is not threading.main_thread()
+            return self._report(error, time.perf_counter() - started, is_in_thread=is_in_thread)
         finally:
             with self._lock:
                 self._has_ended = True
@@ -92,12 +93,12 @@ class Attempt:
             if self._is_revoked or limit.expired():  # what it runs in threads goes on, and the next would wait for a free one
                 asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
 
-    def _report(self, error: BaseException, duration_s: float) -> Result:
+    def _report(self, error: BaseException, duration_s: float, *, is_in_thread: bool) -> Result:
         if isinstance(error, AttemptTimeoutError):
             return Result(outcome=Outcome.TIMEOUT, error=str(error), duration_s=duration_s)
         if self._is_revoked and isinstance(error, CANCELLED):
             return Result(outcome=Outcome.CANCELLED, error="the attempt was cancelled", duration_s=duration_s)
-        return report_exception(error, self.rollout, duration_s=duration_s)
+        return report_exception(error, self.rollout, duration_s=duration_s, is_in_thread=is_in_thread)
 
 
 class AttemptTimeoutError(Exception):

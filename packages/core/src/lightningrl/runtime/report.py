@@ -6,6 +6,7 @@ What an agent returns or raises may be anything: what leaves here is text withou
 from __future__ import annotations
 
 import json
+import re
 import traceback
 from typing import Any, Final
 
@@ -28,6 +29,16 @@ LONGEST_OUTPUT: Final = 8 * 2**20
 DEEPEST_OUTPUT: Final = clean.DEEPEST - 1  # the body that carries it to the server is a level, too
 """Lists and dicts within each other."""
 FRAMES: Final = 6
+IN_THREAD: Final = (
+    "the agent ran in a thread of its worker: set runtime.concurrency = 1, and more runtime.workers, and it runs in the main thread of "
+    "each (an agent that is defined in a notebook has to go into a file for that)"
+)
+_OF_THREAD: Final = re.compile(
+    r"main thread|(same|different|another|other|wrong|that|current) (OS )?thread|in (a )?thread\b|event loop in thread|different (event )?loop"
+    r"|_thread\._local|LookupError: <ContextVar|thread[- ]local|not thread-?safe",
+    re.IGNORECASE,
+)
+"""Signals, SQLite, event loops, GUIs, greenlets (Playwright's sync API), and values that were set in the main thread alone."""
 
 
 def report_output(output: Any, *, agent: str, duration_s: float) -> Result:
@@ -52,13 +63,14 @@ def as_json(output: Any) -> Any:
     return kept
 
 
-def report_exception(error: BaseException, rollout: ActiveRollout, *, duration_s: float) -> Result:
-    """Whose failure it is: the gateway's (unreachable, 503, a store that keeps nothing), the context's length, or else the agent's."""
+def report_exception(error: BaseException, rollout: ActiveRollout, *, duration_s: float, is_in_thread: bool = False) -> Result:
+    """Whose failure it is: the gateway's (unreachable, 503, a store that keeps nothing), the context's length, or else the agent's.
+    `is_in_thread`: a sync agent ran in another thread than the main one, which what it raised may come of."""
     try:
         outcome = outcome_of(error, rollout)
     except BaseException:  # noqa: BLE001  an exception is the agent's code as well, whatever its attributes raise
         outcome = Outcome.AGENT_ERROR
-    return Result(outcome=outcome, error=Mask([rollout.key]).text(describe(error)), duration_s=duration_s)
+    return Result(outcome=outcome, error=Mask([rollout.key]).text(describe(error, is_in_thread=is_in_thread)), duration_s=duration_s)
 
 
 def outcome_of(error: BaseException, rollout: ActiveRollout) -> Outcome:
@@ -97,10 +109,17 @@ def is_of_server(error: BaseException, rollout: ActiveRollout) -> bool:
     return status in BUSY_STATUSES or rollout.base_path in str(url)
 
 
-def describe(error: BaseException) -> str:
+def is_of_thread(error: BaseException) -> bool:
+    """Whether somebody in the chain says that it works in another thread, or lacks what another thread has."""
+    return any(_OF_THREAD.search(f"{type(cause).__name__}: {cause}") is not None for cause in iterate_causes(error))
+
+
+def describe(error: BaseException, *, is_in_thread: bool = False) -> str:
     """`ValueError: text`, then the last frames; short enough to be stored with every failure."""
     try:
         head = "".join(traceback.format_exception_only(error)).strip()
+        if is_in_thread and is_of_thread(error):
+            head = f"{head[: LONGEST_ERROR // 2]}; {IN_THREAD}"
         frames = "".join(traceback.format_tb(error.__traceback__, limit=-FRAMES))
     except BaseException as problem:  # noqa: BLE001  as above
         return clean_text(f"{type(error).__name__}, which cannot be shown: {type(problem).__name__}")
