@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest_asyncio
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.testing.whole_path import WholePath, repeated_calls, running_services
+from lightningrl.training.reasons import explain_silence
 from lightningrl.types import Outcome, ToolStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -67,3 +69,14 @@ async def test_a_tool_call_is_joined_to_the_transition_that_asked(path: WholePat
     assert [repeated_calls(branch, trajectory.transitions) for branch in branches] == [0, 1, 2]
     assert [branch.output for branch in branches] == ["ok", "ok", "the sum is 42"], "the tool ran again"
     assert [len(branch.tool_calls) for branch in branches] == [0, 1, 1]
+
+
+async def test_rollouts_that_langchains_cache_answers_are_named_by_what_they_are(path: WholePath) -> None:
+    questions = {f"cached-{number}": "what is asked four times?" for number in range(4)}
+    async with path.workers("graph_agents.py:cached", base_dir=HERE):
+        trajectories = await path.run(questions)
+    assert sum(len(one.transitions) for one in trajectories) == 1
+    group = [replace(one, group_id="g", reward=1.0) for one in trajectories]
+    assert explain_silence(group).startswith(
+        "3 of 4 rollouts made no model call although others of their group did: the agent's client answers from a cache (LangChain's"
+    )

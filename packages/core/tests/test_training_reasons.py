@@ -26,6 +26,8 @@ from lightningrl.config import Recipe
 from lightningrl.control.client import ServerClient
 from lightningrl.credit import IdenticalAssignment
 from lightningrl.credit.metrics import judge_failures
+from lightningrl.doctor.findings import Verdict
+from lightningrl.doctor.of_agent import calls_made
 from lightningrl.engines.link import EngineLink
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import LightningError
@@ -42,7 +44,7 @@ from lightningrl.training.loop import Trainer
 from lightningrl.training.parts import Parts
 from lightningrl.training.policies import Policies, RunningPolicy
 from lightningrl.training.progress import LineProgress
-from lightningrl.training.reasons import explain_silence, explain_timeouts
+from lightningrl.training.reasons import explain_cache, explain_silence, explain_timeouts
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.tasks import plan_group, plan_validation
 from lightningrl.types import EngineInfo, Outcome, RolloutMode, Sample, Task, Trajectory, TrajectoryGroup
@@ -261,6 +263,51 @@ async def test_a_checkpoint_of_an_earlier_version_counts_no_steps_with_signal(sc
     saved.write_text(json.dumps(state), encoding="utf-8")
     scene.agent = always_wrong
     assert (await scene.train(loop={"steps": 2})).steps_with_signal is None
+
+
+async def test_a_client_that_answers_from_a_cache_is_named_for_training_and_for_validation_once(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    known: set[str] = set()
+
+    async def cached(store: SqlStore, lease: Lease) -> None:
+        is_first = lease.task.id not in known
+        known.add(lease.task.id)
+        if is_first:
+            await call(store, lease)
+        await finish(store, lease, float(is_first))
+
+    scene.agent = cached
+    tasks = {"train": "reasons_tasks.py:tasks", "validation": "reasons_tasks.py:held_out"}
+    await scene.train(tasks=tasks, validation={"every": 1}, credit={"use": "reinforce"})
+    said = [message for record in caplog.records if "from a cache" in (message := record.getMessage())]
+    assert [message.partition(" although")[0] for message in said] == [
+        "step 1: 2 of 4 rollouts made no model call",
+        "validation after step 1: 2 of 2 rollouts made no model call",
+    ]
+    assert "others of their group did: the agent's client answers from a cache (LangChain's `set_llm_cache`, DSPy's on disk" in said[0]
+    assert said[0].endswith("so they repeat what was sampled once, and teach nothing; switch it off for training")
+    assert "earlier ones of their tasks did" in said[1]
+    assert "so validation says what the policy was, not what it is; switch it off" in said[1]
+
+
+def test_what_is_a_cache_and_what_is_none() -> None:
+    def rollout(name: str, group: str, calls: int, **fields: Any) -> Trajectory:
+        made = [make_transition(f"{name}/{number}") for number in range(calls)]
+        return replace(make_trajectory(name, made, group_id=group), task=Task(id=group, input=group), **fields)
+
+    mixed_groups = [rollout("a", "x", 1), rollout("b", "x", 0), rollout("c", "y", 0)]
+    assert (explain_cache(mixed_groups) or "").startswith("1 of 3 rollouts made no model call although others of their group did: ")
+    assert explain_silence([replace(one, reward=0.0) for one in mixed_groups]) == explain_cache(mixed_groups)
+    finding = calls_made(SimpleNamespace(rollouts=mixed_groups))  # type: ignore[arg-type]
+    assert (finding.verdict, finding.remedy) == (Verdict.WARN, "switch it off for training")
+    alone = [rollout("c", "y", 0)]
+    assert explain_cache(alone) is None
+    assert (explain_cache(alone, {"y"}) or "").startswith("1 of 1 rollouts made no model call although earlier ones of their tasks did: ")
+    assert explain_cache(alone, {"z"}) is None, "an agent may ask nothing for some tasks"
+    assert "those of training do" in (explain_cache(alone, {"z"}, is_validation=True) or ""), "it lies on the disk, of an earlier run"
+    failed = [rollout("a", "x", 1), rollout("b", "x", 0, outcome=Outcome.AGENT_ERROR, error="KeyError")]
+    assert explain_cache(failed) is None
 
 
 async def test_a_run_of_no_steps_only_validates_and_is_no_failure(scene: Scene) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from lightningrl.doctor.findings import Finding, failed, passed, warned
 from lightningrl.doctor.observation import Observation
+from lightningrl.training.reasons import CACHES, explain_cache
 from lightningrl.types import FinishReason, OtherCallKind, Outcome, ToolStatus, Trajectory, Transition
 
 __all__ = [
@@ -59,11 +60,15 @@ def calls_made(seen: Observation) -> Finding:
             f"{len(silent)} of {len(seen.rollouts)} rollouts made no call that came here; models were called at {where}",
             "name that endpoint in runtime.base_urls if the policy is to answer in its place",
         )
+    if cache := explain_cache(seen.rollouts):
+        sentence, _, remedy = cache.rpartition("; ")
+        return warned(sentence, remedy)
     if silent:
         found = failed if len(silent) == len(seen.rollouts) else warned
         return found(
             f"{len(silent)} of {len(seen.rollouts)} rollouts made no model call; one is {silent[0].rollout_id}",
-            "let the agent call the model for every task; where its client has a base URL of its own, name it in runtime.base_urls",
+            "let the agent call the model for every task; where its client has a base URL of its own, name it in runtime.base_urls; "
+            f"where it answers from {CACHES}, switch that off",
         )
     refusals = f", {len(refused)} refused: {refused[0].message}" if refused else ""
     counts = [len(one.transitions) for one in seen.rollouts]

@@ -34,7 +34,7 @@ IN_THREAD: Final = (
     "each (an agent that is defined in a notebook has to go into a file for that)"
 )
 _OF_THREAD: Final = re.compile(
-    r"main thread|(same|different|another|other|wrong|that|current) (OS )?thread|in (a )?thread\b|event loop in thread|different (event )?loop"
+    r"main thread|(same|different|another|other|wrong|that|current) (OS )?thread|in (a )?thread\b|different (event )?loop"
     r"|_thread\._local|LookupError: <ContextVar|thread[- ]local|not thread-?safe",
     re.IGNORECASE,
 )

@@ -37,6 +37,7 @@ from lightningrl.training.collector import Collector, RewardedGroup, Rollouts
 from lightningrl.training.pace import forecast_step
 from lightningrl.training.policies import Policies
 from lightningrl.training.reasons import (
+    explain_cache,
     explain_failed_rewards,
     explain_failures,
     explain_left_threads,
@@ -126,6 +127,10 @@ class Trainer:
     """The highest reward of a trained rollout since this process started."""
     _warned_of_rewards: bool = False
     _warned_of_threads: bool = False
+    _warned_of_caches: set[bool] = field(default_factory=set[bool])
+    """Of validation, of training."""
+    _asked: set[str] = field(default_factory=set[str])
+    """Tasks of which a rollout has called a model since this start."""
 
     async def run(self) -> LoopState:
         """Train to the end of the recipe. Returns where the loop stands; the last state is in a checkpoint.
@@ -230,6 +235,9 @@ class Trainer:
         if not self._warned_of_threads and (left := explain_left_threads(trajectories)):
             logger.warning("step %d: %s; threads_left counts them", self.state.step + 1, left)
             self._warned_of_threads = True
+        cache = self._note_calls(trajectories)
+        if cache and scored.has_signal:  # else it is said why there is none
+            logger.warning("step %d: %s", self.state.step + 1, cache)
         if timeouts := self._explain_timeouts(trajectories):
             logger.warning("step %d: %s", self.state.step + 1, timeouts)
         self._warn_of_failed_rewards(f"step {self.state.step + 1}", trajectories)
@@ -298,6 +306,15 @@ class Trainer:
             self._warned_of_rewards = True
             logger.warning("%s: %s; such rollouts are left out, rewards_failed counts them", where, explain_failed_rewards(failed))
 
+    def _note_calls(self, trajectories: Sequence[Trajectory], *, is_validation: bool = False) -> str | None:
+        """What is to be said of a cache that answers in the policy's place, once for training and once for validation."""
+        cache = explain_cache(trajectories, self._asked, is_validation=is_validation)
+        self._asked.update(trajectory.task.id for trajectory in trajectories if trajectory.transitions)
+        if cache is None or is_validation in self._warned_of_caches:
+            return None
+        self._warned_of_caches.add(is_validation)
+        return cache
+
     def _explain_timeouts(self, trajectories: Sequence[Trajectory]) -> str | None:
         sampling, runtime = self.recipe.sampling, self.recipe.runtime
         return explain_timeouts(trajectories, self.policies.call_speed, max_tokens=sampling.max_tokens, timeout_s=runtime.limit_s)
@@ -330,6 +347,8 @@ class Trainer:
             logger.warning("%s has no score: %s", phase.where, why)
         elif timeouts := self._explain_timeouts(trajectories):
             logger.warning("%s: %s", phase.where, timeouts)
+        if cache := self._note_calls(trajectories, is_validation=True):
+            logger.warning("%s: %s", phase.where, cache)
         self._warn_of_failed_rewards(phase.where, trajectories)
         if self.state.step == 0:
             self._forecast(trajectories)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from lightningrl.clean import one_line
 from lightningrl.types import OtherCallKind, Outcome, PolicyStatus, Trajectory
 
 __all__ = [
+    "CACHES",
+    "explain_cache",
     "explain_failed_rewards",
     "explain_failures",
     "explain_ignored",
@@ -18,6 +20,7 @@ __all__ = [
     "explain_timeouts",
 ]
 
+CACHES = "a cache (LangChain's `set_llm_cache`, DSPy's on disk, litellm's, one of its own)"
 _LONGEST = 400
 """Characters of somebody else's message."""
 _MOST_HOSTS = 3
@@ -36,6 +39,8 @@ def explain_silence(trajectories: Sequence[Trajectory]) -> str:
     rewarded = [trajectory for trajectory in trajectories if trajectory.reward is not None]
     if not rewarded:
         return "no rollout has a reward"
+    if cache := explain_cache(trajectories):
+        return cache
     rewards = sorted({trajectory.reward for trajectory in rewarded if trajectory.reward is not None})
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in rewarded:
@@ -73,7 +78,34 @@ def _explain_no_calls(trajectories: Sequence[Trajectory]) -> str:
     if hosts:
         named = ", ".join(f"{host!r} ({count} rollouts)" for host, count in hosts.most_common(_MOST_HOSTS))
         return f"{none}: the agent called models at {named}; if the policy is to answer in their place, name them in runtime.base_urls"
-    return f"{none}; where the agent's client has a base URL of its own, name it in runtime.base_urls"
+    return (
+        f"{none}; where the agent's client has a base URL of its own, name it in runtime.base_urls; where it answers from {CACHES}, "
+        "switch that off"
+    )
+
+
+def explain_cache(trajectories: Sequence[Trajectory], asked: Collection[str] = (), *, is_validation: bool = False) -> str | None:
+    """Rollouts that made no model call although others of their group did, or earlier ones of their task (`asked`: ids of tasks that calls
+    were made for), or in a validation of which no rollout made one, any other of the run; None = there are none."""
+    silent = [one for one in trajectories if one.outcome is Outcome.SUCCEEDED and not one.transitions and not one.other_calls]
+    groups = {one.group_id for one in trajectories if one.transitions}
+    beside = [one for one in silent if one.group_id in groups]
+    before = [one for one in silent if one.task.id in asked]
+    if beside:
+        repeating, although = beside, "others of their group did"
+    elif before:
+        repeating, although = before, "earlier ones of their tasks did"
+    elif is_validation and asked and len(silent) == len(trajectories):
+        repeating, although = silent, "those of training do"
+    else:
+        return None
+    effect = (
+        "validation says what the policy was, not what it is" if is_validation else "they repeat what was sampled once, and teach nothing"
+    )
+    return (
+        f"{len(repeating)} of {len(trajectories)} rollouts made no model call although {although}: the agent's client answers "
+        f"from {CACHES}, so {effect}; switch it off for training"
+    )
 
 
 def explain_failures(trajectories: Sequence[Trajectory]) -> str:
