@@ -211,8 +211,8 @@ def test_a_terminal_that_does_not_know_every_character_shows_what_it_can(
         main()
     assert ended.value.code == (1 if command == "refused" else 0)
     assert shown["stderr" if command == "refused" else "stdout"].getvalue().strip()
-    for stream in (sys.stdout, sys.stderr):
-        stream.detach()
+    for text in (sys.stdout, sys.stderr):
+        text.detach()
 
 
 def test_it_is_a_module_that_runs() -> None:

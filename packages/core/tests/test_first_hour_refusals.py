@@ -437,7 +437,7 @@ def test_a_run_that_went_on_with_other_settings_goes_on_with_them_the_next_time(
     assert Run(here / "run").recipe.loop.steps == 7
 
 
-CHANGES = {
+CHANGES: dict[str, tuple[dict[str, list[tuple[str, Any, Any]]], str]] = {
     "an input": (
         {"train": [("1", "a", None), ("2", "x", None)]},
         "of 2 training tasks 1 are new or changed, and of the 2 before 1 are gone",
@@ -458,7 +458,10 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_run_goes_on_with_the_tasks_that_it_started_with(here: Path, change: str) -> None:
-    before = {"train": [("1", "a", None), ("2", "b", None)], "validation": [("v", {"q": [1, 2.5, "é\0"]}, "w")]}
+    before: dict[str, list[tuple[str, Any, Any]]] = {
+        "train": [("1", "a", None), ("2", "b", None)],
+        "validation": [("v", {"q": [1, 2.5, "é\0"]}, "w")],
+    }
 
     def source(which: str) -> Callable[[], list[Task]]:
         return lambda: [Task(id=id_, input=asked, answer=answer, metadata={"at": time.time()}) for id_, asked, answer in given[which]]

@@ -32,7 +32,8 @@ OURS = [
 """Names that a run gives, in whatever place."""
 names = st.one_of(st.sampled_from(OURS), st.text("ab.-é \n", min_size=1, max_size=6).filter(lambda name: name.strip(".")))
 contents = st.one_of(
-    st.binary(max_size=9), st.sampled_from([b"{}", b"[]", b"12345", b'{"step": 3, "reward": 1}\n', b'{"models": {}, "settings": {}}'])
+    st.binary(max_size=9),
+    st.sampled_from([b"{}", b"[]", b"12345", b'{"step": 3, "reward": 1}\n', b'{"models": {}, "settings": {}}', b'["a"]']),
 )
 modes = st.sampled_from([0o644, 0o600, 0o755, 0o444])
 Tree = Mapping[tuple[str, ...], tuple[bytes, int] | int]
@@ -161,7 +162,7 @@ def is_as_ours(path: Path, run: Path) -> bool:
     parts = path.relative_to(run).parts
     if path.is_dir():
         return all(is_as_ours(below, run) for below in path.iterdir()) and (parts[-1] in OURS or len(parts) > 1)
-    if parts[0] == "checkpoints":
+    if parts[0] == "checkpoints":  # in step-000001 of nobody's all is somebody's, a file of such a name too
         return len(parts) > 2 and parts[1] == ".step-000001"
     return parts[-1] in OURS and (len(parts) == 1 or parts[0] == "logs" or (parts[0] in ("branches", "evaluations") and len(parts) > 3))
 

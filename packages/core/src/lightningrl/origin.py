@@ -19,7 +19,7 @@ from lightningrl.clean import parse_json
 from lightningrl.config import Recipe, recipe_file
 from lightningrl.errors import RunFolderError
 
-__all__ = ["RunOrigin", "flatten", "is_own", "read_json", "read_models", "read_object", "read_run_file", "read_values"]
+__all__ = ["RunOrigin", "flatten", "is_own", "read_models", "read_object", "read_run_file", "read_values"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,17 +75,12 @@ def read_run_file(folder: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is none."""
-    value = read_json(path)
-    return value if isinstance(value, dict) else {}
-
-
-def read_json(path: Path) -> Any:
-    """The JSON in a file; None where there is none, or it is nested deeper than anything of ours."""
+    """The JSON object in a file; empty where there is none, or it is nested deeper than anything of ours."""
     try:
-        return parse_json(path.read_bytes())
+        value = parse_json(path.read_bytes())
     except (OSError, ValueError):
-        return None
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def read_models(folder: Path) -> dict[str, str]:

@@ -29,7 +29,7 @@ class JsonlLogger:
         try:
             if path.is_file():
                 _repair(path, resume_after)
-            self._file = path.open("ab", buffering=0)
+            self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", buffering=0)
         except OSError as error:
             raise self._cannot_write(error) from error
 

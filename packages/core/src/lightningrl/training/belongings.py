@@ -7,6 +7,7 @@ what run.json says loggers made      tensorboard/events.out.… · wandb/run-202
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,12 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from lightningrl.origin import read_json, read_object, read_run_file
+from lightningrl.origin import read_object, read_run_file
 
-__all__ = ["FILES", "list_below", "remove_checkpoint", "remove_made"]
+__all__ = ["FILES", "list_made", "remove_checkpoint", "remove_made"]
 
 FILES: Final = "files.json"
 """In a checkpoint: what it was written with."""
+LISTED: Final = "files of this checkpoint"
 _STORE: Final = r"store\.sqlite(-(wal|shm|lock|journal))?"
 _PLACE: Final = rf"(run\.json|{_STORE}|logs/(server(-\d+)?|worker-\d+)\.log)"
 """Where rollouts are kept: a branched rollout, an examined policy."""
@@ -49,9 +51,12 @@ def remove_made(run: Path) -> None:
 
 def remove_checkpoint(folder: Path) -> None:
     """Remove a checkpoint, at once as one that counts. A folder that holds none is left alone."""
-    state, listed = folder / "loop.json", read_json(folder / FILES)
-    if not isinstance(listed, list):  # of a version that kept no list
-        listed = [f"policies/{name}" for name in list_below(folder / "policies")] if state.is_file() else []
+    state, listed = folder / "loop.json", read_object(folder / FILES).get(LISTED)
+    is_whole = {"step", "seconds", "rollouts"} <= read_object(state).keys()
+    if not isinstance(listed, list):  # of a version that kept no list, or nobody's checkpoint
+        listed = [f"policies/{name}" for name in _list_below(folder / "policies")] if is_whole else None
+    if listed is None:
+        return
     state.unlink(missing_ok=True)
     for name in sorted(map(str, listed), reverse=True):  # what lies in a folder comes before it
         path = folder / name
@@ -62,7 +67,12 @@ def remove_checkpoint(folder: Path) -> None:
     _remove_empty(folder)
 
 
-def list_below(folder: Path) -> list[str]:
+def list_made(folder: Path) -> str:
+    """Text of `FILES` for a checkpoint that is whole but for that."""
+    return json.dumps({LISTED: _list_below(folder)}) + "\n"
+
+
+def _list_below(folder: Path) -> list[str]:
     """Files and folders below a folder, by their path from there."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 

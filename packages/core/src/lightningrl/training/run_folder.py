@@ -28,7 +28,7 @@ from lightningrl.errors import RunFolderError, StoreError
 from lightningrl.origin import RunOrigin, flatten, is_own, read_run_file
 from lightningrl.private import create_private
 from lightningrl.store.places import find_store, has_store
-from lightningrl.training.belongings import FILES, list_below, remove_checkpoint, remove_made
+from lightningrl.training.belongings import FILES, list_made, remove_checkpoint, remove_made
 from lightningrl.training.task_digests import decode_digests, digest_tasks, encode_digests, explain_other_tasks
 from lightningrl.training.tasks import TaskSets
 
@@ -236,7 +236,7 @@ class RunFolder:
     def commit_checkpoint(self, scratch: Path, state: LoopState, keep: int) -> None:
         """Make a scratch folder the newest checkpoint, in one rename; older ones beyond `keep` go, but for the best. Which that is, the
         checkpoints say: there is no second write that a kill could come before."""
-        _write_durably(scratch / FILES, json.dumps(list_below(scratch)) + "\n")
+        _write_durably(scratch / FILES, list_made(scratch))
         _write_durably(scratch / "loop.json", json.dumps(asdict(state)) + "\n")
         final = scratch.with_name(scratch.name.removeprefix("."))
         remove_checkpoint(final)

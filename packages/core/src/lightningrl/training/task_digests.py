@@ -36,7 +36,7 @@ def explain_other_tasks(before: TaskDigests, now: TaskDigests) -> str | None:
 
 def encode_digests(digests: TaskDigests) -> bytes:
     file = io.BytesIO()
-    np.savez(file, **digests)
+    np.savez(file, training=digests["training"], validation=digests["validation"])
     return file.getvalue()
 
 
