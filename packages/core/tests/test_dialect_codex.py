@@ -52,8 +52,8 @@ async def ask(client: AsyncOpenAI, stream: bool, **request: Any) -> Any:
         return await client.responses.create(model="m", **request)
     events = [event async for event in await client.responses.create(model="m", stream=True, **request)]
     done = [event.item for event in events if event.type == "response.output_item.done"]
-    assert done == events[-1].response.output  # type: ignore[union-attr]
-    return events[-1].response  # type: ignore[union-attr]
+    assert done == events[-1].response.output
+    return events[-1].response
 
 
 def call(name: str, arguments: str) -> str:

@@ -271,7 +271,8 @@ async def test_edits_of_the_context_that_are_not_reached_are_taken_and_none_is_d
             "tools": TOOLS,
             "betas": ["context-management-2025-06-27"],
         }
-        for config in ({"edits": edits}, {"edits": []}, {}):
+        configs: Any = ({"edits": edits}, {"edits": []}, {})
+        for config in configs:
             if stream:
                 async with client.beta.messages.stream(context_management=config, **asked) as events:
                     message: Any = await events.get_final_message()
