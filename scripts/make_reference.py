@@ -25,6 +25,7 @@ RECIPE: Final = {
     "TasksConfig": "[tasks]",
     "PolicyConfig": "[policy]",
     "OtherPolicyConfig": "[policies.NAME]",
+    "CallRule": "[[policy.calls]] and [[policies.NAME.calls]]",
     "RewardConfig": "[rewards.NAME]",
     "IntermediateConfig": "[intermediate_rewards.NAME]",
     "CreditConfig": "[credit]",

@@ -22,8 +22,8 @@ EDITS = (
     ("types.py", "    trainable: bool = True\n", "    trainable: bool = True\n    taken_over: str | None = None\n"),
     (
         "store/schema.py",
-        '    Column("history_key", Text),\n',
-        '    Column("history_key", Text),\n    Column("taken_over", CleanText),\n',
+        '    Column("history_key", CleanText),\n',
+        '    Column("history_key", CleanText),\n    Column("taken_over", CleanText),\n',
     ),
 )
 """A store that exists needs a third: the line of its migration."""

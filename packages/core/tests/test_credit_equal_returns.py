@@ -15,12 +15,13 @@ from openai import AsyncOpenAI
 from lightningrl.config import SamplesConfig
 from lightningrl.credit import Baseline, DiscountedReturns, IdenticalAssignment, assign_credit, center, has_signal, mean, whiten
 from lightningrl.credit.samples import teaching_rows
-from lightningrl.credit.scoring import Scorer, TrainedCalls
+from lightningrl.credit.scoring import Scorer
 from lightningrl.protocols import CreditAssigner
 from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.testing.live_gateway import live_gateway
+from lightningrl.trained_calls import TrainedCalls
 from lightningrl.types import Advantages, TrajectoryGroup, Transition
 
 CREDIT_PAGE = Path(__file__).parents[3] / "docs" / "plugins" / "credit.md"

@@ -14,11 +14,12 @@ import pytest
 
 from lightningrl.config import SamplesConfig
 from lightningrl.credit import IdenticalAssignment, StateGroups, assign_credit
-from lightningrl.credit.scoring import Scorer, TrainedCalls
+from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.state_keys import KEYS, find_key, normalize, state_keys
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.testing.groups import make_trajectory, make_transition
+from lightningrl.trained_calls import TrainedCalls
 from lightningrl.types import Advantages, ToolCall, Trajectory, TrajectoryGroup
 
 

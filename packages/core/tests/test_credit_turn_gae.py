@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lightningrl.config import Recipe, SamplesConfig
-from lightningrl.credit.scoring import Scorer, TrainedCalls
+from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.turn_gae import Level, TurnGae
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.plugins import load_plugins
@@ -20,6 +20,7 @@ from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.scripted_services import ScriptedServices
+from lightningrl.trained_calls import TrainedCalls
 from lightningrl.training.parts import Parts
 from lightningrl.types import Outcome, Trajectory, TrajectoryGroup
 

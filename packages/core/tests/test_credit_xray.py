@@ -24,13 +24,14 @@ import lightningrl
 from lightningrl.cli.app import app
 from lightningrl.cli.xray import read_steps
 from lightningrl.config import SamplesConfig
-from lightningrl.credit.scoring import Scorer, TrainedCalls
+from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.xray import XRay
 from lightningrl.errors import LightningError
 from lightningrl.look.reader import open_run
 from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.run import Run
 from lightningrl.testing.groups import make_group
+from lightningrl.trained_calls import TrainedCalls
 from lightningrl.training.xray import TriedMethod, open_xray
 from lightningrl.types import Advantages, Evidence, TrajectoryGroup
 from lightningrl.view.app import create_viewer

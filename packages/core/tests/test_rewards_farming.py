@@ -22,10 +22,11 @@ from lightningrl.config import OutcomesConfig, SamplesConfig
 from lightningrl.credit import Baseline, DiscountedReturns
 from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.farming import FarmingWatch
-from lightningrl.credit.scoring import Scorer, TrainedCalls
+from lightningrl.credit.scoring import Scorer
 from lightningrl.plugins import load_plugins
 from lightningrl.rewards import NamedReward, RewardSet, ToolStatusReward, ToolStatusShaping, TurnReward
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
+from lightningrl.trained_calls import TrainedCalls
 from lightningrl.types import ToolCall, ToolStatus, Trajectory
 
 TURNS = 3

@@ -47,7 +47,12 @@ def make_store(folder: Path, dump: Path) -> str:
     return f"sqlite:///{folder}/store.db"
 
 
+def undo_version_10(db: sqlite3.Connection) -> None:
+    db.execute("ALTER TABLE calls DROP COLUMN fits")
+
+
 def undo_version_9(db: sqlite3.Connection) -> None:
+    undo_version_10(db)
     db.execute("ALTER TABLE attempts DROP COLUMN results_refused")
     db.execute("ALTER TABLE tool_calls DROP COLUMN contradicted")
 
@@ -230,6 +235,24 @@ async def test_a_store_is_its_owners_alone_when_it_is_made(tmp_path: Path) -> No
         os.umask(before)
     assert {"store.db", "store.db-wal", "store.db-shm", "store.db-lock"} == set(rights) and set(rights.values()) == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+async def test_of_what_version_9_kept_no_pattern_is_known_to_fit(tmp_path: Path, moved: Callable[[str], str]) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = await SqlStore.open(url)
+    await store.create_rollouts([make_spec("a")])
+    lease = await store.lease("w", 60.0)
+    assert lease is not None
+    await store.append_call(make_call(lease, "c0", [1], [2]))
+    await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
+    await store.close()
+    with closing(sqlite3.connect(tmp_path / "store.db")) as db, db:
+        undo_version_10(db)
+        db.execute("UPDATE meta SET value = '9' WHERE key = 'schema'")
+    store = await SqlStore.open(moved(url))
+    (trajectory,) = await store.trajectories(["a"])
+    assert [call.fits for call in trajectory.transitions] == [()]
+    await store.close()
 
 
 async def test_of_what_version_8_kept_nothing_is_known_to_have_been_contradicted(tmp_path: Path, moved: Callable[[str], str]) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from lightningrl.config import OutcomesConfig, SamplesConfig
 from lightningrl.credit.evaluator import Evaluator
-from lightningrl.credit.scoring import Scorer, TrainedCalls
+from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.services import PolicyQueries
 from lightningrl.credit.turn_gae import TurnGae
 from lightningrl.errors import BackendError, ConfigError
@@ -23,6 +23,7 @@ from lightningrl.plugins import load_plugins
 from lightningrl.protocols import Continuation, CreditAssigner, Valuer
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.testing.groups import make_trajectory
+from lightningrl.trained_calls import TrainedCalls
 from lightningrl.types import FinishReason, GenerateRequest, Sample, SamplingSettings, Task, Trajectory, Transition
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.critic import value_losses

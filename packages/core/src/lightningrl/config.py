@@ -31,6 +31,7 @@ from lightningrl.loading import absolute_reference, is_reference
 from lightningrl.types import Outcome, SamplingSettings
 
 __all__ = [
+    "CallRule",
     "CreditConfig",
     "JudgeConfig",
     "LoopConfig",
@@ -118,6 +119,20 @@ class TasksConfig(_FrozenModel):
     """Keyword arguments for both callables."""
 
 
+class CallRule(_FrozenModel):
+    """One rule of which calls are the policy's training data. Of those in `policy.calls`, the first whose conditions all hold decides; with
+    none, every call fits. Of a call that no rule fits, `trained_agents` decides, and side calls (titles, commit messages) are left out."""
+
+    role: str | None = None
+    """Role of the call; naming one takes what lies below it too."""
+    system: str | None = None
+    """Shell-style pattern of the call's first system message: `"*title of this conversation*"`."""
+    offers_tools: bool | None = None
+    """Whether the call offers the policy tools."""
+    train: bool = True
+    """False = such calls are recorded and shown, and get no gradient."""
+
+
 class _Policy(_FrozenModel):
     model: str
     """Hub name or local folder (relative to the recipe)."""
@@ -125,6 +140,9 @@ class _Policy(_FrozenModel):
     """False = it is served and its calls are recorded; its weights stay as they are, bit for bit."""
     trained_agents: tuple[str, ...] | None = None
     """Roles whose calls are trained; None = all of them."""
+    calls: tuple[CallRule, ...] = ()
+    """Rules of which calls are trained, before `trained_agents`: `calls = [{ train = true }]` takes side calls in, too. See
+    `[[policy.calls]]`."""
     renderer: str = "auto"
     """Name of a renderer of the `renderers` library; `auto` picks by model name and falls back to the model's own chat template."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -788,9 +806,11 @@ def _known_keys(location: Sequence[int | str]) -> list[str]:
     """Field names of the table at `location`, for the hint."""
     model: Any = Recipe
     for part in location:
+        if isinstance(part, int):  # one of a list of tables
+            continue
         if not (inspect.isclass(model) and issubclass(model, pydantic.BaseModel)) or part not in model.model_fields:
             break
         annotation = model.model_fields[str(part)].annotation
-        arguments = getattr(annotation, "__args__", ())
-        model = arguments[-1] if arguments and inspect.isclass(arguments[-1]) else annotation
+        arguments = [argument for argument in getattr(annotation, "__args__", ()) if inspect.isclass(argument)]
+        model = arguments[-1] if arguments else annotation
     return list(model.model_fields) if inspect.isclass(model) and issubclass(model, pydantic.BaseModel) else []

@@ -284,11 +284,14 @@ class Transition:
     offered: str = ""
     """The tools that its request offered, as JSON: by name the JSON schema of the arguments, null where it gave none. Empty = none, or
     more than is kept."""
+    fits: tuple[str, ...] = ()
+    """Patterns of the recipe's rules of calls (`policy.calls`) that the first system message of its request fits."""
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     """The run's intermediate rewards by name, which credit per turn reads; None = no opinion."""
     reported: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     """What the agent reported of this call, by its own names; None = nobody scored it."""
     trainable: bool = True
+    """As recorded: its policy is. Read for credit, also that it is training data by the recipe (`lightningrl.trained_calls`)."""
     replayed_from: str | None = None
     """The call of another rollout whose answer it repeats (`BranchPoint`): never trained; None = it was sampled."""
     started_at: float = 0.0

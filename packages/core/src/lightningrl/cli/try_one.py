@@ -16,6 +16,7 @@ from lightningrl.config import Recipe, read_recipe
 from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError, Stopped
 from lightningrl.plugins import load_plugins
+from lightningrl.trained_calls import explain_left_out
 from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
 from lightningrl.training.parts import Parts
@@ -61,10 +62,10 @@ async def _attempt(recipe: Recipe, parts: Parts, task: Task, scratch: Path, cons
             await served.client.create_rollouts([spec])
             (trajectory,) = await parts.evaluator.reward(await fetch_ended(served.client, [ROLLOUT]))
             await served.client.set_scores([score_of(trajectory)])
-            ignored = explain_ignored((await served.client.status()).policies)
+            notes = explain_ignored((await served.client.status()).policies), explain_left_out([trajectory], recipe)
             status.update("stopping")
-    if ignored:
-        console.print(ignored, highlight=False, soft_wrap=True)
+    for note in filter(None, notes):
+        console.print(note, highlight=False, soft_wrap=True)
 
 
 def _task(parts: Parts, wanted: str | None) -> Task:

@@ -6,6 +6,7 @@ Evaluator ─► trajectories with rewards and evidence ─► groups ─► cre
 from __future__ import annotations
 
 import json
+import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,24 +33,18 @@ from lightningrl.protocols import (
 from lightningrl.rewards.weights import RewardWeights
 from lightningrl.roles import is_role_among
 from lightningrl.store.protocol import Score
+from lightningrl.trained_calls import LeftOut, TrainedCalls, calls_left_out, side_calls
 from lightningrl.types import (
     Advantages,
     BranchPoint,
+    Evidence,
     Sample,
     Trajectory,
     TrajectoryGroup,
     Transition,
 )
 
-__all__ = ["CreditedGroup", "ScoredStep", "Scorer", "TrainedCalls", "only_trained", "score_of"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainedCalls:
-    """Which calls of a policy are trained."""
-
-    agents: frozenset[str] | None = None
-    """Roles; None = all."""
+__all__ = ["CreditedGroup", "ScoredStep", "Scorer", "only_trained", "score_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -177,12 +172,36 @@ class Scorer:
         """Of `group`. Calls that are not trained have None, whatever the assigner says of them. Raises PluginError for one that raises,
         or whose advantages do not fit."""
         paid = self._rewards if self._rewards.roles else None
+        judged = group if group.branches else self._without_side_calls(group)  # branches count all calls of whom they left
         with _named(self._credit, f"for group {group.id!r}"):
-            advantages = assign_credit(self._credit, group, compare=self._compare, paid=paid, weights=self._weights)
-            targets = self._credit.value_targets(group) if isinstance(self._credit, CriticTeacher) else None
-        check_advantages(group, advantages)
+            advantages = assign_credit(self._credit, judged, compare=self._compare, paid=paid, weights=self._weights)
+            targets = self._credit.value_targets(judged) if isinstance(self._credit, CriticTeacher) else None
+        check_advantages(judged, advantages)
+        if judged is not group:
+            advantages = _for_all_calls(group, judged, advantages)
+            targets = None if targets is None else _for_all_calls(group, judged, targets)
         advantages = _of_trained(group, advantages)
         return CreditedGroup(group=group, advantages=advantages, has_signal=has_signal(group, advantages), value_targets=targets)
+
+    def _without_side_calls(self, group: TrajectoryGroup) -> TrajectoryGroup:
+        """The group without the side calls that are not trained: no credit is spread over them. The group itself where there is none."""
+        trajectories = tuple(self._main_calls(trajectory) for trajectory in group.trajectories)
+        is_same = all(map(operator.is_, trajectories, group.trajectories))
+        return group if is_same else replace(group, trajectories=trajectories)
+
+    def _main_calls(self, trajectory: Trajectory) -> Trajectory:
+        side = side_calls(trajectory.transitions)
+        left_out = calls_left_out(trajectory.transitions, self._trained, side) if side else {}
+        places = [place for place, call in enumerate(trajectory.transitions) if call.id not in side or call.id not in left_out]
+        if len(places) == len(trajectory.transitions):
+            return trajectory
+        evidence = trajectory.evidence
+        if evidence is not None:
+            evidence = Evidence(
+                calls={name: values[places] for name, values in evidence.calls.items()},
+                tokens={name: tuple(values[place] for place in places) for name, values in evidence.tokens.items()},
+            )
+        return replace(trajectory, transitions=tuple(trajectory.transitions[place] for place in places), evidence=evidence)
 
     def finish(self, credited: Sequence[CreditedGroup]) -> tuple[tuple[Advantages, ...], Mapping[str, float]]:
         """What a step is trained on, and credit's own metrics: groups without signal are silent, all is whitened where the recipe says so.
@@ -207,14 +226,23 @@ class Scorer:
             samples=tuple(samples),
             metrics=describe_rows(signals, samples)
             | describe_rollouts(members)
+            | self._count_left_out(members)
             | describe_branches([branch for group in groups for branch in group.branches])
             | self._farming.finish_step(groups)
             | {f"credit/{name}": float(value) for name, value in monitored.items()},
             outcomes=Counter(trajectory.outcome.value for trajectory in members),
         )
 
+    def _count_left_out(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Calls that are no training data by a rule, or as side calls; nothing where there is none."""
+        reasons = Counter(
+            reason for trajectory in trajectories for reason in calls_left_out(trajectory.transitions, self._trained).values()
+        )
+        names = {"calls_left_out": LeftOut.RULE, "side_calls": LeftOut.SIDE}
+        return {name: float(reasons[reason]) for name, reason in names.items() if reasons[reason]}
+
     def state(self) -> Any:
-        """What credit remembers, for a checkpoint; None where it remembers nothing. Raises PluginError for what is no JSON."""
+        """The memory of credit, for a checkpoint; None where it remembers nothing. Raises PluginError for what is no JSON."""
         state = self._credit.state() if isinstance(self._credit, CreditMemory) else None
         try:
             json.dumps(state)
@@ -271,12 +299,11 @@ class Scorer:
 
 
 def only_trained(trajectory: Trajectory, trained: Mapping[str, TrainedCalls]) -> Trajectory:
-    """Selective training: calls of policies and roles that are not trained stay in the trajectory and out of the gradient."""
+    """Selective training: calls that are no training data stay in the trajectory and out of the gradient."""
+    left_out = calls_left_out(trajectory.transitions, trained)
 
     def select(call: Transition) -> Transition:
-        calls = trained.get(call.policy)
-        is_role = calls is not None and (calls.agents is None or (call.agent is not None and is_role_among(call.agent, calls.agents)))
-        return call if is_role or not call.trainable else replace(call, trainable=False)
+        return replace(call, trainable=False) if call.trainable and call.id in left_out else call
 
     return replace(trajectory, transitions=tuple(map(select, trajectory.transitions)))
 
@@ -290,6 +317,16 @@ def _named(assigner: CreditAssigner, when: str) -> Iterator[None]:
         raise
     except Exception as error:  # the boundary to a user's own code
         raise PluginError(f"credit assigner {type(assigner).__name__!r} failed {when}: {describe_raised(error)}; mend it") from error
+
+
+def _for_all_calls(group: TrajectoryGroup, judged: TrajectoryGroup, advantages: Advantages) -> Advantages:
+    """Advantages of all of a group's calls; None of those that were not judged."""
+    given = {
+        call.id: credit
+        for member, calls in zip(judged.trajectories, advantages, strict=False)
+        for call, credit in zip(member.transitions, calls, strict=True)
+    }
+    return tuple(tuple(given.get(call.id) for call in member.transitions) for member in group.trajectories)
 
 
 def _of_trained(group: TrajectoryGroup, advantages: Advantages) -> Advantages:

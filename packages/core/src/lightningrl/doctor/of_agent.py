@@ -10,6 +10,7 @@ import numpy as np
 
 from lightningrl.doctor.findings import Finding, failed, passed, warned
 from lightningrl.doctor.observation import Observation
+from lightningrl.trained_calls import explain_left_out
 from lightningrl.training.reasons import CACHES, explain_cache
 from lightningrl.types import FinishReason, OtherCallKind, Outcome, ToolStatus, Trajectory, Transition
 
@@ -166,7 +167,8 @@ def roles_named(seen: Observation) -> Finding:
             f"{roles[None]} of {len(seen.calls)} calls have no role ({said}), and the recipe tells roles apart",
             "name an adapter in `adapters`, a [roles.NAME] table, or `with role(...)` around the calls",
         )
-    return passed(f"calls by role: {said or 'none'}")
+    left_out = explain_left_out(seen.rollouts, seen.recipe)
+    return passed("; ".join(filter(None, (f"calls by role: {said or 'none'}", left_out))))
 
 
 def _names_roles(seen: Observation) -> bool:

@@ -29,7 +29,7 @@ from lightningrl.gateway.prompts import Prompt, PromptBuilder
 from lightningrl.gateway.replay import Replay
 from lightningrl.gateway.request import Answer, AnswerStart, CallContext, CallRequest, Delivery
 from lightningrl.gateway.retries import Retries
-from lightningrl.gateway.routing import Routing
+from lightningrl.gateway.routing import Routing, fitting_patterns
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.threads import LONG, Threads
 from lightningrl.gateway.watch import CallWatch
@@ -391,6 +391,7 @@ class PolicyCalls:
             span_id=call.context.span_id,
             tool_call_ids=tuple(asked.id for asked in choice.completion.tool_calls),
             offered=call.offered,
+            fits=fitting_patterns(self._settings.system_patterns.get(policy, ()), call.request.messages),
             trainable=choice.replayed_from is None and (trainable is None or policy in trainable),
             replayed_from=choice.replayed_from,
             started_at=call.started,

@@ -13,7 +13,7 @@ from typing import Any
 from lightningrl.config import RoleConfig
 from lightningrl.roles import is_role_among
 
-__all__ = ["Routing"]
+__all__ = ["Routing", "fitting_patterns"]
 
 
 class Routing:
@@ -58,6 +58,14 @@ class Routing:
             rule.system is not None and (rule.model is None or fnmatchcase(model, rule.model)) and self.policy("", role) is not None
             for role, rule in self._rules.items()
         )
+
+
+def fitting_patterns(patterns: Sequence[str], messages: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Those that the first system message fits."""
+    if not patterns:
+        return ()
+    system = _system_prompt(messages)
+    return tuple(pattern for pattern in patterns if fnmatchcase(system, pattern))
 
 
 def _fits(rule: RoleConfig, model: str, messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -35,6 +35,8 @@ class GatewaySettings:
     """How calls that name no role are told apart; the first rule that fits counts."""
     sampling: Mapping[str, SamplingSettings] = field(default_factory=dict[str, SamplingSettings])
     """Training settings by policy; a rollout's own settings go before them, the agent's temperature does not."""
+    system_patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """By policy, patterns that its calls' first system messages are held against (`Transition.fits`)."""
     trainable: frozenset[str] | None = None
     """Policies whose calls are marked trainable; None = all."""
     drops_hosted: bool = False

@@ -1,7 +1,8 @@
 """Why tokens have no gradient: of a rollout, of a call, of a token, in one sentence each.
 
     rollout   still running · validation · its outcome is dropped · a reward failed · no reward · left out for its age · not taken yet
-    call      repeats a recorded answer · its policy is frozen · its role is not trained · credit says nothing of it · all of it is 0
+    call      repeats a recorded answer · its policy is frozen · no training data: a rule, its role, a side call ·
+              credit says nothing of it · all of it is 0
     token     of the prompt · its advantage is 0
 
 In the order in which training decides: what is left out as a rollout is never asked by its calls. A token that no reason names is in a
@@ -17,8 +18,8 @@ from typing import Final
 
 from lightningrl.config import Recipe
 from lightningrl.look.trace import CallTrace, Trace
-from lightningrl.roles import is_role_among
 from lightningrl.store.protocol import RolloutRecord
+from lightningrl.trained_calls import LeftOut, calls_left_out, trained_calls_of
 from lightningrl.types import Outcome, RolloutMode
 
 __all__ = ["NoGradient", "NoGradientKind", "explain_calls", "explain_rollout"]
@@ -41,6 +42,8 @@ class NoGradientKind(StrEnum):
     REPLAYED = "replayed"
     FROZEN = "frozen"
     ROLE = "role"
+    RULE = "rule"
+    SIDE = "side"
     SILENT_GROUP = "silent_group"
     UNSCORED = "unscored"
     EQUAL_REWARDS = "equal_rewards"
@@ -70,7 +73,9 @@ def explain_calls(
     """For each call, by its id, why none of its tokens has a gradient; None = some have. `group`: all of the rollout's group; `versions`:
     the newest of each policy, as far as they are known."""
     whole = explain_rollout(trace, recipe, versions)
-    return {call.call.id: whole or _explain_call(call, trace.rollout, group, recipe) for call in trace.calls}
+    side = {call.call.id for call in trace.calls if call.is_side}
+    left_out = calls_left_out([call.call for call in trace.calls], trained_calls_of(recipe), side)
+    return {call.call.id: whole or _explain_call(call, left_out.get(call.call.id), trace.rollout, group, recipe) for call in trace.calls}
 
 
 def explain_rollout(trace: Trace, recipe: Recipe, versions: Mapping[str, int]) -> NoGradient | None:
@@ -115,15 +120,25 @@ def _age(trace: Trace, versions: Mapping[str, int]) -> int | None:
     return max((versions[call.policy] - call.policy_version for call in calls), default=None)
 
 
-def _explain_call(call: CallTrace, rollout: RolloutRecord, group: Sequence[RolloutRecord], recipe: Recipe) -> NoGradient | None:
+def _explain_call(
+    call: CallTrace, left_out: LeftOut | None, rollout: RolloutRecord, group: Sequence[RolloutRecord], recipe: Recipe
+) -> NoGradient | None:
     made = call.call
     if made.replayed_from is not None:
         return NoGradient(kind=_K.REPLAYED, sentence=f"It repeats the recorded answer of {made.replayed_from}: nothing was sampled here.")
     policy = recipe.all_policies.get(made.policy)
     if not made.trainable or policy is None or not policy.trainable:
         return NoGradient(kind=_K.FROZEN, sentence=f"Its policy {made.policy!r} is not trained.")
-    roles = policy.trained_agents
-    if roles is not None and (made.agent is None or not is_role_among(made.agent, roles)):
+    if left_out is LeftOut.RULE:
+        return NoGradient(kind=_K.RULE, sentence=f"A rule of [[policy.calls]] of policy {made.policy!r} leaves it out of training.")
+    if left_out is LeftOut.SIDE:
+        return NoGradient(
+            kind=_K.SIDE,
+            sentence="It is a side call, as a title or a commit message is: in a history of its own, offered no tools, where others are. "
+            f"`calls = [{{ train = true }}]` of policy {made.policy!r} takes such calls in.",
+        )
+    if left_out is LeftOut.ROLE:
+        roles = policy.trained_agents or ()
         who = "It names no role" if made.agent is None else f"Its role {made.agent!r} is not trained"
         return NoGradient(kind=_K.ROLE, sentence=f"{who}: trained_agents of policy {made.policy!r} has {', '.join(map(repr, roles))}.")
     if call.advantages is not None and call.advantages.any():

@@ -154,7 +154,7 @@ def _reader(key: str, recipe: Recipe) -> str:
         return f"reward {parts[1]!r} ({_use(recipe.rewards, parts[1])})"
     if parts[0] == "intermediate_rewards" and len(parts) > 3:
         return f"intermediate reward {parts[1]!r} ({_use(recipe.intermediate_rewards, parts[1])})"
-    if parts[-1] == "trained_agents":
+    if parts[-1] in ("trained_agents", "calls"):
         return "the scorer, when rows are built"
     if parts[:2] == ["credit", "options"]:
         return f"credit assigner {recipe.credit.use!r}"

@@ -83,7 +83,7 @@ def _head(trace: Trace, group: Group) -> Iterator[tuple[str, Text]]:
 
 def _title(call: CallTrace, names: dict[str, int], *, shows_policy: bool) -> Text:
     made = call.call
-    words = [f"call {made.index}", made.agent or "no role"]
+    words = [f"call {made.index}", made.agent or ("side call" if call.is_side else "no role")]
     words += [made.policy] if shows_policy else []
     words += [f"version {made.policy_version}", f"{call.prompt_tokens} → {len(made.completion_ids)} tokens"]
     words += [f"as recorded in {made.replayed_from}"] if made.replayed_from is not None else []

@@ -18,6 +18,7 @@ import numpy as np
 from lightningrl.lineages import common_tokens
 from lightningrl.look.segments import Segment, SegmentKind, SegmentReader
 from lightningrl.store.protocol import RolloutRecord, Score
+from lightningrl.trained_calls import side_calls
 from lightningrl.types import Array, OtherCall, ToolCall, Trajectory, Transition
 
 __all__ = ["CallTrace", "Trace", "Window", "build_trace", "read_messages", "whole_row"]
@@ -52,6 +53,8 @@ class CallTrace:
     """The first so many tokens of the row stand in the row of `seen_in`, too."""
     seen_in: str | None = None
     """An earlier call: the parent, else the one whose row begins most alike; where history was rendered anew, they part here."""
+    is_side: bool = False
+    """A side call, as a title is (`lightningrl.trained_calls`)."""
     advantages: Array | None = None
     """One per completion token; None = nobody scored it."""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -124,6 +127,7 @@ def _read_calls(
     """By id."""
     budget = _Budget(window)
     calls = trajectory.transitions
+    side = side_calls(calls)
     others = _between(calls, trajectory.other_calls)
     traces: dict[str, CallTrace] = {}
     kinds: dict[str, SegmentKind] = {}
@@ -148,6 +152,7 @@ def _read_calls(
             segments=segments,
             seen=seen,
             seen_in=seen_in,
+            is_side=call.id in side,
             advantages=None if score is None else score.advantages.get(call.id),
             tool_calls=tuple(tool for tool in trajectory.tool_calls if tool.transition_id == call.id),
             other_calls=others.get(call.id, ()),

@@ -47,7 +47,7 @@ def read_kept_answers(log: CallLog, renderers: Mapping[str, PolicyRenderer]) -> 
             renderer = renderers.get(call.transition.policy)
             if renderer is None or told.issuperset(call.transition.tool_call_ids):
                 continue
-            asked += [one for one in _parse(renderer, call.transition) if one.id not in told]
+            asked += [answered for answered in _parse(renderer, call.transition) if answered.id not in told]
             await asyncio.sleep(0)  # other calls' turn
         return asked
 

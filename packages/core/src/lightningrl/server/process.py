@@ -137,6 +137,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             agents={name: policy.agents for name, policy in settings.policies.items()},
             roles=settings.roles,
             sampling={name: policy.sampling for name, policy in settings.policies.items()},
+            system_patterns={name: policy.system_patterns for name, policy in settings.policies.items()},
             trainable=frozenset(name for name, policy in settings.policies.items() if policy.trainable),
             upstream=upstream,
             upstream_models=upstream_models,

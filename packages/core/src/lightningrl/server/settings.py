@@ -34,6 +34,8 @@ class PolicySettings(BaseModel):
     trainable: bool = True
     agents: tuple[str, ...] = ()
     """Roles whose calls it answers, whatever model they ask for."""
+    system_patterns: tuple[str, ...] = ()
+    """Of the first system message, by the rules of which calls are trained."""
 
 
 class ServerSettings(BaseModel):

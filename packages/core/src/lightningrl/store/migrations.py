@@ -143,6 +143,11 @@ def _contradictions(db: Connection) -> None:
     db.execute(text("ALTER TABLE attempts ADD COLUMN results_refused INTEGER NOT NULL DEFAULT 0"))
 
 
+def _fitting_patterns(db: Connection) -> None:
+    """Patterns of rules that a call's system message fits. Of calls that are kept, nobody looked."""
+    db.execute(text("ALTER TABLE calls ADD COLUMN fits TEXT"))
+
+
 def _of_attempts(name: str, *columns: Column[Any], **options: Any) -> Table:
     """A new table whose rows are attempts'."""
     then = MetaData()
@@ -159,5 +164,6 @@ MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {
     6: _toolsets,
     7: _left_threads,
     8: _contradictions,
+    9: _fitting_patterns,
 }
 """By version."""

@@ -65,7 +65,7 @@ __all__ = [
     "words",
 ]
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """`lightningrl.store.migrations` brings older ones up to date."""
 
 metadata = MetaData()
@@ -170,6 +170,7 @@ calls = Table(
     Column("history_key", CleanText),
     Column("replayed_from", Text),
     Column("toolset", Integer),
+    Column("fits", Json(tuple[str, ...], "patterns", empty=())),
     UniqueConstraint("attempt_pk", "idx"),
     UniqueConstraint("attempt_pk", "call_key"),
     CheckConstraint("parent IS NULL OR parent < idx"),

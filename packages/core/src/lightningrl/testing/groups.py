@@ -25,6 +25,8 @@ def make_transition(
     temperature: float = 1.0,
     policy: str = "policy",
     tool_call_ids: tuple[str, ...] = (),
+    offered: str = "",
+    fits: tuple[str, ...] = (),
 ) -> Transition:
     """One call; the logprob of token x is -x/1000, so that a misplaced one shows. It starts at the second `index`."""
     return Transition(
@@ -40,6 +42,8 @@ def make_transition(
         agent=agent,
         parent_id=parent,
         tool_call_ids=tool_call_ids,
+        offered=offered,
+        fits=fits,
         rewards=dict(rewards or {}),
         trainable=trainable,
         started_at=float(index),

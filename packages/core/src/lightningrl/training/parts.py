@@ -22,7 +22,7 @@ from lightningrl.credit.comparison import check_comparison
 from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.judge import Judge
 from lightningrl.credit.needs import check_answers, check_needs, installed_needs
-from lightningrl.credit.scoring import Scorer, TrainedCalls
+from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.services import PolicyQueries
 from lightningrl.dialects import Dialect, build_dialects
 from lightningrl.errors import ConfigError, LightningError, describe_raised, gather
@@ -31,6 +31,7 @@ from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
 from lightningrl.rewards import NamedReward, Reported, ReportedOfCalls, RewardSet, RewardWeights, TurnReward, WeightedReward
 from lightningrl.rewards.potential import Joins, discount_of
+from lightningrl.trained_calls import TrainedCalls, trained_calls_of
 from lightningrl.training.models import check_lengths, check_rendering, resolve_model
 from lightningrl.training.task_files import task_source
 from lightningrl.training.tasks import TaskSets
@@ -170,11 +171,7 @@ def _digests(
 
 def trained_calls(recipe: Recipe) -> dict[str, TrainedCalls]:
     """By policy that is trained. Raises ConfigError where none is."""
-    trained = {
-        name: TrainedCalls(agents=None if policy.trained_agents is None else frozenset(policy.trained_agents))
-        for name, policy in recipe.all_policies.items()
-        if policy.trainable
-    }
+    trained = trained_calls_of(recipe)
     if not trained:
         raise ConfigError("every policy has trainable = false, so there is nothing to train; set it to true for one of them")
     return trained
@@ -316,7 +313,10 @@ def _check_potentials(recipe: Recipe, names: Sequence[str], discount: tuple[floa
     if discount is None:
         raise ConfigError(f"{potential} has no `gamma` per call; take credit per turn, such as 'discounted', or a plain reward")
     gamma, joins = discount
-    is_trained = all(policy.trainable and policy.trained_agents is None for policy in recipe.all_policies.values())
+    is_trained = all(
+        policy.trainable and policy.trained_agents is None and all(rule.train for rule in policy.calls)
+        for policy in recipe.all_policies.values()
+    )
     if gamma != 1.0 and joins == "mean" and not is_trained:  # its returns pass over calls that are not trained
         raise ConfigError(
             f"{potential} discounts nothing at calls that are not trained; set its gamma to 1, train every role, or take a plain reward"

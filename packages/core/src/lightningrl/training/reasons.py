@@ -35,7 +35,7 @@ def explain_silence(trajectories: Sequence[Trajectory]) -> str:
         return _explain_no_calls(trajectories)
     if not any(call.trainable for call in calls):
         roles = ", ".join(sorted({repr(call.agent) if call.agent else "none" for call in calls}))
-        return f"no call is of a policy and role that is trained; roles of the calls: {roles}"
+        return f"no call is of a policy and role that is trained, by trained_agents and [[policy.calls]]; roles of the calls: {roles}"
     rewarded = [trajectory for trajectory in trajectories if trajectory.reward is not None]
     if not rewarded:
         return "no rollout has a reward"

@@ -386,6 +386,7 @@ def server_settings(recipe: Recipe, parts: Parts, store_url: str, *, host: str =
             chat_template_kwargs=policy.chat_template_kwargs,
             sampling=recipe.sampling.settings(),
             trainable=policy.trainable,
+            system_patterns=tuple(dict.fromkeys(rule.system for rule in policy.calls if rule.system is not None)),
             agents=policy.agents if isinstance(policy, OtherPolicyConfig) else (),
         )
         for name, policy in recipe.all_policies.items()
