@@ -154,6 +154,7 @@ async def test_the_providers_tools_are_left_out_beside_others_where_the_recipe_s
                 for _ in range(2):
                     await ask(client, False, input="hi", tools=[SEARCH, function("look")])
             assert caplog.text.count("offer the provider's tool 'web_search'") == 1
+            assert gateway.engines.status()[0].ignored["tool web_search"] == 2
             await client.chat.completions.create(model="m", messages=[USER], tools=[chat, SEARCH])  # type: ignore[list-item]
             await claude.messages.create(model="m", max_tokens=9, messages=[USER], tools=[hosted, own])
             assert all("look" in transition.offered and "web" not in transition.offered for transition in await attempt.transitions())

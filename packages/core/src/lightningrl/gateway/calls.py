@@ -356,7 +356,7 @@ class PolicyCalls:
         self._engines.note_overridden(
             engine.policy, (f"{name}={value:g}" for name, value in asked.items() if value != getattr(base, name, None))
         )
-        self._engines.note_ignored(engine.policy, request.extras.ignored)
+        self._engines.note_ignored(engine.policy, (*request.extras.ignored, *(f"tool {kind}" for kind in request.left_out)))
         self._note_left_out(request)
         return replace(
             base,
