@@ -312,6 +312,14 @@ def test_what_cannot_be_started_is_a_finding(name: str, tmp_path: Path) -> None:
 # ------------------------------------------------------------------ what needs no run of its own
 
 
+def test_fields_that_nobody_reads_and_a_policy_without_tools_are_said(seen: Observation) -> None:
+    well = only(seen, "converse")
+    assert well.ignored == {} and well.without_tools == ()
+    said = complaints(diagnose(replace(well, ignored={"verbosity": 3})))
+    assert said == {"settings": (Verdict.WARN, "verbosity in 3 calls of the agent")}
+    assert row_of(diagnose(replace(well, without_tools=("policy 'p' has none",))), "tools") == "no tool was seen; policy 'p' has none"
+
+
 def test_a_run_that_fills_the_machine_is_found(seen: Observation) -> None:
     healthy = only(seen, "converse")
     full = replace(healthy, machine=Machine(memory=10**9, memory_used=9 * 10**8, disk_free=10**6))

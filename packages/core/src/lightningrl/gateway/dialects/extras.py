@@ -63,7 +63,7 @@ def read_extras(data: bytes, known: type[msgspec.Struct], *, form: str) -> Extra
     if (thinks := fields.pop("enable_thinking", None)) is not None:  # as some providers have it
         kwargs = {"enable_thinking": thinks, **kwargs}
     asking = {name: value for name, value in fields.items() if value is not None and not _asks_nothing(name, value)}
-    for name in asking.keys() & _REFUSED:
+    for name in sorted(asking.keys() & _REFUSED):
         raise Refusal(f"{name} is not supported: {_REFUSED[name].format(form=form)}", param=name)
     asked = read_asked(**{name: asking.pop(name, None) for name in _NEUTRAL})
     return Extras(
