@@ -210,5 +210,9 @@ def test_bytes_that_are_no_json_are_refused(body: bytes) -> None:
         parse_json(body)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_json() -> None:
+    assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+
+
 def test_brackets_in_a_text_are_no_depth() -> None:
     assert parse_json(b'{"a": "' + b"[" * 10_000 + b'"}') == {"a": "[" * 10_000}

@@ -46,7 +46,7 @@ def clean_json(value: Any, *, cut: bool = False, levels: int = DEEPEST) -> Any:
 
 def parse_json(body: bytes) -> Any:
     """JSON with clean text and bounded depth. Raises ValueError: bytes that are no JSON, deeper than `DEEPEST`, endless numbers."""
-    text = body.decode()
+    text = body.decode("utf-8-sig")  # some clients write a byte order mark before it
     try:
         value = json.loads(text)
     except RecursionError:
