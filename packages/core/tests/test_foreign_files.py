@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
 import stat
 import tempfile
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from sizes import sized
 
 from lightningrl.config import load_recipe
-from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.errors import ConfigError, RunFolderError, StoreError
 from lightningrl.loggers import JsonlLogger
 from lightningrl.look.summary import is_live
 from lightningrl.scaffold import new_agent, new_package
@@ -258,3 +260,13 @@ def test_templates_leave_a_folder_that_is_in_use(make: object, tree: Tree) -> No
             with pytest.raises(ConfigError, match="is in use; name another one"):
                 make(Path(scratch))
         assert look(planted) == planted
+
+
+async def test_a_database_of_another_program_keeps_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "mine.db"
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE mine (x)")
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="is a database of something else, no LightningRL store; choose another path"):
+        await SqlStore.open(f"sqlite:///{path}")
+    assert (path.read_bytes(), [file.name for file in tmp_path.iterdir()]) == (before, ["mine.db"])

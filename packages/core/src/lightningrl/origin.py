@@ -70,7 +70,7 @@ def is_own(folder: Path) -> bool:
 
 
 def read_run_file(folder: Path) -> dict[str, Any]:
-    """What `run.json` says, as it was written; empty where there is none. Another program may have one, too."""
+    """Values of `run.json`, as they were written; empty where there is none. Another program may have one, too."""
     return read_object(folder / "run.json")
 
 

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -148,6 +148,8 @@ def open_sqlite(url: URL, *, read_only: bool, pragmas: Mapping[str, int]) -> Dat
     path = Path(url.database)
     if read_only and not path.exists():
         raise StoreError(f"there is no store at '{path}'; check the path of the run folder")
+    if not read_only:
+        _refuse_other(path)
     lock = None if read_only else _lock_file(path)
     return Database(
         name=str(path),
@@ -188,6 +190,19 @@ def _sqlite_engine(
     event.listen(engine, "connect", connected)
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
     return engine
+
+
+def _refuse_other(path: Path) -> None:
+    """Raise StoreError for another program's database, before a setting of ours is written into it."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as db:
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error as error:
+        raise _means_sqlite(error, str(path)) or error from error
+    if tables and "meta" not in tables:
+        raise StoreError(f"{str(path)!r} is a database of something else, no LightningRL store; choose another path")
 
 
 def _lock_file(path: Path) -> IO[bytes] | None:
