@@ -176,6 +176,14 @@ async def test_one_that_hangs_is_ended_with_all_that_it_started_and_is_asked_aga
     assert await score(rewards) == (1.0, None)
 
 
+async def test_one_that_uses_the_trainers_gpu_is_told_what_to_do() -> None:
+    def scores_on_a_gpu(task: Any, output: Any, trajectory: Any) -> float:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use 'spawn'")
+
+    _, failure = await score(one(scores_on_a_gpu))
+    assert (failure or "").endswith("; make the reward async, or start anew and load its model in its first call")
+
+
 def exits() -> None:
     os._exit(3)
 

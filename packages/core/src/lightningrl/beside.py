@@ -63,8 +63,14 @@ def run_beside(work: Coroutine[Any, Any, T]) -> T:
         try:
             done = thread.submit(context.run, asyncio.run, main())
             done.add_done_callback(lambda _: asked.put(lambda: None))
-            while not done.done():
-                asked.get()()
+            try:
+                while not done.done():
+                    asked.get()()
+            except BaseException:  # of a signal's handler that is not ours: the work may wait for this thread
+                interrupt()
+                while not done.done():
+                    asked.get()()
+                raise
             return done.result()
         except asyncio.CancelledError:
             if interrupted.is_set():

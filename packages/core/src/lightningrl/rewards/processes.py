@@ -4,7 +4,7 @@ they do when a person calls the function by hand.
     trainer ── fork, when the functions are given ──► fork server ── fork, when a call waits ──► process: function(argument), call by call
         └──────────────────────── a socket for each process: argument ►  ◄ what it returned ──────────────┘
 
-Forked and not started anew: a closure, a lambda, a notebook's cell is there as it was, and nothing is imported twice. The fork server
+Forked, not started anew: a closure, a lambda, a notebook's cell is there as it was, and nothing is imported twice. The fork server
 is made before the trainer has threads and weights, and runs nothing itself, so that a process which hung or died is made again from what
 was there at the start. What a function keeps (globals, caches) lives as long as its process.
 """
@@ -65,12 +65,15 @@ def scratch_prefix() -> str:
 
 
 class FunctionProcesses:
-    """Runs functions by name, at most `limit` calls of each at a time. Where a process cannot be forked, in threads of this one."""
+    """Runs functions by name, at most `limit` calls of each at a time; in threads of this process where the system is not Linux: Apple's
+    frameworks do not outlive a fork."""
 
     def __init__(self, functions: Mapping[str, tuple[Function, int]]) -> None:
         """`functions`: by name, with its limit. None of them may raise, and what they return can be pickled."""
         self._functions = dict(functions)
-        self._server = _ForkServer({name: function for name, (function, _) in functions.items()}) if functions and _can_fork() else None
+        can_fork = sys.platform == "linux"
+        by_name = {name: function for name, (function, _) in functions.items()}
+        self._server = _ForkServer(by_name) if by_name and can_fork else None
         self._threads = {name: DaemonThreads(limit) for name, (_, limit) in functions.items()}
         self._pools = {} if self._server is None else {name: _Pool(self._server, name, limit) for name, (_, limit) in functions.items()}
 
@@ -92,12 +95,6 @@ class FunctionProcesses:
         finally:
             pool.give_back(process, is_well=is_well)
         return returned
-
-
-def _can_fork() -> bool:
-    """Whether a fork of this process is good for Python: not where Apple's frameworks are, nor once it has a context on a GPU."""
-    torch = sys.modules.get("torch")
-    return sys.platform == "linux" and not (torch is not None and torch.cuda.is_initialized())
 
 
 class _Pool:

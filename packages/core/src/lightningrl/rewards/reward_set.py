@@ -34,6 +34,7 @@ LONGEST_PAUSE_S = 10.0
 """Between two tries. Each pause is twice the one before."""
 _LONGEST_FAILURE = 300
 """Characters."""
+_ON_A_GPU = "; make the reward async, or start anew and load its model in its first call"
 Keep = Callable[[str, float | None], Awaitable[None]]
 
 
@@ -186,7 +187,7 @@ def _judge(reward: NamedReward, trajectory: Trajectory) -> _Verdict:
         if inspect.isawaitable(value):
             value = asyncio.run(_await(value))
     except BaseException as error:  # noqa: BLE001  the boundary to a function of the user's, which may raise what it likes in its process
-        return _Verdict(failure=describe_raised(error))
+        return _Verdict(failure=f"{describe_raised(error)}{_ON_A_GPU if 're-initialize CUDA' in str(error) else ''}")
     return _read(reward, value, trajectory)
 
 

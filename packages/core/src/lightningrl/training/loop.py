@@ -307,8 +307,8 @@ class Trainer:
             logger.warning("%s: %s; such rollouts are left out, rewards_failed counts them", where, explain_failed_rewards(failed))
 
     def _note_calls(self, trajectories: Sequence[Trajectory], *, is_validation: bool = False) -> str | None:
-        """Remember tasks that models were called for. The sentence about a cache that answers in their place, once for training and once for
-        validation."""
+        """Remember tasks that models were called for. The sentence about a cache that answers in their place, once for training and
+        once for validation."""
         cache = explain_cache(trajectories, self._asked, is_validation=is_validation)
         self._asked.update(trajectory.task.id for trajectory in trajectories if trajectory.transitions)
         if cache is None or is_validation in self._warned_of_caches:
