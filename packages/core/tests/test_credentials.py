@@ -17,14 +17,17 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.cli.work import work_command
 from lightningrl.config import JudgeConfig, Recipe, TelemetryConfig, UpstreamConfig
 from lightningrl.control.client import ServerClient
-from lightningrl.credentials import Mask, MaskedBytes, read_key
+from lightningrl.credentials import read_key
 from lightningrl.credit.judge import LONGEST_ANSWER, Judge, Questions
-from lightningrl.errors import ConfigError, JudgeError
+from lightningrl.errors import ConfigError, JudgeError, describe_raised
 from lightningrl.gateway.settings import GatewaySettings, Upstream
+from lightningrl.masking import Mask, MaskedBytes
 from lightningrl.runtime.environment import worker_environment
+from lightningrl.runtime.report import report_exception
 from lightningrl.server.forwarding import ExportForwarder
 from lightningrl.server.settings import read_upstream
 from lightningrl.store.protocol import Lease
@@ -154,6 +157,15 @@ def test_bytes_are_masked_wherever_they_are_cut() -> None:
 
 def test_words_that_local_servers_are_given_for_a_key_stay_in_what_is_said() -> None:
     assert Mask(["EMPTY", "none", None, ""]).json({"said": ["none", "EMPTY"]}) == {"said": ["none", "EMPTY"]}
+
+
+def test_an_error_of_an_agent_or_of_a_reward_says_no_key_of_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEARCH_API_KEY", KEY)
+    rollout = ActiveRollout(rollout_id="r", attempt=1, base_path="/rollouts/r/attempts/1/v1", key="the-attempts-own-key")
+    error = ValueError(f"Illegal header value b'Bearer {KEY}\\n' and b'Bearer the-attempts-own-key'")
+    for text in (report_exception(error, rollout, duration_s=1.0).error, describe_raised(error)):
+        assert text is not None and KEY not in text and "b'Bearer ***" in text
+    assert "the-attempts-own-key" not in (report_exception(error, rollout, duration_s=1.0).error or "")
 
 
 async def told_again(request: Request) -> Response:

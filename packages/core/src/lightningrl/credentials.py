@@ -1,4 +1,4 @@
-"""Keys and passwords that a user brings: read and checked in one place, kept out of recipes, of texts that leave, and of agents.
+"""Keys and passwords that a user brings: read and checked in one place, kept out of recipes and of agents; out of texts by `masking`.
 
 environment ─► read_key ─► the key alone, or a sentence that names its variable
 recipe ─► Address, Variable: no user, no password and no key stands in either
@@ -7,21 +7,17 @@ error, record, answer ─► Mask ─► the same with `***` in the place of eac
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final
-from urllib.parse import parse_qsl, quote, urlsplit
+from collections.abc import Mapping
+from typing import Annotated, Final
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator
 
 from lightningrl.errors import ConfigError
 
-__all__ = ["Address", "Endpoint", "Mask", "MaskedBytes", "Variable", "check_address", "check_key", "names_secret", "read_key"]
+__all__ = ["Address", "Endpoint", "Variable", "check_address", "check_key", "names_secret", "read_key"]
 
-MASKED: Final = "***"
-SHORTEST: Final = 6
-"""Characters of a key that is looked for in texts: `none` and `EMPTY`, which local servers are given, are words."""
 _CARRIED: Final = re.compile(r"[!-~]([ -~\t]*[!-~])?")
 """A value that an HTTP header can carry, by every client."""
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -92,56 +88,3 @@ Endpoint = Annotated[str, AfterValidator(check_no_secret)]
 """The same, or a bare host."""
 Variable = Annotated[str, AfterValidator(_check_variable)]
 """Name of the environment variable that has a secret."""
-
-
-class Mask:
-    """Keys, which it puts `***` in the place of; also where they are written as JSON or in an address."""
-
-    def __init__(self, keys: Iterable[str | None] = ()) -> None:
-        written: set[str] = set()
-        for key in keys:
-            for part in {key, key.partition(" ")[2].strip()} if key else ():  # `Bearer KEY` in a header
-                if len(part) >= SHORTEST:
-                    written |= {part, json.dumps(part)[1:-1], part.replace("/", "\\/"), quote(part, safe=""), quote(part)}
-        self.written = sorted(written, key=len, reverse=True)
-        self._found = re.compile("|".join(map(re.escape, self.written))) if written else None
-
-    def text(self, text: str) -> str:
-        return text if self._found is None else self._found.sub(MASKED, text)
-
-    def json(self, value: Any) -> Any:
-        """A value that JSON can say, its texts and names masked."""
-        if self._found is None:
-            return value
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list):
-            return [self.json(item) for item in value]
-        if isinstance(value, dict):
-            return {self.text(str(name)): self.json(item) for name, item in value.items()}
-        return value
-
-
-class MaskedBytes:
-    """Bytes of one answer, masked while they are passed on: what may be the beginning of a key waits for what comes next."""
-
-    def __init__(self, mask: Mask) -> None:
-        self._written = [key.encode() for key in mask.written]
-        self._held = b""
-
-    def add(self, chunk: bytes) -> bytes:
-        """The bytes that can go on."""
-        if not self._written:
-            return chunk
-        data = self._held + chunk
-        for key in self._written:
-            data = data.replace(key, MASKED.encode())
-        longest = min(len(data), max(map(len, self._written)) - 1)
-        held = next((size for size in range(longest, 0, -1) if any(key.startswith(data[-size:]) for key in self._written)), 0)
-        self._held = data[len(data) - held :]
-        return data[: len(data) - held]
-
-    def end(self) -> bytes:
-        """The rest."""
-        held, self._held = self._held, b""
-        return held

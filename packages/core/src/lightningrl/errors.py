@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from lightningrl.masking import Mask
 
 __all__ = [
     "BackendError",
@@ -90,13 +93,13 @@ class BackendError(LightningError):
 
 def describe_raised(error: BaseException) -> str:
     """An error of a user's own code, `KeyError: 'gold' (reward.py, line 12)`: the innermost line that is neither ours nor a library's. The
-    place is left out where there is none, and of errors that we raise on purpose."""
+    place is left out where there is none, and of errors that we raise on purpose. Keys in it are masked."""
     place = ""
     for frame, line in () if isinstance(error, LightningError) else traceback.walk_tb(error.__traceback__):
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
         if not file.startswith((*_LIBRARIES, "<")) and not module.startswith("lightningrl"):
             place = f" ({Path(file).name}, line {line})"
-    return f"{type(error).__name__}: {error}{place}"
+    return Mask.of_variables(os.environ).text(f"{type(error).__name__}: {error}{place}")
 
 
 def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:

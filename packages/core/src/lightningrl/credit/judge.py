@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import httpx
 
-from lightningrl.credentials import Mask, check_key
+from lightningrl.credentials import check_key
 from lightningrl.errors import JudgeError
 from lightningrl.foreign import UNCOMPRESSED, read_at_most
+from lightningrl.masking import Mask
 from lightningrl.types import OtherCall, OtherCallKind
 
 __all__ = ["Judge", "Questions"]

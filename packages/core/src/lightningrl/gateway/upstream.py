@@ -17,7 +17,6 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
-from lightningrl.credentials import Mask, MaskedBytes
 from lightningrl.dialects import Dialect
 from lightningrl.errors import StoreError, iterate_causes
 from lightningrl.foreign import UNCOMPRESSED, decoded_pieces
@@ -26,6 +25,7 @@ from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.exchange import ReceivedCall
 from lightningrl.gateway.request import CallContext
 from lightningrl.gateway.settings import GatewaySettings, Upstream
+from lightningrl.masking import Mask, MaskedBytes
 from lightningrl.store.protocol import AttemptInfo, CallLog
 from lightningrl.types import OtherCall, OtherCallKind
 

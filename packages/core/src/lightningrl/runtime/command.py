@@ -21,8 +21,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from lightningrl.attribution.redirect import installed_redirection
-from lightningrl.credentials import Mask
 from lightningrl.errors import ConfigError, LightningError
+from lightningrl.masking import Mask
 from lightningrl.parent import PR_SET_PDEATHSIG
 from lightningrl.runtime.environment import gateway_environment, telemetry_environment
 

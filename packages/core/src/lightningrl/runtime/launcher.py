@@ -29,7 +29,7 @@ class WorkerPlan:
 
     settings: WorkerSettings
     """Their ids begin with its `worker_id`."""
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     """Added to that of their machine."""
     log_folder: Path | None = None
     """Takes `worker-0.log` and so on; None = what they print goes to the supervisor's stderr."""

@@ -6,6 +6,7 @@ What an agent returns or raises may be anything: what leaves here is text withou
 from __future__ import annotations
 
 import json
+import os
 import re
 import traceback
 from typing import Any, Final
@@ -13,8 +14,8 @@ from typing import Any, Final
 from lightningrl import clean
 from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.control.api import Result
-from lightningrl.credentials import Mask
 from lightningrl.errors import iterate_causes
+from lightningrl.masking import Mask
 from lightningrl.plain import NotPlain, to_plain
 from lightningrl.types import Outcome
 
@@ -70,7 +71,11 @@ def report_exception(error: BaseException, rollout: ActiveRollout, *, duration_s
         outcome = outcome_of(error, rollout)
     except BaseException:  # noqa: BLE001  an exception is the agent's code as well, whatever its attributes raise
         outcome = Outcome.AGENT_ERROR
-    return Result(outcome=outcome, error=Mask([rollout.key]).text(describe(error, is_in_thread=is_in_thread)), duration_s=duration_s)
+    return Result(
+        outcome=outcome,
+        error=Mask.of_variables(os.environ, rollout.key).text(describe(error, is_in_thread=is_in_thread)),
+        duration_s=duration_s,
+    )
 
 
 def outcome_of(error: BaseException, rollout: ActiveRollout) -> Outcome:

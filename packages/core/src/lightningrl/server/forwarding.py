@@ -19,8 +19,8 @@ import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from lightningrl.config import TelemetryConfig
-from lightningrl.credentials import Mask
 from lightningrl.foreign import UNCOMPRESSED, read_at_most
+from lightningrl.masking import Mask
 from lightningrl.telemetry.otlp import Export
 
 __all__ = ["ExportForwarder", "Forwarders", "create_forwarders"]

@@ -19,7 +19,7 @@ from opentelemetry import trace
 from opentelemetry.trace import NoOpTracer, Span, Tracer
 
 from lightningrl.config import TelemetryConfig
-from lightningrl.credentials import Mask
+from lightningrl.masking import Mask
 
 __all__ = ["NO_SPANS", "StepSpans", "open_spans"]
 
