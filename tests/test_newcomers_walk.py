@@ -149,3 +149,14 @@ def test_a_file_and_numpy_are_trained_on_with_a_reward_that_sets_an_alarm_and_th
     assert re.search(r"^task +train-\d · \d / 6 / 2011", shown, re.MULTILINE)
     assert re.search(r"^answer +\d June 2011", shown, re.MULTILINE)
     assert re.search(r"^reward +\d\.\d\d\d · right \d\.\d\d\d", shown, re.MULTILINE), shown
+
+
+def test_a_client_that_caches_is_named_by_what_it_is(typed: Type) -> None:
+    line = "lightningrl train recipe.toml --run runs/cached --set agent=agent.py:answer_from_cache --set validation.every=0"
+    said = " ".join(typed(line, status=1).split())
+    sentence = (
+        "12 of 16 rollouts made no model call although others of their group did: the agent's client answers from a cache (LangChain's "
+        "`set_llm_cache`, DSPy's on disk, litellm's, one of its own), so they repeat what was sampled once, and teach nothing; switch it off"
+    )
+    assert f"error: nothing was learned in 1 steps: {sentence} for training (run 'runs/cached')" in said
+    assert "calls 0.25" in said
