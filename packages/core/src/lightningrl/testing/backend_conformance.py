@@ -83,7 +83,7 @@ class BackendConformance:
     """Names that `loss` may have; none where there is one loss and no such setting."""
 
     def make_backend(self, **learner: object) -> Backend:
-        """A backend on a tiny policy with a context of at most a few thousand tokens."""
+        """A backend on a tiny policy with a context of at most a few thousand tokens: made by the plugin's factory, which is tested too."""
         raise NotImplementedError
 
     @asynccontextmanager
