@@ -83,6 +83,7 @@ NOTHING: list[dict[str, Any]] = [
     {"tool_choice": {}},
     {"tool_choice": ""},
     {"stream": False, "stream_options": {}},
+    {"stream": 0, "logprobs": 0, "parallel_tool_calls": 1},
     {"previous_response_id": ""},
     {"messages": [{**USER, "tool_calls": None, "function_call": None, "audio": None, "refusal": None}]},
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": ""}]}]},
@@ -287,6 +288,9 @@ THOUGHTS: list[dict[str, Any]] = [
     {"reasoning": "because", "reasoning_content": "because"},
     {"reasoning": "because", "reasoning_content": None},
     {"reasoning_details": [{"type": "reasoning.text", "text": "be"}, {"type": "reasoning.text", "text": "cause"}]},
+    {"content": [{"type": "thinking", "thinking": "because", "signature": "s"}, {"type": "text", "text": "x"}]},
+    {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "because"}]}, {"type": "text", "text": "x"}]},
+    {"content": [{"type": "reasoning", "text": "because"}, {"type": "redacted_thinking", "data": "QQ=="}, {"type": "text", "text": "x"}]},
 ]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from lightningrl.gateway.dialects.checks import (
+    Flag,
     Number,
     check_count,
     check_tool_call_ids,
@@ -50,7 +51,7 @@ class ChatRequest:
 
 
 class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
+    include_usage: Flag = None
 
 
 class _Function(msgspec.Struct):
@@ -83,9 +84,9 @@ class _Body(msgspec.Struct):
     model: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: Flag = None
     n: Number = None
-    stream: bool | None = None
+    stream: Flag = None
     stream_options: _StreamOptions | None = None
     max_tokens: Number = None
     max_completion_tokens: Number = None
@@ -93,7 +94,7 @@ class _Body(msgspec.Struct):
     seed: Number = None
     temperature: Any = None
     top_p: Any = None
-    logprobs: bool | None = None
+    logprobs: Flag = None
     top_logprobs: Number = None
     response_format: str | dict[str, Any] | None = None
     logit_bias: Any = None
@@ -128,7 +129,7 @@ def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = Fa
         tools=tools,
         forced=choice.forced,
         allow_tools=choice.allow_tools,
-        parallel_tools=body.parallel_tool_calls is not False,
+        parallel_tools=body.parallel_tool_calls is None or bool(body.parallel_tool_calls),
         n=choices,
         stream=bool(body.stream),
         max_tokens=read_whole("max_tokens", limit, 1),
@@ -174,7 +175,10 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
             f"messages[{index}] has the role {message.role!r}; known are system, developer, user, assistant, tool",
             param=f"messages[{index}].role",
         )
-    plain: dict[str, Any] = {"role": role, "content": join_text(message.content, f"messages[{index}]")}
+    said = message.content
+    if role == "assistant" and isinstance(said, list):
+        said = [part for part in said if not _is_thought(part)]
+    plain: dict[str, Any] = {"role": role, "content": join_text(said, f"messages[{index}]")}
     if message.audio:
         raise Refusal(f"messages[{index}] speaks in audio; the policy reads text only: send its text", param=f"messages[{index}].audio")
     if role == "assistant":
@@ -195,10 +199,24 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
 
 
 def _reasoning(message: _Message) -> str:
-    """Its text, under the name that vLLM's and DeepSeek's clients, OpenRouter's, or those of several providers give it."""
-    details = message.reasoning_details if isinstance(message.reasoning_details, list) else []
-    joined = "".join(part["text"] for part in details if isinstance(part, dict) and isinstance(part.get("text"), str))
-    return next((text for text in (message.reasoning_content, message.reasoning, joined) if text and isinstance(text, str)), "")
+    """Its text, under the name that vLLM's and DeepSeek's clients, OpenRouter's, or those of several providers give it, or among the
+    content's parts."""
+    parts = [part for part in message.content if _is_thought(part)] if isinstance(message.content, list) else []
+    told = (message.reasoning_content, message.reasoning, _text_of(message.reasoning_details), _text_of(parts))
+    return next((text for text in told if text and isinstance(text, str)), "")
+
+
+def _is_thought(part: dict[str, Any] | str) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("thinking", "reasoning", "redacted_thinking")
+
+
+def _text_of(value: Any) -> str:
+    """The text in a part of reasoning, or in a list of them; nothing where it is encrypted."""
+    if isinstance(value, list):
+        return "".join(map(_text_of, value))
+    if isinstance(value, dict):
+        return next((text for key in ("text", "thinking", "reasoning", "summary") if (text := _text_of(value.get(key)))), "")
+    return value if isinstance(value, str) else ""
 
 
 def _tool_call(call: _ToolCall, index: int) -> dict[str, Any]:

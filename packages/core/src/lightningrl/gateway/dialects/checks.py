@@ -17,6 +17,7 @@ from lightningrl.rendering.completion import MAX_DEPTH, parse_arguments
 __all__ = [
     "DOCUMENTS",
     "Choice",
+    "Flag",
     "Number",
     "check_count",
     "check_tool_call_ids",
@@ -40,6 +41,8 @@ T = TypeVar("T")
 
 Number = int | float | None
 """A whole number as clients send it: `256`, `256.0`, nothing."""
+Flag = bool | int | None
+"""Yes or no as clients send it: `true`, `1`, nothing."""
 DOCUMENTS = ("document", "search_result")
 """Parts that hold a text with a title or an origin."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
