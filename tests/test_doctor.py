@@ -36,6 +36,7 @@ from lightningrl.doctor.forecast import BEYOND, HALF_WAY_NATS, ToCome, completio
 from lightningrl.doctor.lesson import teach
 from lightningrl.doctor.machine import Machine, MemoryGrowth
 from lightningrl.doctor.observation import Cost, Costs, GpuMemory, Lesson, TriedStep
+from lightningrl.doctor.of_agent import tools_work
 from lightningrl.doctor.of_recipe import tasks_differ
 from lightningrl.doctor.report import Row
 from lightningrl.loading import resolve
@@ -317,7 +318,8 @@ def test_fields_that_nobody_reads_and_a_policy_without_tools_are_said(seen: Obse
     assert well.ignored == {} and well.without_tools == ()
     said = complaints(diagnose(replace(well, ignored={"verbosity": 3})))
     assert said == {"settings": (Verdict.WARN, "verbosity in 3 calls of the agent")}
-    assert row_of(diagnose(replace(well, without_tools=("policy 'p' has none",))), "tools") == "no tool was seen; policy 'p' has none"
+    toolless = replace(well, groups=(), signals=(), without_tools=("policy 'p' has none",))
+    assert tools_work(toolless).evidence == "no tool was seen; policy 'p' has none"
 
 
 def test_a_run_that_fills_the_machine_is_found(seen: Observation) -> None:
