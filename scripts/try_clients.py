@@ -150,7 +150,7 @@ def install(client: Client) -> str | None:
     shutil.rmtree(client.folder, ignore_errors=True)
     uv = str(Path(sys.executable).with_name("uv"))
     if client.is_node:
-        commands = [["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(client.folder), *client.packages]]
+        commands = [["npm", "install", "--loglevel=error", "--no-audit", "--no-fund", "--prefix", str(client.folder), *client.packages]]
         client.folder.mkdir(parents=True)
     else:
         commands = [
@@ -196,7 +196,11 @@ def try_client(client: Client, *, show: bool) -> Row:
         }
         began = time.perf_counter()
         command = [str(Path(sys.executable).with_name("lightningrl")), "try", "recipe.toml", "--full"]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=2 * LIMIT_S)
+        try:
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=2 * LIMIT_S)
+        except subprocess.TimeoutExpired:
+            row.problems = [f"lightningrl try did not end in {2 * LIMIT_S:.0f} s: {read_end(folder / 'client.log')}"]
+            return row
         row.seconds = time.perf_counter() - began
         if show:
             print(done.stdout, done.stderr, read_end(folder / "client.log"), sep="\n")
