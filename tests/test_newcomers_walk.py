@@ -156,7 +156,7 @@ def test_a_client_that_caches_is_named_by_what_it_is(typed: Type) -> None:
     said = " ".join(typed(line, status=1).split())
     sentence = (
         "12 of 16 rollouts made no model call although others of their group did: the agent's client answers from a cache (LangChain's "
-        "`set_llm_cache`, DSPy's on disk, litellm's, one of its own), so they repeat what was sampled once, and teach nothing; switch it off"
+        "`set_llm_cache`, DSPy's on disk, litellm's, one of its own), so they repeat what was sampled once, and teach nothing"
     )
-    assert f"error: nothing was learned in 1 steps: {sentence} for training (run 'runs/cached')" in said
+    assert f"error: nothing was learned in 1 steps: {sentence}; switch it off for training (run 'runs/cached')" in said
     assert "calls 0.25" in said

@@ -186,7 +186,8 @@ def test_tasks_made_by_the_source_itself_are_read_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "right"), [(3, "3"), (np.int64(3), "3"), (3.0, "3"), (np.float64(3), "3"), (np.str_("a"), "a"), (2**70, str(2**70))]
+    ("given", "right"),
+    [(3, "3"), (np.int64(3), "3"), (3.0, "3"), (np.float64(3), "3"), (np.str_("a"), "a"), (2**70, str(2**70)), (10**400, str(10**400))],
 )
 def test_a_whole_number_is_an_id_whatever_type_it_came_in(given: Any, right: str) -> None:
     (task,) = read({"id": given, "input": "x"})

@@ -193,6 +193,8 @@ def _id(given: Any) -> str:
     """Text of an id, also of a whole number, as pandas has them (3.0); empty where it is none."""
     if isinstance(given, str):
         return str.__str__(given)
+    if isinstance(given, numbers.Integral) and not isinstance(given, bool):
+        return str(int(given))
     if not isinstance(given, numbers.Real) or isinstance(given, bool) or not math.isfinite(given):
         return ""
     whole = math.floor(given)
