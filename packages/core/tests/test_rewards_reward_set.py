@@ -7,6 +7,7 @@ import multiprocessing
 import subprocess
 import sys
 import time
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ async def test_missing_reward_without_weight_is_no_loss() -> None:
     assert await score(RewardSet(some)) == ({"exact": 1.0, "judge": None}, 1.0)
 
 
-@pytest.mark.parametrize("value", [True, 1, np.float32(1.0), np.int64(1), np.bool_(True)])
+@pytest.mark.parametrize("value", [True, 1, np.float32(1.0), np.int64(1), np.bool_(True), np.array(1.0), Decimal(1)])
 async def test_numbers_of_all_kinds_are_floats(value: Any) -> None:
     values, total = await score(one(returning(value)))
     assert (type(values["exact"]), total) == (float, 1.0)
@@ -104,6 +105,7 @@ async def test_numbers_of_all_kinds_are_floats(value: Any) -> None:
         ("0.5", "returned '0.5' of type str"),
         ({"score": 1.0}, "of type dict"),
         (np.zeros(2), "of type ndarray"),
+        (np.array("1"), "returned '1' of type str"),
         (1j, "of type complex"),
     ],
 )

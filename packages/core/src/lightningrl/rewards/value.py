@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import math
 import numbers
 from typing import Any, Final
@@ -52,7 +53,9 @@ def read_value(value: Any, *, what: str, trajectory: Trajectory, range: Range | 
     beyond `GREATEST`, or out of range."""
     if value is None:
         return None
-    if not isinstance(value, (numbers.Real, np.bool_)):
+    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):  # an array or a tensor that is one number
+        value = value.item()
+    if not isinstance(value, (numbers.Real, np.bool_, decimal.Decimal)):
         raise RewardError(
             f"{what} returned {_short(value)} of type {type(value).__name__} on rollout {trajectory.rollout_id!r} "
             f"(task {trajectory.task.id!r}); return a float, or None"
