@@ -1,7 +1,10 @@
 """Plugins: found by entry point or handed over, and named when something is wrong with them."""
 
 import importlib
+import os
 import re
+import subprocess
+import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sizes import PATIENCE_S
 
 from lightningrl.config import Recipe
 from lightningrl.errors import LightningError, PluginError
@@ -193,3 +197,50 @@ def test_conformance_suites_call_the_factories_of_the_package_that_they_test(mon
 
     with pytest.raises(PluginError, match=r"plugin 'halves' from lightningrl-halves 0\.3: its factory raised TypeError"):
         Suite().test_installed_factories_make_it()
+
+
+PLUGIN = """
+from lightningrl import Plugin, hookimpl
+
+def build_halves(*, scale=0.5):
+    return object(scale=scale)
+
+def build_flow():
+    raise RuntimeError("flow is not there")
+
+@hookimpl
+def lightningrl_credit_assigners():
+    yield Plugin(name="halves", summary="halves", factory=build_halves)
+
+@hookimpl
+def lightningrl_adapters():
+    yield Plugin(name="flow", summary="flow", factory=build_flow)
+"""
+
+
+def test_an_installed_plugin_whose_factories_raise_is_a_problem_of_the_recipe_before_anything_heavy_starts(tmp_path: Path) -> None:
+    installed = tmp_path / "installed"
+    (installed / "bad_plugins-0.3.dist-info").mkdir(parents=True)
+    (installed / "bad_plugins-0.3.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: bad-plugins\nVersion: 0.3\n")
+    (installed / "bad_plugins-0.3.dist-info" / "entry_points.txt").write_text("[lightningrl]\nbad = bad_plugins\n")
+    (installed / "bad_plugins.py").write_text(PLUGIN)
+    (tmp_path / "own.py").write_text(
+        "def answer(text): ...\ndef right(task, output, trajectory): ...\ndef tasks(): return [{'id': 'a', 'input': 1}]\n"
+    )
+    (tmp_path / "recipe.toml").write_text(
+        'agent = "own.py:answer"\nadapters = ["flow"]\ntasks.train = "own.py:tasks"\npolicy.model = "org/model"\n'
+        'rewards.right.use = "own.py:right"\ncredit.use = "halves"\n'
+    )
+    program = "import sys, lightningrl; print(*lightningrl.problems(sys.argv[1]), sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "recipe.toml")],
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    for name, words in (("halves", r"TypeError: object\(\) takes no arguments"), ("flow", "RuntimeError: flow is not there")):
+        sentence = rf"^plugin '{name}' from bad-plugins 0\.3: its factory raised {words}.*; mend its options"
+        assert re.search(sentence, done.stdout, re.MULTILINE), done
+    assert "Traceback" not in done.stdout + done.stderr

@@ -1,6 +1,7 @@
-"""Imports the recipe's agent once, in a process of its own, before anything heavy starts: what a worker would say in a minute is said now.
+"""Imports the recipe's agent once and makes its adapters, in a process of its own, before anything heavy starts: what a worker would say
+in a minute is said now.
 
-    check_agent(recipe) ─► python -m lightningrl.training.agent_check FILE:NAME FOLDER ─► its sentence, as ConfigError
+    check_agent(recipe) ─► python -m lightningrl.training.agent_check FILE:NAME FOLDER ADAPTER… ─► its sentence, as ConfigError
 
 The process has a worker's environment, so that a client made at import finds its key; nothing that it imports reaches ours.
 """
@@ -10,12 +11,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol
 
-from lightningrl.errors import ConfigError
+from lightningrl.errors import ConfigError, PluginError
 from lightningrl.runtime.agent_loader import agent_reference, load_agent, runs_in_process
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def check_agent(recipe: Recipe, *, will_work: bool = False) -> AbstractContextMa
     except ConfigError as error:
         return nullcontext(NoProcess(error))
     is_here = not will_work and recipe.runtime.workers > 0 and recipe.runtime.launcher == "local"
-    return AgentProcess(agent, str(recipe.folder), recipe.withheld_variables) if is_here else nullcontext(NoProcess())
+    return AgentProcess(agent, recipe) if is_here else nullcontext(NoProcess())
 
 
 def check_agent_file(recipe: Recipe) -> None:
@@ -79,23 +79,22 @@ class NoProcess:
 class AgentProcess:
     """The process that imports it."""
 
-    def __init__(self, agent: str, folder: str, withheld: Sequence[str]) -> None:
-        self._withheld = withheld
+    def __init__(self, agent: str, recipe: Recipe) -> None:
         self._agent = agent
-        self._folder = folder
+        self._recipe = recipe
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> AgentProcess:
         from lightningrl.runtime.environment import worker_environment
 
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "lightningrl.training.agent_check", self._agent, self._folder],
+            [sys.executable, "-m", "lightningrl.training.agent_check", self._agent, str(self._recipe.folder), *self._recipe.adapters],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=worker_environment(NOWHERE, os.environ, withheld=self._withheld),
+            env=worker_environment(NOWHERE, os.environ, withheld=self._recipe.withheld_variables),
             start_new_session=True,
         )
         return self
@@ -126,7 +125,12 @@ class AgentProcess:
 def main() -> int:
     try:
         load_agent(*sys.argv[1:3])
-    except ConfigError as error:
+        if adapters := sys.argv[3:]:
+            from lightningrl.runtime.telemetry import load_adapter
+
+            for adapter in adapters:
+                load_adapter(adapter)
+    except (ConfigError, PluginError) as error:
         sys.stderr.write("\n" + " ".join(str(error).split()) + "\n")
         return REFUSED
     return 0
