@@ -8,6 +8,7 @@ import itertools
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,12 @@ from sizes import PATIENCE_S
 from lightningrl.errors import StoreError
 from lightningrl.store import SqlStore
 from lightningrl.store.errors import AttemptOver, Conflict
-from lightningrl.store.protocol import ToolCallRecord
+from lightningrl.store.protocol import DIALOGUE, ToolCallRecord
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.store_conformance import StoreConformance, leased, make_call, make_spec
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.types import Outcome, ToolCall
+from lightningrl.types import Outcome, ToolCall, ToolStatus
 
 
 @pytest.fixture
@@ -61,6 +62,21 @@ async def test_a_tool_call_that_is_told_to_two_servers_is_kept_once(postgresql: 
         assert await other.append_tool_calls("a", 1, told) == 1
         assert await one.append_tool_calls("a", 1, told) == 0
         assert await one.tool_call_ids("a", 1) == {"t0", "t1"}
+
+
+async def test_a_tool_call_that_one_server_is_shown_and_another_told_is_kept_once(postgresql: PostgreSQL) -> None:
+    async with two_stores(postgresql) as (one, other):
+        await one.create_rollouts([make_spec("a")])
+        await leased(other)
+        call = ToolCall(id="t", name="sql", arguments="{}", result="3")
+        shown = ToolCallRecord(tool_call=call, span_id=f"{DIALOGUE}t")
+        told = ToolCallRecord(tool_call=replace(call, status=ToolStatus.OK), span_id="s")
+        assert await one.append_tool_calls("a", 1, [shown]) == 1
+        assert await other.append_tool_calls("a", 1, [told]) == 1
+        assert await one.append_tool_calls("a", 1, [shown]) == 0, "as many are kept as before, and not the same"
+        assert await one.append_tool_calls("a", 1, [told]) == 0
+        await one.finish_attempt("a", 1, Outcome.SUCCEEDED)
+        assert [tool.status for tool in (await other.trajectories(["a"]))[0].tool_calls] == [ToolStatus.OK]
 
 
 async def test_an_attempt_goes_on_at_any_server_and_none_keeps_a_call_after_another_has_ended_it(postgresql: PostgreSQL) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,16 +12,21 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from rich.console import Console
 
 from lightningrl.config import CallRule, Recipe, SamplesConfig, load_recipe
 from lightningrl.credit import IdenticalAssignment, TurnReturns
 from lightningrl.credit.scoring import Scorer
 from lightningrl.errors import ConfigError
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.look.gradient import explain_calls
+from lightningrl.look.reader import StoredRun
+from lightningrl.look.text import show_rollout
 from lightningrl.rewards.weights import RewardWeights, WeightedReward
+from lightningrl.store.protocol import Score
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.live_gateway import LiveAttempt, live_gateway
-from lightningrl.trained_calls import LeftOut, TrainedCalls, calls_left_out, side_calls
+from lightningrl.trained_calls import LeftOut, TrainedCalls, calls_left_out, explain_left_out, side_calls
 from lightningrl.types import Outcome, Trajectory, Transition
 
 OFFERED = json.dumps({"write": None})
@@ -38,6 +44,7 @@ def reasons(calls: Sequence[Transition], *rules: CallRule, agents: Sequence[str]
     return [left_out[one.id].value if one.id in left_out else None for one in calls]
 
 
+RECIPE: dict[str, Any] = {"agent": "a.py:b", "tasks": {"train": "a.py:c"}, "rewards": {"r": {"use": "a.py:d"}}, "policy": {"model": "m"}}
 TITLE = call("title", 0)
 MAIN = call("main", 1, tools=True)
 LAST = call("last", 2, tools=True, parent_id="main")
@@ -123,6 +130,17 @@ def test_calls_that_a_rule_leaves_out_are_counted_and_get_no_row() -> None:
     assert scored.metrics["calls_left_out"] == 5 and scored.samples == ()
 
 
+def test_a_sentence_says_how_many_calls_are_left_out_and_why() -> None:
+    recipe = Recipe.model_validate(RECIPE)
+    assert explain_left_out(rollouts(side=True), recipe) == (
+        "left out of training, of 7 calls: 2 as side calls, like titles and commit messages (a history of its own, offered no tools, no "
+        "role); policy.calls = [{ train = true }] takes side calls in"
+    )
+    assert explain_left_out(rollouts(side=False), recipe) is None
+    ruled = Recipe.model_validate(RECIPE | {"policy": {"model": "m", "calls": [{"offers_tools": True, "train": False}, {}]}})
+    assert explain_left_out(rollouts(side=True), ruled) == "left out of training, of 7 calls: 5 by a rule of policy.calls"
+
+
 # ---------------------------------------------------------------------- in a recipe, and at the gateway
 
 
@@ -172,6 +190,15 @@ async def test_the_patterns_that_a_calls_system_text_fits_are_kept_with_it(tmp_p
         await ask(attempt, "Work.", "hi", tools=tools)
         await gateway.store.finish_attempt(attempt.rollout_id, attempt.attempt, Outcome.SUCCEEDED)
         (trajectory,) = await gateway.store.trajectories([attempt.rollout_id])
+        await gateway.store.set_scores([Score(rollout_id=attempt.rollout_id, attempt=1, reward=1.0)])
+        await gateway.store.mark_trained(1, [attempt.rollout_id], {})
+        run = StoredRun(gateway.store, {"policy": gateway.engine.tokenizer}.get)
+        trace = await run.trace(attempt.rollout_id)
+        printed = io.StringIO()
+        Console(file=printed, width=120).print(await show_rollout(run, attempt.rollout_id, full=False))
+    reasons = explain_calls(trace, [trace.rollout], Recipe.model_validate(RECIPE), {}).values()
+    assert [reason and reason.kind.value for reason in reasons] == ["side", "unscored"], "no credit was assigned here"
+    assert "call 0 · side call ·" in printed.getvalue() and "call 1 · no role ·" in printed.getvalue()
     assert [one.fits for one in trajectory.transitions] == [patterns[:1], ()]
     title, _ = trajectory.transitions
     assert side_calls(trajectory.transitions) == {title.id}
