@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -361,8 +362,19 @@ async def test_what_leaves_its_session_is_stopped_as_well(tmp_path: Path) -> Non
         f"    open({str(started)!r}, 'w').write(str(os.getpid()))\n    time.sleep(100_000)\n"
         f"while not os.path.exists({str(started)!r}): time.sleep(0.01)\n"
     )
-    async with all_ended(started):
-        assert await run(Execution(command=[PYTHON, "-I", "{output}"], seconds=PATIENCE_S), leaves, timeout_s=PATIENCE_S) == (1.0, None)
+    own: list[subprocess.Popen[bytes]] = []
+
+    def mine(task: Any, output: Any, trajectory: Trajectory) -> float:
+        """A reward of one's own around it, with a helper that stays."""
+        own.append(subprocess.Popen(["sleep", "100000"]))
+        value = execution(task, output, trajectory)
+        return value + (own[0].poll() is None)
+
+    execution = Execution(command=[PYTHON, "-I", "{output}"], seconds=PATIENCE_S)
+    for reward, value in ((execution, 1.0), (mine, 2.0)):
+        started.unlink(missing_ok=True)
+        async with all_ended(started):
+            assert await run(reward, leaves, timeout_s=PATIENCE_S) == (value, None)
 
 
 async def test_what_runs_too_long_or_writes_too_much_is_stopped_with_all_that_it_started(tmp_path: Path) -> None:

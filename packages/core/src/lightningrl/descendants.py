@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MARK", "kill_children", "kill_descendants", "make_mark"]
+__all__ = ["MARK", "kill_children", "kill_descendants", "list_children", "make_mark"]
 
 MARK: Final = "LIGHTNINGRL_WORKER_PROCESS"
 """The variable that holds a worker's mark. Whoever clears it and leaves the session is not found."""
@@ -45,19 +45,30 @@ def kill_descendants(leader: int, mark: str) -> None:
         time.sleep(PAUSE_S)
 
 
-def kill_children() -> None:
-    """Kill all children of this process, and those that it adopts where it is a subreaper (Linux). Returns when there are none, or after a
-    second."""
+def list_children() -> frozenset[int]:
+    """Children of this process that live."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # as a rule: nobody has to be looked for
+        return frozenset()
+    return frozenset(_list_living(os.getpid()))
+
+
+def kill_children(kept: frozenset[int]) -> None:
+    """Kill all children of this process but those that are `kept`, and those that it adopts where it is a subreaper (Linux). Returns when
+    there are none, or after so many rounds."""
     for _ in range(ROUNDS):
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        for pid in _list_living(os.getpid()):
+        children = list_children() - kept
+        for pid in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(PAUSE_S)
+        with contextlib.suppress(ChildProcessError):
+            for pid in children:
+                os.waitpid(pid, 0)
+            while not kept and os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not children:
+            return
 
 
 def _list_living(parent: int | None = None) -> Iterator[int]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightningrl.clean import clean_text
-from lightningrl.descendants import MARK, kill_children
+from lightningrl.descendants import MARK, kill_children, list_children
 from lightningrl.errors import ConfigError
 from lightningrl.rewards.fields import Extract, answers_of, pick, text_of
 from lightningrl.rewards.processes import is_function_process, scratch_prefix
@@ -131,6 +131,7 @@ class Execution:
                 files["{task}"].write_text(json.dumps(shown, default=str), encoding="utf-8")
             if is_function_process():  # what leaves the command's session becomes a child of this process
                 ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            kept = list_children()
             process = subprocess.Popen(
                 [_fill(word, files) for word in self.command],
                 stdin=stack.enter_context(files["{output}"].open("rb")),
@@ -147,7 +148,7 @@ class Execution:
             except subprocess.TimeoutExpired:
                 status, stdout = None, None
             finally:
-                _kill(process)
+                _kill(process, kept)
             return status, (stdout or b"").decode("utf-8", "replace")
 
 
@@ -187,12 +188,12 @@ def _read(process: subprocess.Popen[bytes], until: float) -> bytes | None:
             return stdout
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """With all that it started: its session, and in a reward's own process what has left that."""
+def _kill(process: subprocess.Popen[bytes], kept: frozenset[int]) -> None:
+    """With all that it started: its session, and in a reward's own process what has left that; `kept` were there before it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert process.stdout is not None
     process.stdout.close()
     if is_function_process():
-        kill_children()
+        kill_children(kept)
