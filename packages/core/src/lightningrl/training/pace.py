@@ -76,15 +76,15 @@ def _of_each(recipe: Recipe, seen: Sequence[Trajectory]) -> _Rollout:
     prompt = sum(len(call.prompt_ids) for call in calls) / len(seen)
     read = sum(_read(one.transitions, recipe.loop.group_size) for one in seen) / len(seen)
     like = (
-        f"is like these {len(seen)}: {count:.1f} calls, {sampled:.0f} tokens sampled, {prompt:.0f} in prompts, {read:.0f} of them computed "
-        "(what a group or a dialogue shares is computed once)"
+        f"is like these {len(seen)}: {count:.1f} calls, {sampled:.0f} tokens sampled, {prompt:.0f} in prompts, of which "
+        f"{read:.0f} are computed (what is shared is once)"
     )
-    if recipe.validation_sampling.temperature >= recipe.sampling.temperature:
-        return _Rollout(sampled=(sampled, sampled), read=read, like=like)
     # the likeliest answer is a short one
-    longer = max(sampled, min(LONGER * sampled, count * most))
-    words = f"{like}, or samples {longer:.0f}, as at temperature {recipe.sampling.temperature:g} it may"
-    return _Rollout(sampled=(sampled, longer), read=read, like=words)
+    is_greedier = recipe.validation_sampling.temperature < recipe.sampling.temperature
+    longer = max(sampled, min(LONGER * sampled, count * most)) if is_greedier else sampled
+    if longer > sampled:
+        like += f", or samples {longer:.0f}, as at temperature {recipe.sampling.temperature:g} it may"
+    return _Rollout(sampled=(sampled, longer), read=read, like=like)
 
 
 def _read(calls: Sequence[Transition], group_size: int) -> float:
