@@ -373,3 +373,25 @@ async def test_what_somebody_tells_of_a_tool_stands_whichever_comes_first(gatewa
         oslo["id"]: ("unknown", trajectory.transitions[1].id),
     }
     assert ToolStatusReward(ok=0.1, error=-0.1)(trajectory) == [-0.1, None, None]
+
+
+@pytest.mark.parametrize("comes", ["before", "after"])
+async def test_a_failure_that_the_dialogue_states_is_not_told_away(gateway: LiveGateway, comes: str) -> None:
+    """Where a tool posts `ok` of a call that its framework calls an error, the error stands and the contradiction is counted."""
+    gateway.engine.enqueue(WEATHER, "sorry")
+    attempt = await gateway.attempt()
+    headers = {"x-api-key": attempt.key}
+    tools = [{"name": "weather", "input_schema": {"type": "object"}}]
+    body: dict[str, Any] = {"model": "m", "max_tokens": 64, "tools": tools, "messages": [{"role": "user", "content": "Rome?"}]}
+    async with httpx.AsyncClient(headers=headers) as http:
+        said = (await http.post(f"{attempt.base_url}/messages", json=body)).json()
+        (asked,) = [block for block in said["content"] if block["type"] == "tool_use"]
+        if comes == "before":
+            await report(attempt, name="weather", status="ok", tool_call_id=asked["id"])
+        failed = {"type": "tool_result", "tool_use_id": asked["id"], "content": "it broke", "is_error": True}
+        more = [{"role": "assistant", "content": said["content"]}, {"role": "user", "content": [failed]}]
+        assert (await http.post(f"{attempt.base_url}/messages", json={**body, "messages": body["messages"] + more})).status_code == 200
+        if comes == "after":
+            await report(attempt, name="weather", status="ok", tool_call_id=asked["id"])
+    (tool,) = (await finished(gateway, attempt)).tool_calls
+    assert (tool.status, tool.contradicted) == (ToolStatus.ERROR, 1)

@@ -392,16 +392,18 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls
         tool_call, call_id = record.tool_call, column_text(record.tool_call.id)
         span = None if record.span_id is None else clean_text(record.span_id)
         if call_id in live.told_tools or span in live.tool_spans:
-            if not record.is_of_dialogue:
-                _tell_again(tx, live, rows, span, tool_call)
-            elif call_id in live.gaps:
+            if record.is_of_dialogue and call_id in live.gaps:
                 _fill_gaps(tx, live, call_id, tool_call)
+            if not record.is_of_dialogue or (call_id in live.told_tools and tool_call.status is ToolStatus.ERROR):
+                _tell_again(tx, live, rows, record)
             continue
         if not record.is_of_dialogue:
             shown = f"{DIALOGUE}{call_id}"
             if shown in live.participants.shown:
                 replaced.add(shown)
                 tool_call = _without_gaps(tx, live, shown, tool_call)
+                if live.participants.shown[shown][1] is ToolStatus.ERROR and tool_call.status is ToolStatus.OK:
+                    tool_call = replace(tool_call, status=ToolStatus.ERROR, contradicted=1)
             live.note_told(call_id, has_gaps=_has_gaps(tool_call))
         if span is not None:
             live.tool_spans.add(span)
@@ -424,27 +426,30 @@ def append_tool_calls(tx: Transaction, rollout_id: str, attempt: int, tool_calls
     return len(rows)
 
 
-def _tell_again(tx: Transaction, live: LiveAttempt, rows: Sequence[dict[str, Any]], span: str | None, tool_call: ToolCall) -> None:
+def _tell_again(tx: Transaction, live: LiveAttempt, rows: Sequence[dict[str, Any]], record: ToolCallRecord) -> None:
     """Change a tool call, one of the new `rows` or a kept one, as another report of it wants."""
-    call_id = column_text(tool_call.id)
+    tool_call, call_id = record.tool_call, column_text(record.tool_call.id)
+    span = None if record.span_id is None else clean_text(record.span_id)
     row = next((row for row in rows if column_text(row["id"]) == call_id or (span is not None and row["span"] == span)), None)
     if row is not None:
-        changes = _merged(row, tool_call)
+        changes = _merged(row, record)
         row |= changes
     else:
         (kept,) = tx.rows(_KEPT_TOOL_CALL, of_attempt=live.pk, of_id=call_id)[:1] or tx.rows(
             _KEPT_TOOL_SPAN, of_attempt=live.pk, of_span=span
         )
-        changes = _merged(kept._asdict(), tool_call)
+        changes = _merged(kept._asdict(), record)
         if changes:
             tx.run(_CHANGE_TOOL_CALL, of_pk=kept.pk, **{name: getattr(kept, name) for name in _TOLD_OF_STATUS} | changes)
     if "status" in changes:
         live.participants.add_tool(tx.word(tool_call.name), tool_call.status)
 
 
-def _merged(kept: Mapping[str, Any], tool_call: ToolCall) -> dict[str, Any]:
-    """The changes: the status, and what belongs to it, where the other report is worse; the count, where both say something."""
-    if tool_call.status == kept["status"]:
+def _merged(kept: Mapping[str, Any], record: ToolCallRecord) -> dict[str, Any]:
+    """The changes: the status, and what belongs to it, where the other report is worse; the count, where both say something. What the
+    dialogue calls an error contradicts only what was told to be ok: of what kind a failure is, others know better."""
+    tool_call = record.tool_call
+    if tool_call.status == kept["status"] or (record.is_of_dialogue and kept["status"] is not ToolStatus.OK):
         return {}
     is_worse = _BADNESS.index(tool_call.status) > _BADNESS.index(kept["status"])
     changes: dict[str, Any] = (

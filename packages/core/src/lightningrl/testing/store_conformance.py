@@ -654,7 +654,7 @@ class StoreConformance:
         await store.finish_attempt("a", 1, Outcome.SUCCEEDED)
         tools = {tool.id: tool for tool in (await store.trajectories(["a"]))[0].tool_calls}
         assert {name: (tool.status, tool.result, tool.transition_id) for name, tool in tools.items()} == {
-            "x": (ToolStatus.OK, "of the dialogue", "c0"),
+            "x": (ToolStatus.ERROR, "of the dialogue", "c0"),
             "y": (ToolStatus.OK, "of a span", "c0"),
             "z": (ToolStatus.ERROR, "of the dialogue", "c0"),
             "v": (ToolStatus.ERROR, "of the dialogue", "c0"),
@@ -662,7 +662,8 @@ class StoreConformance:
         }
         assert tools["z"].agent == "planner", "of the call that asked"
         failed = [name for name in "xyzvw" if await store.list_rows(RolloutQuery(tool=f"tool_{name}", mark=Mark.TOOL_ERROR))]
-        assert failed == ["z", "v", "w"], "the failure of x that was shown went with it"
+        assert failed == ["x", "z", "v", "w"], "that x was told to be ok does not hide that it failed"
+        assert {name: tool.contradicted for name, tool in tools.items()} == {"x": 2, "y": 0, "z": 0, "v": 0, "w": 0}
         assert await store.list_rows(RolloutQuery(tool="tool_x"))
 
     async def test_tool_calls_find_the_call_that_asked(self, store: Store) -> None:
