@@ -2,7 +2,6 @@
 
 environment ─► read_key ─► the key alone, or a sentence that names its variable
 recipe ─► Address, Variable: no user, no password and no key stands in either
-error, record, answer ─► Mask ─► the same with `***` in the place of each key
 """
 
 from __future__ import annotations

@@ -34,10 +34,12 @@ def programs_attributed(redirection: Redirection) -> Iterator[None]:
 
     def start(wrapped: Callable[..., None], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = args[PLACE] if len(args) > PLACE else kwargs.get("env")
-        if given is not None or not redirection.scope.exclusive:  # an exclusive process has the variables of its rollout
-            ours = attempt_variables(redirection, os.environ if given is None else given)
+        inherited = {} if redirection.scope.exclusive else os.environ  # an exclusive process has the variables of its rollout
+        before = inherited if given is None else given
+        if isinstance(before, Mapping):  # else Popen says what is wrong with it
+            ours = attempt_variables(redirection, before)
             if ours:
-                env = {**(os.environ if given is None else given), **ours}
+                env = {**before, **ours}
                 if len(args) > PLACE:
                     args = (*args[:PLACE], env, *args[PLACE + 1 :])
                 else:
