@@ -311,7 +311,7 @@ class PolicyCalls:
             )
         renderer = self._renderers[name]
         if request.tools and not renderer.supports_tools:
-            raise Refusal(renderer.explain_no_tools(), param="tools")
+            raise Refusal(renderer.without_tools, param="tools")
         _check_kwargs(name, renderer, request.extras.template_kwargs)
         return context if role == context.agent else replace(context, agent=role), name, renderer
 

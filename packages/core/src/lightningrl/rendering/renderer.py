@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -207,7 +208,7 @@ class PolicyRenderer:
         return self._template_suffix(completion_ids, new_messages)
 
     def unlike(self, kwargs: Mapping[str, Any]) -> list[str]:
-        """Those of a call's template kwargs by which its prompts would differ from this policy's. A family's renderer says what each is;
+        """Names of a call's template kwargs by which its prompts would differ from this policy's. A family's renderer says what each is;
         an unknown template is tried with a conversation that has all there is."""
         fields: Mapping[str, Any] = (
             {} if self.is_default else self._renderer.config.model_dump(include=self._renderer.config.template_field_names())
@@ -230,8 +231,9 @@ class PolicyRenderer:
         ]
         return any(text(messages, **tools) != text(messages, **tools, **{name: value}) for messages, tools in tried)
 
-    def explain_no_tools(self) -> str:
-        """Why the policy cannot be offered tools, and what to do."""
+    @cached_property
+    def without_tools(self) -> str:
+        """Sentence on a policy that cannot be offered tools: why, and what to do."""
         fitting = _fitting(self.tokenizer)
         if fitting:
             remedy = f"set its renderer to the family that it was trained in; those that fit its tokenizer are {', '.join(fitting)}"
@@ -331,7 +333,7 @@ def _remedy(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _template(tokenizer: Any) -> str:
-    """All of a tokenizer's templates; empty where it has none."""
+    """Text of a tokenizer's templates; empty where it has none."""
     saved = getattr(tokenizer, "chat_template", None) or ""
     return "\n".join(saved.values()) if isinstance(saved, Mapping) else str(saved)
 
