@@ -78,6 +78,7 @@ class Settings(LearnerSettings):
     """Time that verl may take to load models and start its replicas."""
 
     learning_rate: AtLeast0 = 1e-6
+    """AdamW's. Where nobody sets it, that of adapters (`lora`) is ten times this one."""
     adapted_rate: ClassVar[float] = 1e-5
     schedule: Literal["constant", "cosine"] = "constant"
     """Of the learning rate, over steps."""
