@@ -175,6 +175,8 @@ class Forge:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._connection is not None:
+            with contextlib.suppress(OSError):  # the forge is gone
+                self._connection.shutdown(socket.SHUT_RDWR)  # closed alone, it would live on in what was forked since
             self._connection.close()
         if self._process is not None:
             self._process.wait()
