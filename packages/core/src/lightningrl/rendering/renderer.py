@@ -320,7 +320,7 @@ class PolicyRenderer:
 
 
 def _remedy(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What to send a template that refuses a conversation, also with its turns joined."""
+    """Remedy for a template that refuses a conversation, also with its turns joined."""
     functions = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
     for function in functions:
         if not isinstance(function["arguments"], Mapping):

@@ -95,7 +95,7 @@ def check_template_kwargs(kwargs: Mapping[str, Any], read: Collection[str], what
 
 
 def template_parsers(template: str, added: Collection[str]) -> dict[str, str]:
-    """Which markup an unknown template uses, told by its own text; only markup that is made of single tokens is parsed."""
+    """Markup of an unknown template, told by its own text; only markup that is made of single tokens is parsed."""
     found: dict[str, str] = {}
     if "tools" in template:
         if "<tool_call>" in template and "<tool_call>" in added:

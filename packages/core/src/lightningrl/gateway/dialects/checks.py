@@ -76,7 +76,7 @@ def decode_body(decode: Callable[[bytes], T], data: bytes, what: str) -> T:
 
 
 def is_nothing(value: Any) -> bool:
-    """Whether a field asks for no more than one that is left out: nothing, no, zero, empty, or only such values."""
+    """True for a field that asks for no more than one that is left out: nothing, no, zero, empty, or only such values."""
     if isinstance(value, Mapping):
         return all(map(is_nothing, value.values()))
     if isinstance(value, list | tuple):
