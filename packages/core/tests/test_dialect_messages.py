@@ -321,3 +321,15 @@ async def test_what_asks_for_nothing_is_taken(gateway: LiveGateway) -> None:
     async with client_of(attempt, default_headers={"anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14"}) as client:
         message = await ask(client, False, messages=[USER], extra_body=nothing)
     assert message.content[0].text == "ok" and "context_management" not in message.model_dump()
+
+
+@pytest.mark.parametrize("empty", ["", " ", "null", None, [], {}])
+async def test_an_input_that_is_empty_in_any_spelling_is_an_empty_object(gateway: LiveGateway, empty: Any) -> None:
+    attempt = await gateway.attempt()
+    asked = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "search", "input": empty}]}
+    told = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "nothing"}]}
+    async with client_of(attempt) as client:
+        message = await ask(client, False, messages=[USER, asked, told], tools=TOOLS, extra_body={"tool_choice": "auto"})
+    assert message.content[0].text == "ok"
+    (call,) = await attempt.transitions()
+    assert '{"name": "search", "arguments": {}}' in gateway.engine.tokenizer.decode(call.prompt_ids.tolist())

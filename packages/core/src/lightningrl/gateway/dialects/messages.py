@@ -65,7 +65,7 @@ class _Body(msgspec.Struct):
     max_tokens: Number = None
     system: str | list[dict[str, Any] | str] | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
+    tool_choice: dict[str, Any] | str | None = None
     stop_sequences: list[str] | None = None
     temperature: Any = None
     top_p: Any = None
@@ -109,7 +109,7 @@ def parse_messages_request(data: bytes, *, drops_hosted: bool = False) -> Messag
         tools=tools,
         forced=choice.forced,
         allow_tools=choice.allow_tools,
-        parallel_tools=(body.tool_choice or {}).get("disable_parallel_tool_use") is not True,
+        parallel_tools=not (isinstance(body.tool_choice, dict) and body.tool_choice.get("disable_parallel_tool_use") is True),
         stream=bool(body.stream),
         max_tokens=read_whole("max_tokens", body.max_tokens, 1),
         stop=read_stop("stop_sequences", body.stop_sequences),
@@ -199,11 +199,11 @@ def _others(role: str, blocks: list[dict[str, Any] | str], where: str) -> Iterat
 
 
 def _tool_use(block: dict[str, Any], where: str) -> dict[str, Any]:
-    arguments = block.get("input", {})
+    arguments = read_arguments(block.get("input"), where)
     if not isinstance(arguments, dict):
         raise Refusal(f"{where} has an input that is no object; send the tool's arguments as one", param=where)
     name, call_id = _string(block, "name", where), _string(block, "id", where)
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": read_arguments(arguments, where)}}
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
