@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from sizes import PATIENCE_S
 from warm import WarmCommand
@@ -24,6 +24,7 @@ ROLES: tuple[Role, ...] = ("server", "worker")
 LOOKS = 600
 """At processes that were killed: each takes a moment to die, and none dies by itself before the last look."""
 MARKS: dict[bytes, Role] = {b"lightningrl.server": "server", b"lightningrl.runtime.worker": "worker"}
+WARM: Final = str(Path(__file__).with_name("warm.py")).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,8 @@ def list_children(parent: int) -> Sequence[Process]:
             command = [*Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"), Path(f"/proc/{pid}/comm").read_bytes().strip()]
         except OSError:
             continue
+        if WARM in command:  # the arguments of what is forked are the forge's
+            command = command[-1:]
         if stat is not None:
             found += [Process(pid, stat.started, role) for mark, role in MARKS.items() if mark in command or mark[-15:] in command]
     return found
