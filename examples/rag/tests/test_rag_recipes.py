@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lightningrl.config import load_recipe
+from lightningrl.loading import resolve
 from lightningrl.training.agent_check import check_agent_file
-from lightningrl.training.parts import resolve
 from lightningrl_torch.settings import Settings
 
 EXAMPLE = Path(__file__).resolve().parent.parent

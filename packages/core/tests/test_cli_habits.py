@@ -212,6 +212,7 @@ def test_a_terminal_that_does_not_know_every_character_shows_what_it_can(
     assert ended.value.code == (1 if command == "refused" else 0)
     assert shown["stderr" if command == "refused" else "stdout"].getvalue().strip()
     for text in (sys.stdout, sys.stderr):
+        assert isinstance(text, io.TextIOWrapper)
         text.detach()
 
 

@@ -215,7 +215,7 @@ async def test_a_tool_that_two_instrumentations_tell_of_is_one_call(scene: Scene
 async def test_a_name_that_an_instrumentation_invents_is_no_tools(
     scene: Scene, name: str, attributes: dict[str, str], tool: str | None
 ) -> None:
-    told = {key.replace(".", "__"): value for key, value in attributes.items()}
+    told: dict[str, Any] = {key.replace(".", "__"): value for key, value in attributes.items()}
     await scene.export(export(span(name, "aa", gen_ai__tool__call__id="<not specified>", **told)))
     found = (await scene.finished()).tool_calls
     assert [(one.name, one.id) for one in found] == ([] if tool is None else [(tool, "aa" * 8)])
@@ -225,7 +225,7 @@ async def test_a_name_that_an_instrumentation_invents_is_no_tools(
 async def test_claude_code_tells_its_tools_in_two_spans(scene: Scene, success: str | None, status: str) -> None:
     await scene.store.append_call(make_call(scene.lease, "c0", [1], [2], tool_call_ids=("call_7",)))
     tool = span("claude_code.tool", "bb", "aa", (1, 2), span__type="tool", tool_name="Write", gen_ai__tool__call__id="call_7")
-    more = {} if success is None else {"success": success}
+    more: dict[str, Any] = {} if success is None else {"success": success}
     await scene.export(export(span("claude_code.tool.execution", "cc", "bb", span__type="tool.execution", **more), tool))
     (found,) = (await scene.finished()).tool_calls
     assert (found.name, found.id, found.status.value, found.transition_id) == ("Write", "call_7", status, "c0")

@@ -339,7 +339,7 @@ async def test_a_form_hands_back_a_value_that_a_page_may_not_hold(recorded_run: 
         first = await page(browser, "/rollouts?tool=%1B%5D0%E2%80%AE%25+%2B")
         field = re.search(r'name="(tool\*)" value="([^"]+)"', first)
         assert field is not None and field[2] == "%1B%5D0%E2%80%AE%25%20%2B"
-        again = await page(browser, f"/rollouts?{urlencode([field.groups()])}")
+        again = await page(browser, f"/rollouts?{urlencode({field[1]: field[2]})}")
     assert again == first
 
 
