@@ -105,6 +105,11 @@ def test_cells_of_a_csv_are_text_as_they_stand(tmp_path: Path) -> None:
     )
 
 
+def test_a_cell_of_a_csv_may_be_a_whole_document(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text(f"prompt\n{'a' * 200_000}\n")
+    assert len(load(tmp_path, "data.csv")[0].input) == 200_000
+
+
 def test_columns_are_named_by_the_recipe_and_all_others_are_metadata(tmp_path: Path) -> None:
     rows = [
         {"nr": 1.0, "text": "a", "input": "not this", "label": [1, {"b": None}], "metadata": {"x": 1}},
@@ -135,7 +140,7 @@ def test_rows_of_text_are_inputs_and_tables_may_be_inputs_too(tmp_path: Path) ->
         ("a.jsonl", '{"input": "1"}\n\n{"input": ', "tasks.train: line 3 of '{path}' is no JSON (Expecting value); {formats}"),
         ("a.jsonl", "[" * 100_000, "tasks.train: line 1 of '{path}' is nested too deeply; give something flatter"),
         ("a.jsonl", b'{"input": "1"}\n{"input": "\xff"}', "tasks.train: line 2 of '{path}' is no text in UTF-8; save the file as UTF-8"),
-        ("a.jsonl", lines({"input": "1"}, 5), "{what}: line 2 is a int; give a Task, a dict with its fields, or a text"),
+        ("a.jsonl", lines({"input": "1"}, 5), "{what}: line 2 is an int; give a Task, a dict with its fields, or a text"),
         ("a.jsonl", lines({"input": "1"}, {"inptu": "2"}), "{what}: line 2 has no 'input'; it has: 'inptu'"),
         ("a.jsonl", lines({"input": "1"}, {"input": None}), "{what}: line 2 has nothing in 'input', its input; leave the row out"),
         (
@@ -154,6 +159,15 @@ def test_rows_of_text_are_inputs_and_tables_may_be_inputs_too(tmp_path: Path) ->
             "{what}: line 1 has 'x' twice, as a column and in its metadata; rename one",
         ),
         ("a.jsonl", lines({"input": "1", "id": 4}, {"input": "1", "id": "4"}), "{what}: two tasks have the id '4'; ids must differ"),
+        (
+            "a.jsonl",
+            '{"input": "1"}\n{"input": "1", "answer": {"x": 1, "x": 2}}',
+            "tasks.train: line 2 of '{path}' names 'x' twice in one object; rename one",
+        ),
+        ("a.json", '[{"input": "1", "input": "2"}]', "tasks.train: '{path}' names 'input' twice in one object; rename one"),
+        ("a.jsonl", f'{{"input": {"9" * 5000}}}', "tasks.train: line 1 of '{path}' has a number that Python does not read ("),
+        ("a.csv", "input;answer\n1,5;2\n", "tasks.train: line 1 of '{path}' parts its names by ';'; save the file with commas between the"),
+        ("a.csv", 'input\n"a\u2028b\nc"\n1,2\n', "tasks.train: line 4 of '{path}' has 2 cells, but the first line names 1;"),
         ("a.jsonl", "\n", "{what} returned no tasks; check its path and filters"),
         ("a.json", '{"tasks": []}', "tasks.train: '{path}' holds a dict, not a list of tasks; {formats}"),
         ("a.json", '[{"input": "1"},\n', "tasks.train: line 2 of '{path}' is no JSON (Expecting value); {formats}"),
@@ -180,7 +194,7 @@ def test_what_is_no_task_is_refused_by_file_and_line(tmp_path: Path, name: str, 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are(folder: Path) -> None:
     assert refused(folder, "data.jsonl", input="problem").endswith("line 1 has no 'problem'; it has: 'question', 'answer', 'level'")
-    assert refused(folder, "data.jsonl", answer="solution").endswith("line 1 has no 'solution'; it has: 'answer', 'level'")
+    assert refused(folder, "data.jsonl", answer="solution").endswith("line 1 has no 'solution'; it has: 'question', 'answer', 'level'")
     assert "tasks.train 'data.jsonl' has no setting 'path'" in refused(folder, "data.jsonl", options={"path": "x"})
 
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from lightningrl.clean import DEEPEST, clean_text
 
-__all__ = ["NotPlain", "to_plain"]
+__all__ = ["NotPlain", "kind_of", "to_plain"]
 
 LONGEST_SHOWN: Final = 40
 """Characters of a value in a sentence."""
@@ -90,7 +90,7 @@ class _Walk:
     def _dict(self, value: Mapping[Any, Any], place: tuple[Any, ...]) -> dict[str, Any]:
         for key in value:
             if not isinstance(key, str):
-                raise NotPlain(f"{self._path(place)} has the key {_short(key)}, {_kind(key)}; JSON's keys are text: str(key)")
+                raise NotPlain(f"{self._path(place)} has the key {_short(key)}, {kind_of(key)}; JSON's keys are text: str(key)")
         return {clean_text(str.__str__(key)): self.plain(item, (*place, key)) for key, item in value.items()}
 
     def _inside(self, value: Any, place: tuple[Any, ...], copy: Callable[[], Any]) -> Any:
@@ -127,13 +127,13 @@ class _Walk:
             instead = "text: value.astype(str)"
         elif hasattr(value, "to_dict"):
             instead = "what it holds: value.to_dict(), value.tolist()"
-        return NotPlain(f"{self._path(place)} is {_kind(value)}, which is not JSON; give {instead}")
+        return NotPlain(f"{self._path(place)} is {kind_of(value)}, which is not JSON; give {instead}")
 
     def _path(self, place: tuple[Any, ...]) -> str:
         return self._name + "".join(f"[{_short(key)}]" for key in place)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """`a set`, `an int`, `a numpy.datetime64`: other libraries' with where they are from."""
     kind = type(value)
     root = kind.__module__.partition(".")[0]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import datetime
 import decimal
+import io
 import json
 import math
 import re
@@ -64,14 +65,19 @@ class Columns:
 
     def of(self, row: Mapping[str, Any], input_name: str) -> dict[str, Any]:
         """A task's fields; what is left of the row is metadata. Raises ValueError for a column that is not there."""
-        rest = dict(row)
-        fields = {"input": _take(rest, input_name)}
+        names = {"input": input_name}
+        rest = {name: value for name, value in row.items() if name != input_name}
+        if self.answer or "answer" in rest:
+            names["answer"] = self.answer or "answer"
+        if self.id or "id" in rest:
+            names["id"] = self.id or "id"
+        for name in names.values():
+            if name not in row:
+                raise ValueError(f"has no {name!r}; it has: {_names(row)}")
+            rest.pop(name, None)
+        fields = {field: row[name] for field, name in names.items()}
         if fields["input"] is None:
             raise ValueError(f"has nothing in {input_name!r}, its input; leave the row out")
-        if self.answer or "answer" in rest:
-            fields["answer"] = _take(rest, self.answer or "answer")
-        if self.id or "id" in rest:
-            fields["id"] = _take(rest, self.id or "id")
         own = rest.pop("metadata") if isinstance(rest.get("metadata"), Mapping) else {}
         if both := sorted(rest.keys() & own.keys()):
             raise ValueError(f"has {both[0]!r} twice, as a column and in its metadata; rename one")
@@ -101,12 +107,6 @@ def task_source(reference: Any, folder: Path) -> Callable[..., Iterable[Any]]:
     return resolve(reference, folder)
 
 
-def _take(row: dict[str, Any], name: str) -> Any:
-    if name not in row:
-        raise ValueError(f"has no {name!r}; it has: {_names(row)}")
-    return row.pop(name)
-
-
 def _names(row: Mapping[str, Any]) -> str:
     names = [repr(name) for name in row]
     return ", ".join(names[:SHOWN]) + (" …" if len(names) > SHOWN else "") or "nothing"
@@ -131,12 +131,30 @@ def _text(path: Path) -> str:
 
 def _parse(text: str, path: Path, first_line: int = 1) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise ConfigError(f"line {line} of {str(path)!r} is no JSON ({error.msg}); {FORMATS}") from error
+    except _Doubled as error:
+        where = f"line {first_line} of {str(path)!r}" if path.suffix.lower() == ".jsonl" else repr(str(path))
+        raise ConfigError(f"{where} names {error.args[0]!r} twice in one object; rename one") from None
+    except ValueError as error:  # a whole number of thousands of digits
+        raise ConfigError(f"line {first_line} of {str(path)!r} has a number that Python does not read ({error}); give text") from error
     except RecursionError:
         raise ConfigError(f"line {first_line} of {str(path)!r} is nested too deeply; give something flatter") from None
+
+
+class _Doubled(ValueError):
+    """A name that an object has twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a JSON object; where a name comes again the first value would be lost."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Doubled(next(name for name in names if names.count(name) > 1))
+    return value
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
@@ -155,9 +173,13 @@ def _read_json(path: Path) -> Iterator[Row]:
 
 def _read_csv(path: Path) -> Iterator[Row]:
     """Cells are text, as they stand in the file; an empty one is an empty text."""
-    lines = csv.reader(_text(path).splitlines(keepends=True), strict=True)
+    text = _text(path)
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # 131,072 characters a cell, unless more is asked for
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         names = [name.strip() for name in next(lines, [])]
+        if len(names) == 1 and (other := re.search("[;\t|]", names[0])):
+            raise ConfigError(f"line 1 of {str(path)!r} parts its names by {other[0]!r}; save the file with commas between the cells")
         if doubled := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"line 1 of {str(path)!r} names {doubled[0]!r} twice; rename one")
         for cells in lines:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lightningrl.clean import DEEPEST
 from lightningrl.config import Recipe, check_options
 from lightningrl.errors import ConfigError, describe_raised, gather
-from lightningrl.plain import NotPlain, to_plain
+from lightningrl.plain import NotPlain, kind_of, to_plain
 from lightningrl.training.task_files import Columns, Row
 from lightningrl.types import BranchPoint, RolloutMode, RolloutSpec, SamplingSettings, Task, Trajectory
 
@@ -176,7 +176,7 @@ def _task(item: Any, *, default_id: str) -> Task:
                 f"is not a Task: {error}; give input, and optionally id, answer, metadata; or name the columns: tasks.input, tasks.answer"
             ) from error
     if not isinstance(item, Task):
-        raise ValueError(f"is a {type(item).__name__}; give a Task, a dict with its fields, or a text")
+        raise ValueError(f"is {kind_of(item)}; give a Task, a dict with its fields, or a text")
     task_id = _id(item.id)
     if not task_id:
         raise ValueError(f"has the id {item.id!r}; give a text or a whole number, or leave it out")
