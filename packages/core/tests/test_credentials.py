@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import html
 import json
 import logging
 import zlib
@@ -95,6 +97,9 @@ ADDRESSES = (
     "https://h/v1?x-goog-api-key=PASSWORD",
     "https://h/v1?%6Bey=PASSWORD",
     "https://h/v1#token=PASSWORD",
+    "https://h/v1;key=PASSWORD",
+    "https://h/v1/key=PASSWORD/x",
+    "https://h/v1?region=eu;key=PASSWORD",
     "https://h/v1?client_secret=PASSWORD",
     "https://h:PASSWORD@[::1/v1",
     "htp://me:PASSWORD@h/v1",
@@ -166,6 +171,20 @@ def test_an_error_of_an_agent_or_of_a_reward_says_no_key_of_its_environment(monk
     for text in (report_exception(error, rollout, duration_s=1.0).error, describe_raised(error)):
         assert text is not None and KEY not in text and "b'Bearer ***" in text
     assert "the-attempts-own-key" not in (report_exception(error, rollout, duration_s=1.0).error or "")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        pytest.param(base64.b64encode(KEY.encode()).decode(), id="base64"),
+        pytest.param(base64.b64encode(f":{KEY}".encode()).decode(), id="basic authorization"),
+        pytest.param(base64.b64encode(f"me:{KEY}".encode()).decode(), id="basic authorization of a user"),
+        pytest.param(html.escape(f"{KEY}&<>"), id="a page of HTML"),
+    ],
+)
+def test_a_key_is_masked_however_it_is_written(written: str) -> None:
+    said = Mask([f"{KEY}&<>" if "&amp;" in written else KEY]).text(written)
+    assert "***" in said and len(said) <= len("bWU6***") + 3, "a byte or two at its edges stand in letters that say others, too"
 
 
 async def told_again(request: Request) -> Response:
@@ -244,6 +263,36 @@ async def bomb(request: Request) -> Response:
     if request.headers["accept-encoding"] != "identity":
         return Response("compressed answers are not asked for", 400)
     return StreamingResponse(pieces(), 500 if how == "error" else 200, {"content-encoding": "gzip"} if how == "compressed" else {})
+
+
+@pytest.mark.parametrize("levels", [150, 600, 900, 5000])
+async def test_a_judges_answer_of_any_depth_is_read_or_is_its_failure(levels: int) -> None:
+    async def deep(_: Request) -> Response:
+        return Response(b'{"choices": [{"message": {"content": "5"}}], "more": ' + b"[" * levels + b"]" * levels + b"}")
+
+    async with serving(Starlette(routes=[Route("/{rest:path}", deep, methods=["POST"])])) as url:
+        questions = Questions(Judge(base_url=url, model="m", api_key=KEY, retries=0))
+        with pytest.raises(JudgeError, match="answered without a text"):
+            await questions("how good?")
+        (asked,) = questions.asked
+        assert asked.status == 200 and isinstance(asked.answer, str)
+
+
+@pytest.mark.parametrize("how", ["whole", "in two parts", "cut"])
+async def test_what_is_compressed_is_read_to_its_end_or_is_a_failure(how: str) -> None:
+    said = json.dumps({"choices": [{"message": {"content": "5" * 1000}}]}).encode()
+
+    async def compressed(_: Request) -> Response:
+        body = gzip.compress(said[:50]) + gzip.compress(said[50:]) if how == "in two parts" else gzip.compress(said)
+        return Response(body[:-9] if how == "cut" else body, headers={"content-encoding": "gzip"})
+
+    async with serving(Starlette(routes=[Route("/{rest:path}", compressed, methods=["POST"])])) as url:
+        questions = Questions(Judge(base_url=url, model="m", retries=0))
+        if how == "cut":
+            with pytest.raises(JudgeError, match="its answer ends in the midst"):
+                await questions("how good?")
+        else:
+            assert await questions("how good?") == "5" * 1000
 
 
 @pytest.mark.parametrize("how", ["long", "compressed", "error"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sqlite3
 import stat
 import tempfile
@@ -181,6 +182,30 @@ def test_a_start_that_fails_takes_back_what_it_made_and_nothing_else(recipe_file
     fresh.discard()
     fresh.close()
     assert not (tmp_path / "fresh").exists()
+
+
+def test_a_users_copies_of_checkpoints_and_links_to_others_stay_as_they_are(recipe_file: Path, tmp_path: Path) -> None:
+    other = create(recipe_file, tmp_path / "other")
+    save(other, 7)
+    for ends in ("train on", "overwrite"):
+        folder = create(recipe_file, tmp_path / ends)
+        save(folder, 2)
+        kept = folder.path / "checkpoints"
+        for name in ("step-000002-keep", "step-best", ".step-notes"):
+            shutil.copytree(kept / "step-000002", kept / name)
+        (kept / "step-000001").symlink_to(tmp_path / "other" / "checkpoints" / "step-000007")
+        assert [saved.folder.parent.name for saved in folder.checkpoints()] == ["step-000001", "step-000002"]
+        if ends == "train on":
+            save(folder, 3)
+        folder.close()
+        if ends == "overwrite":
+            create(recipe_file, folder.path, overwrite=True).close()
+        for name in ("step-000002-keep", "step-best", ".step-notes"):
+            assert (kept / name / "policies" / "policy" / "weights").read_bytes() == b"ours"
+        assert not (kept / "step-000001").is_symlink(), "the run that comes is not to go on from it"
+        assert len(other.checkpoints()) == 1
+        assert (other.checkpoints()[0].folder / "policy" / "weights").read_bytes() == b"ours"
+    other.close()
 
 
 def test_a_file_is_no_run_folder(recipe_file: Path, tmp_path: Path) -> None:

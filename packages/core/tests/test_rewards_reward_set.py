@@ -143,6 +143,23 @@ async def test_reward_that_raises_is_named(error: BaseException, is_async: bool)
     assert await failure_of(one(function)) == f"exact: {type(error).__name__}: {error} (test_rewards_reward_set.py, line {last})"
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_an_error_that_cannot_be_shown_is_named_by_its_type(is_async: bool) -> None:
+    def judge(task: Any, output: Any, trajectory: Any) -> float:
+        raise Unspeakable
+
+    async def judge_async(task: Any, output: Any, trajectory: Any) -> float:
+        raise Unspeakable
+
+    result = await RewardSet([NamedReward(name="judge", function=judge_async if is_async else judge)]).score(EPISODE)
+    assert result.failure is not None and result.failure.startswith("judge: Unspeakable: which cannot be shown: ValueError (test_")
+
+
 async def test_reward_that_runs_out_of_an_iterator_is_named() -> None:
     assert "StopIteration" in await failure_of(one(lambda *_: next(iter(()))))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Annotated, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 from pydantic import AfterValidator
 
@@ -63,7 +63,8 @@ def check_no_secret(url: str) -> str:
     why = "and a recipe is copied into its run folder and shown; leave it out, and put the key into an environment variable"
     try:
         parts = urlsplit(url if "//" in url else f"//{url}")
-        names = [name for name, _ in parse_qsl(f"{parts.query}&{parts.fragment}", keep_blank_values=True)]
+        pairs = [*re.split("[&;]", f"{parts.query}&{parts.fragment}"), *(part for part in re.split("[/;]", parts.path) if "=" in part)]
+        names = [unquote_plus(pair.partition("=")[0]) for pair in pairs]
     except ValueError:
         raise ValueError("it is no address; write for example 'https://api.openai.com/v1'") from None
     if "@" in parts.netloc:

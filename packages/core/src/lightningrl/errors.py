@@ -99,7 +99,11 @@ def describe_raised(error: BaseException) -> str:
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
         if not file.startswith((*_LIBRARIES, "<")) and not module.startswith("lightningrl"):
             place = f" ({Path(file).name}, line {line})"
-    return Mask.of_variables(os.environ).text(f"{type(error).__name__}: {error}{place}")
+    try:
+        said = str(error)
+    except Exception as problem:  # noqa: BLE001  the user's own code, too
+        said = f"which cannot be shown: {type(problem).__name__}"
+    return Mask.of_variables(os.environ).text(f"{type(error).__name__}: {said}{place}")
 
 
 def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -32,16 +32,25 @@ def decoded_pieces(answer: httpx.Response) -> AsyncIterator[bytes]:
 async def _inflated(answer: httpx.Response) -> AsyncIterator[bytes]:
     import httpx
 
-    inflating = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # by its first bytes it knows gzip from zlib
+    inflating = _inflater()
     async for chunk in answer.aiter_raw():
         while chunk:
+            if inflating.eof:  # gzip may come in several parts
+                inflating = _inflater()
             try:
                 piece = inflating.decompress(chunk, PIECE)
             except zlib.error as error:
                 raise httpx.DecodingError(f"its answer is not compressed as it says: {error}") from None
             if piece:
                 yield piece
-            chunk = inflating.unconsumed_tail
+            chunk = inflating.unused_data if inflating.eof else inflating.unconsumed_tail
+    if not inflating.eof:
+        raise httpx.DecodingError("its answer ends in the midst of what is compressed")
+
+
+def _inflater() -> zlib._Decompress:
+    """By the first bytes it knows gzip from zlib."""
+    return zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
 
 
 async def read_at_most(answer: httpx.Response, most: int) -> tuple[bytes, bool]:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterable, Mapping
+from html import escape
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -20,7 +22,8 @@ _SECRET_VARIABLE: Final = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSP
 
 
 class Mask:
-    """Keys, which it puts `***` in the place of; also where they are written as JSON or in an address."""
+    """Keys, which it puts `***` in the place of; also where they are written as JSON, as HTML, in an address, or in base64, alone or behind
+    a user."""
 
     def __init__(self, keys: Iterable[str | None] = ()) -> None:
         written: set[str] = set()
@@ -28,6 +31,7 @@ class Mask:
             for part in {key, key.partition(" ")[2].strip()} if key else ():  # `Bearer KEY` in a header
                 if len(part) >= SHORTEST:
                     written |= {part, json.dumps(part)[1:-1], part.replace("/", "\\/"), quote(part, safe=""), quote(part)}
+                    written |= {escape(part), escape(part, quote=False), *_as_base64(part.encode())}
         self.written = sorted(written, key=len, reverse=True)
         self._found = re.compile("|".join(map(re.escape, self.written))) if written else None
 
@@ -50,6 +54,15 @@ class Mask:
         if isinstance(value, dict):
             return {self.text(str(name)): self.json(item) for name, item in value.items()}
         return value
+
+
+def _as_base64(key: bytes) -> set[str]:
+    """The letters that say the key and nothing else, behind as many bytes as there may be: `user:KEY` of basic authorization."""
+    written = set()
+    for behind in range(3):
+        letters = base64.b64encode(bytes(behind) + key).decode().rstrip("=")
+        written.add(letters[(0, 2, 3)[behind] : 4 * (len(key) + behind) // 3])
+    return written
 
 
 class MaskedBytes:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import httpx
 
+from lightningrl.clean import clean_text, parse_json
 from lightningrl.credentials import check_key
 from lightningrl.errors import JudgeError
 from lightningrl.foreign import UNCOMPRESSED, read_at_most
@@ -127,7 +128,7 @@ class Questions:
                 ):
                     read, is_cut = await read_at_most(response, LONGEST_ANSWER)
                 status = response.status_code
-                text = judge.mask.text(read.decode(errors="replace"))
+                text = clean_text(judge.mask.text(read.decode(errors="replace")))
                 answer = {"bytes": f"more than {LONGEST_ANSWER}"} if is_cut else judge.mask.json(_parse(text))
                 if status >= 400:
                     problem = f"HTTP {status}: {' '.join(text.split())[:200]}"
@@ -159,8 +160,8 @@ def _too_many(judge: Judge) -> JudgeError:
 
 def _parse(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text.encode())
+    except ValueError:
         return text
 
 

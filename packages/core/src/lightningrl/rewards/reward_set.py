@@ -187,7 +187,8 @@ def _judge(reward: NamedReward, trajectory: Trajectory) -> _Verdict:
         if inspect.isawaitable(value):
             value = asyncio.run(_await(value))
     except BaseException as error:  # noqa: BLE001  the boundary to a function of the user's, which may raise what it likes in its process
-        return _Verdict(failure=f"{describe_raised(error)}{_ON_A_GPU if 're-initialize CUDA' in str(error) else ''}")
+        raised = describe_raised(error)
+        return _Verdict(failure=f"{raised}{_ON_A_GPU if 're-initialize CUDA' in raised else ''}")
     return _read(reward, value, trajectory)
 
 

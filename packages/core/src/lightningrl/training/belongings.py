@@ -18,7 +18,7 @@ from typing import Final
 
 from lightningrl.origin import read_object, read_run_file
 
-__all__ = ["FILES", "list_made", "remove_checkpoint", "remove_made"]
+__all__ = ["FILES", "list_checkpoints", "list_made", "remove_checkpoint", "remove_made"]
 
 FILES: Final = "files.json"
 """In a checkpoint: what it was written with."""
@@ -26,6 +26,7 @@ LISTED: Final = "files of this checkpoint"
 _STORE: Final = r"store\.sqlite(-(wal|shm|lock|journal))?"
 _PLACE: Final = rf"(run\.json|{_STORE}|logs/(server(-\d+)?|worker-\d+)\.log)"
 """Where rollouts are kept: a branched rollout, an examined policy."""
+_CHECKPOINT: Final = re.compile(r"step-\d{6,}")
 _NAMES: Final = re.compile(
     rf"({_STORE}|logs/(server(-\d+)?|worker-\d+)\.log|recipe\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key"
     r"|\.(recipe\.json|run\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key)\.new"
@@ -36,11 +37,12 @@ _NAMES: Final = re.compile(
 def remove_made(run: Path) -> None:
     """Remove what the run in this folder made, but for its lock and its `run.json`, by which the folder is known as ours. A kill in the
     midst leaves the newest checkpoint whole, or none."""
-    for checkpoint in sorted((run / "checkpoints").glob("step-*")):
+    for checkpoint in list_checkpoints(run):
         remove_checkpoint(checkpoint)
     (run / "recipe.json").unlink(missing_ok=True)
     for scratch in (run / "checkpoints").glob(".step-*"):
-        shutil.rmtree(scratch, ignore_errors=True)
+        if _CHECKPOINT.fullmatch(scratch.name[1:]):
+            shutil.rmtree(scratch, ignore_errors=True)
     for name in read_run_file(run).get("made", ()):
         _remove_tree(run, str(name))
     reports = [report for report in (run / "evaluations").glob("*.json") if _is_evaluation(report)]
@@ -49,8 +51,16 @@ def remove_made(run: Path) -> None:
         _remove_empty(run / name)
 
 
+def list_checkpoints(run: Path) -> list[Path]:
+    """Folders with the names of checkpoints, oldest first. A copy under another name (`step-000010-keep`) is its maker's."""
+    return sorted(folder for folder in (run / "checkpoints").glob("step-*") if _CHECKPOINT.fullmatch(folder.name))
+
+
 def remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint, at once as one that counts. A folder that holds none is left alone."""
+    """Remove a checkpoint, at once as one that counts. A folder that holds none is left alone, and so is what a link leads to."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
     state, listed = folder / "loop.json", read_object(folder / FILES).get(LISTED)
     is_whole = {"step", "seconds", "rollouts"} <= read_object(state).keys()
     if not isinstance(listed, list):  # of a version that kept no list, or nobody's checkpoint

@@ -28,7 +28,7 @@ from lightningrl.errors import RunFolderError, StoreError
 from lightningrl.origin import RunOrigin, flatten, is_own, read_run_file
 from lightningrl.private import create_private
 from lightningrl.store.places import find_store, has_store
-from lightningrl.training.belongings import FILES, list_made, remove_checkpoint, remove_made
+from lightningrl.training.belongings import FILES, list_checkpoints, list_made, remove_checkpoint, remove_made
 from lightningrl.training.task_digests import decode_digests, digest_tasks, encode_digests, explain_other_tasks
 from lightningrl.training.tasks import TaskSets
 
@@ -319,11 +319,11 @@ def default_run(root: Path, name: str) -> Path:
 def checkpoints(path: Path) -> list[Checkpoint]:
     """The complete checkpoints of a run folder, oldest first. While the run trains, old ones go."""
     found = []
-    for loop in sorted((path / "checkpoints").glob("step-*/loop.json")):
-        with contextlib.suppress(FileNotFoundError):
-            known = {"steps_with_signal": None, "position": None, **json.loads(loop.read_text(encoding="utf-8"))}
+    for folder in list_checkpoints(path):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            known = {"steps_with_signal": None, "position": None, **json.loads((folder / "loop.json").read_text(encoding="utf-8"))}
             state = LoopState(**{**known, "done_beyond": tuple(known.get("done_beyond", ()))})
-            found.append(Checkpoint(folder=loop.parent / "policies", state=state))
+            found.append(Checkpoint(folder=folder / "policies", state=state))
     return found
 
 
