@@ -1,5 +1,5 @@
-"""A newcomer's walk: an empty folder, their own data in a file and in numpy, a reward that sets an alarm, a client that caches. Each line
-is typed as they would type it, and what it prints is read."""
+"""A newcomer's walk: an empty folder, their own data in a file and in numpy, math-verify as the reward, LangChain with its cache on. Each
+line is typed as they would type it, and what it prints is read."""
 
 from __future__ import annotations
 
@@ -16,52 +16,42 @@ from warm import WarmCommand
 AGENT = """
 from openai import OpenAI
 
-ANSWERS = {}
-
 
 def answer(date):
     messages = [{"role": "user", "content": f"Write this date in words: {date}"}]
     reply = OpenAI().chat.completions.create(model="gpt-4o-mini", messages=messages)
-    return (reply.choices[0].message.content or "").strip()
+    return reply.choices[0].message.content.partition(" ")[0]
+"""
+CACHING_AGENT = """
+from langchain_core.caches import InMemoryCache
+from langchain_core.globals import set_llm_cache
+from langchain_openai import ChatOpenAI
+
+set_llm_cache(InMemoryCache())
+model = ChatOpenAI(model="gpt-4o-mini")
 
 
-def answer_from_cache(date):
-    if date not in ANSWERS:
-        ANSWERS[date] = answer(date)
-    return ANSWERS[date]
+def answer(date):
+    reply = model.invoke(f"Write this date in words: {date}")
+    return reply.text.partition(" ")[0]
 """
 REWARD = """
-import signal
-
-
-class TooSlow(Exception):
-    pass
-
-
-def give_up(number, frame):
-    raise TooSlow
+from math_verify import parse, verify
 
 
 def right(task, output, trajectory):
-    signal.signal(signal.SIGALRM, give_up)  # as math-verify does
-    signal.alarm(5)
-    try:
-        assert type(task.answer) in (str, list), type(task.answer)
-        words = task.answer if isinstance(task.answer, str) else task.answer[0]
-        return sum(word in output.split() for word in words.split()) / 3
-    finally:
-        signal.alarm(0)
+    return float(verify(parse(task.answer), parse(output)))
 """
 HELD_OUT = """
 import numpy as np
 
 DATES = np.array([[3, 4, 2007], [21, 11, 2012]])
-WORDS = np.array(["3 April 2007", "21 November 2012"])
+DAYS = np.array(["3", "21"])
 
 
 def load():
-    for number, (date, words) in enumerate(zip(DATES, WORDS)):
-        yield {"id": np.int64(number), "input": " / ".join(map(str, date)), "answer": np.array([words]), "metadata": {"year": date[2]}}
+    for number, (date, day) in enumerate(zip(DATES, DAYS)):
+        yield {"id": np.int64(number), "input": " / ".join(map(str, date)), "answer": day, "metadata": {"date": date, "year": date[2]}}
 
 
 def with_dates():
@@ -94,7 +84,7 @@ group_size = 4
 [validation]
 every = 1
 """
-ROWS = [{"prompt": f"{day} / 6 / 2011", "answer": f"{day} June 2011", "source": "calendar"} for day in range(1, 9)]
+ROWS = [{"prompt": f"{day} / 6 / 2011", "answer": str(day), "source": "calendar"} for day in range(1, 9)]
 Type: TypeAlias = Callable[..., str]
 
 
@@ -104,7 +94,13 @@ def folder(first_agent: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("newcomer")
     shutil.copytree(first_agent, folder / "first")
     (folder / "dates.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS), encoding="utf-8")
-    for name, text in {"agent.py": AGENT, "reward.py": REWARD, "held_out.py": HELD_OUT, "recipe.toml": RECIPE}.items():
+    for name, text in {
+        "agent.py": AGENT,
+        "caching.py": CACHING_AGENT,
+        "reward.py": REWARD,
+        "held_out.py": HELD_OUT,
+        "recipe.toml": RECIPE,
+    }.items():
         (folder / name).write_text(text.lstrip(), encoding="utf-8")
     return folder
 
@@ -134,25 +130,26 @@ def test_data_that_cannot_be_read_is_a_sentence_before_anything_starts(typed: Ty
         "value.astype(str)"
     )
     assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == sorted(
-        ["agent.py", "dates.jsonl", "first", "held_out.py", "recipe.toml", "reward.py"]
+        ["agent.py", "caching.py", "dates.jsonl", "first", "held_out.py", "recipe.toml", "reward.py"]
     ), "nothing was begun"
 
 
-def test_a_file_and_numpy_are_trained_on_with_a_reward_that_sets_an_alarm_and_the_list_says_what_came_out(typed: Type) -> None:
+def test_a_file_and_numpy_are_trained_on_with_math_verify_and_the_list_says_what_came_out(typed: Type) -> None:
     said = typed("lightningrl train recipe.toml --run runs/mine")
     assert "on 8 tasks, 2 held out; " in said and "rewards failed" not in said and "done: 1 step" in said, said
     listed = typed("lightningrl rollouts list --run runs/mine --limit 2").splitlines()
     assert re.split(r" +", listed[1].strip()) == ["rollout", "task", "mode", "outcome", "reward", "calls", "input", "answer", "output"]
-    for line, words in zip(sorted(listed[2:]), ("3 April 2007", "21 November 2012"), strict=True):
-        assert re.match(rf'v000001-000\d +\d +validation +succeeded +\d\.\d\d\d +1 +\d+ / \d+ / \d+ +\["{words}"\] +\S', line), line
+    for line, day in zip(sorted(listed[2:]), ("3", "21"), strict=True):
+        said = re.fullmatch(r"v000001-000\d +\d +validation +succeeded +(\d\.000) +1 +\d+ / \d+ / \d+ +(\d+) +(\S+) *", line)
+        assert said and said[2] == day and float(said[1]) == float(said[3] == day), line
     shown = typed("lightningrl rollouts show g000000-000 --run runs/mine")
     assert re.search(r"^task +train-\d · \d / 6 / 2011", shown, re.MULTILINE)
-    assert re.search(r"^answer +\d June 2011", shown, re.MULTILINE)
-    assert re.search(r"^reward +\d\.\d\d\d · right \d\.\d\d\d", shown, re.MULTILINE), shown
+    assert re.search(r"^answer +\d *$", shown, re.MULTILINE)
+    assert re.search(r"^reward +\d\.\d\d\d · right \d\.000 *$", shown, re.MULTILINE), shown
 
 
 def test_a_client_that_caches_is_named_by_what_it_is(typed: Type) -> None:
-    line = "lightningrl train recipe.toml --run runs/cached --set agent=agent.py:answer_from_cache --set validation.every=0"
+    line = "lightningrl train recipe.toml --run runs/cached --set agent=caching.py:answer --set validation.every=0"
     said = " ".join(typed(line, status=1).split())
     sentence = (
         "12 of 16 rollouts made no model call although others of their group did: the agent's client answers from a cache (LangChain's "

@@ -132,7 +132,7 @@ def _table(records: Sequence[RolloutRecord], folder: Path, width: int) -> Table:
         "output": [record.error or record.output for record in records],
     }
     beside = {name: [_line(value) for value in values] for name, values in cut.items() if values}
-    tasks = [printable(record.task.id) for record in records]
+    tasks = [printable(" ".join(record.task.id.split())) for record in records]
     room = width - sum(max(map(cell_len, (name, *cells))) + 1 for name, cells in whole.items())
     task_width = min(max(map(cell_len, ("task", *tasks))), max(LEAST, room // 3))
     room -= task_width + 1
