@@ -347,3 +347,7 @@ def test_exceptions_from_the_proxy_are_those_of_both_spellings() -> None:
     ):
         left = worker_environment("http://10.0.0.1:8600", given)
         assert left["NO_PROXY"] == left["no_proxy"] == "localhost,.corp,10.0.0.1"
+    for everything in ({"NO_PROXY": "*"}, {"NO_PROXY": "localhost", "no_proxy": "*"}):
+        assert worker_environment("http://10.0.0.1:8600", everything)["no_proxy"] == "*", (
+            "beside others it is no exception to curl and urllib"
+        )

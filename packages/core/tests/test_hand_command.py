@@ -245,6 +245,9 @@ def python(code: str) -> Any:
         ("[1, 2]", [1, 2]),
         ("42", "42"),
         ("[half", "[half"),
+        ('{"query": "a\\u2028b\\x85c"}', {"query": "a\u2028b\x85c"}),  # JavaScript's JSON has such line ends as they are
+        ("a\\x0cb", "a\x0cb"),
+        ("[" * 2000, "[" * 2000),
     ],
 )
 def test_the_last_line_is_the_output(printed: str, output: Any) -> None:

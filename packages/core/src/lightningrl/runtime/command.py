@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
@@ -82,7 +83,7 @@ def command_agent(
 
 def read_output(command: str, status: int | None, said: str, complaint: str) -> Any:
     """The answer of a program that has ended. Raises CommandFailed with the end of its stderr, of its stdout where that is blank."""
-    lines = [line for line in said.splitlines() if line.strip()]
+    lines = [line for line in re.split(r"[\r\n]", said) if line.strip()]  # U+2028 and its like may stand in a JSON text
     if status != 0 or not lines:
         what = f"ended with status {status}" if status != 0 else "said nothing on stdout; print the answer as its last line"
         raise CommandFailed(f"{command!r} {what}\n{(complaint.strip() or said.strip())[-LONGEST_TAIL:]}".strip())
@@ -91,7 +92,7 @@ def read_output(command: str, status: int | None, said: str, complaint: str) -> 
         return answer
     try:
         return json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         return answer
 
 

@@ -59,7 +59,7 @@ def worker_environment(
     given = {name: value for name, value in environment.items() if name not in left_out}
     host = urlsplit(server_url).hostname or ""
     exceptions = [place.strip() for name in ("NO_PROXY", "no_proxy") for place in environment.get(name, "").split(",")]
-    no_proxy = ",".join(dict.fromkeys(filter(None, [*exceptions, host])))
+    no_proxy = "*" if "*" in exceptions else ",".join(dict.fromkeys(filter(None, [*exceptions, host])))  # `*` counts alone (curl, urllib)
     return {**SINGLE_THREADED, **given, "NO_PROXY": no_proxy, "no_proxy": no_proxy, **gateway_environment(server_url, dialects)}
 
 
