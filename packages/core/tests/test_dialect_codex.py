@@ -87,6 +87,19 @@ async def test_functions_of_a_namespace_are_offered_as_functions_and_called_in_i
     ]
 
 
+async def test_functions_of_namespaces_are_allowed_by_their_names_in_them(gateway: LiveGateway) -> None:
+    def look(space: str) -> dict[str, Any]:
+        return {"type": "namespace", "name": space, "tools": [{"type": "function", "name": "look", "parameters": None}]}
+
+    named = [{"type": "function", "name": "look", "namespace": space} for space in ("a", "b")]
+    attempt = await gateway.attempt()
+    async with client_of(attempt) as client:
+        tools: Any = [look("a"), look("b"), {"type": "namespace", "name": "c", "tools": None}]
+        for mode, allowed in (("auto", named), ("required", named[1:])):
+            await ask(client, False, input="hi", tools=tools, tool_choice={"type": "allowed_tools", "mode": mode, "tools": allowed})
+    assert gateway.engine.tokenizer.decode(gateway.engine.requests[-1].prompt_ids).endswith('{"name": "b.look", "arguments":')
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_custom_tool_is_called_with_text(gateway: LiveGateway, stream: bool) -> None:
     gateway.engine.enqueue(call("exec", '{"input": "say(\\"hi\\")\\n"}'), "done")

@@ -180,7 +180,7 @@ def turn(call_id: str | None, result: str, *, name: str = "look", arguments: Any
     ]
 
 
-@pytest.mark.parametrize("call_id", ["call_0", "", None])
+@pytest.mark.parametrize("call_id", ["call_0", "", " ", "null", None])
 async def test_a_tool_call_id_may_come_back_once_its_call_has_its_result(gateway: LiveGateway, call_id: str | None) -> None:
     messages = [USER, *turn(call_id, "one"), *turn(call_id, "two"), *turn(call_id, "three")]
     text = await prompt(gateway, messages, tools=TOOLS["chat/completions"])
@@ -203,9 +203,10 @@ async def test_two_open_calls_of_one_id_are_refused_and_two_without_an_id_are_ta
     assert "the tool-call id 'c' is used by two calls" in await refused(gateway, {"messages": [USER, asked, asked_too, told]})
     again = [USER, *turn("c", "one"), *turn("c", "two"), told_too]
     assert "the tool call 'c' has two results" in await refused(gateway, {"messages": again})
-    (asked, told), (asked_too, told_too) = turn("", "one"), turn("", "two")
-    both = {**asked, "tool_calls": [*asked["tool_calls"], *asked_too["tool_calls"]]}
-    await answered(gateway, {"messages": [USER, both, told, told_too]})
+    for none in ("", "null"):  # the latter is what Mistral's SDK writes
+        (asked, told), (asked_too, told_too) = turn(none, "one"), turn(none, "two")
+        both = {**asked, "tool_calls": [*asked["tool_calls"], *asked_too["tool_calls"]]}
+        await answered(gateway, {"messages": [USER, both, told, told_too]})
 
 
 async def test_an_id_of_messages_may_come_back_as_well(gateway: LiveGateway) -> None:
@@ -218,7 +219,7 @@ async def test_an_id_of_messages_may_come_back_as_well(gateway: LiveGateway) -> 
     assert "two" in await prompt(gateway, [USER, *used("one"), *used("two")], "messages", tools=TOOLS["messages"])
 
 
-EMPTY: list[Any] = ["", " \n", "null", None, "{}", {}, [], "[]"]
+EMPTY: list[Any] = ["", " \n", "null", None, "{}", {}, [], "[]", '"null"', '" "']
 
 
 @pytest.mark.parametrize("arguments", EMPTY, ids=repr)
@@ -227,9 +228,10 @@ async def test_empty_arguments_are_an_empty_object(gateway: LiveGateway, argumen
     assert '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>' in text
 
 
-async def test_empty_arguments_of_a_responses_call_are_an_empty_object(gateway: LiveGateway) -> None:
-    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": ""}
-    items = [USER, call, {"type": "function_call_output", "call_id": "c", "output": "x"}]
+@pytest.mark.parametrize("arguments", ["", None, {}], ids=repr)
+async def test_empty_arguments_of_a_responses_call_are_an_empty_object(gateway: LiveGateway, arguments: Any) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": arguments}
+    items = [USER, call, {"type": "function_call_output", "call_id": "c", "output": None}]
     transition = await answered(gateway, {"input": items, "tools": TOOLS["responses"]}, "responses")
     assert '{"name": "look", "arguments": {}}' in gateway.engine.tokenizer.decode(transition.prompt_ids)
 
@@ -287,6 +289,12 @@ THOUGHTS: list[dict[str, Any]] = [
     {"reasoning": "because"},
     {"reasoning": "because", "reasoning_content": "because"},
     {"reasoning": "because", "reasoning_content": None},
+    {"reasoning": {"text": "because"}},
+    {"reasoning_content": [{"type": "text", "text": "because"}]},
+    {"reasoning_text": "because"},
+    {"thinking": "because"},
+    {"thinking_blocks": [{"type": "thinking", "thinking": "because", "signature": "s"}]},
+    {"content": [{"type": "reasoning_content", "reasoning_content": {"text": "because"}}, {"type": "text", "text": "x"}]},
     {"reasoning_details": [{"type": "reasoning.text", "text": "be"}, {"type": "reasoning.text", "text": "cause"}]},
     {"content": [{"type": "thinking", "thinking": "because", "signature": "s"}, {"type": "text", "text": "x"}]},
     {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "because"}]}, {"type": "text", "text": "x"}]},

@@ -272,6 +272,32 @@ async def test_named_items_outlive_a_restart_of_the_gateway(gateway: LiveGateway
     assert_prefix(await attempt.transitions())
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_an_item_that_the_previous_conversation_holds_stands_once(gateway: LiveGateway, is_restarted: bool) -> None:
+    gateway.engine.enqueue(f"<think>hm</think>Let me see.\n{CALLS}", "two", "three")
+    attempt = await gateway.attempt()
+    async with client_of(attempt) as client:
+        first = await ask(client, False, input=QUESTION, tools=TOOLS)
+        results = [{"type": "function_call_output", "call_id": call.call_id, "output": "42"} for call in first.output[2:]]
+        second = await ask(client, False, input=[*references(first), *results], previous_response_id=first.id, tools=TOOLS)
+    app = gateway.gateway
+    if is_restarted:
+        app = create_gateway(gateway.store, gateway.engines, {"policy": PolicyRenderer(gateway.engine.tokenizer)})
+    transport = httpx.ASGITransport(app=Starlette(routes=app.routes))
+    items: list[Any] = [*references(first), *references(second), {"role": "user", "content": "and?"}]
+    body = {"model": "m", "tools": TOOLS, "input": items, "previous_response_id": second.id}
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers={"x-api-key": attempt.key}) as http:
+        path = attempt.base_url.removeprefix(gateway.url) + "/responses"
+        again = {**body, "input": [second.output[0].model_dump(exclude_none=True), *items]}
+        refused = await http.post(path, json=again)
+        assert (refused.status_code, "holds already; leave it out" in refused.text) == (400, True)
+        assert (await http.post(path, json=body)).status_code == 200
+    transitions = await attempt.transitions()
+    assert_prefix(transitions)
+    text = prompt_of(gateway, transitions[-1])
+    assert (text.count("Let me see."), text.count("two")) == (1, 1)
+
+
 async def test_an_item_of_no_answer_is_told(gateway: LiveGateway) -> None:
     attempt, other = await gateway.attempt(), await gateway.attempt()
     async with client_of(other) as client:

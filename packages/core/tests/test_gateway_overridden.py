@@ -32,6 +32,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a+"}, "guided_regex is not supported"),
     ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs is not supported"),
     ({"regex": "a+"}, "regex is not supported"),
+    ({"nvext": {"guided_json": {"type": "object"}}}, "guided_json is not supported"),
+    ({"extra_body": {"guided_choice": ["a"]}}, "guided_choice is not supported"),
+    ({"sampling_params": {"min_tokens": 5, "temperature": 1}}, "min_tokens is not supported"),
     ({"min_tokens": 5}, "min_tokens is not supported"),
     ({"ignore_eos": True}, "ignore_eos is not supported"),
     ({"bad_words": ["x"]}, "bad_words is not supported"),
@@ -52,6 +55,9 @@ NOTHING: dict[str, Any] = {
     "stop_token_ids": [],
     "length_penalty": 1.0,
     "custom": None,
+    "nvext": {"guided_json": None, "min_tokens": 0},
+    "extra_body": {},
+    "sampling_params": None,
     "other": {},
     "user": "me",
 }
@@ -79,10 +85,11 @@ async def test_what_servers_of_open_models_take_is_honoured_or_refused_by_name(p
 async def test_a_field_that_nobody_reads_is_counted_by_its_name(path: str, tmp_path: Path) -> None:
     async with live_gateway(tmp_path) as live:
         attempt = await live.attempt()
-        for asked in (NOTHING, {"top_logits": 3}, {"top_logits": 4, "verbosity": "low"}):
+        for asked in (NOTHING, {"top_logits": 3}, {"top_logits": 4, "verbosity": "low"}, {"nvext": {"annotations": ["x"]}}):
             assert (await post(attempt, path, asked)).status_code == 200
         (status,) = live.engines.status()
-        assert {name: count for name, count in status.ignored.items() if name not in BODY} == {"top_logits": 2, "verbosity": 1}
+        counted = {name: count for name, count in status.ignored.items() if name not in BODY}
+        assert counted == {"top_logits": 2, "verbosity": 1, "nvext.annotations": 1}
         assert status.overridden == {}
 
 

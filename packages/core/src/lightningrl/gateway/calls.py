@@ -340,7 +340,10 @@ class PolicyCalls:
         def find(transition_id: str) -> Mapping[str, Any] | None:
             return attempt.conversations.answer(transition_id, self._read_said)
 
-        return replace(request, messages=await self._threads.run(referring.size, lambda: referring.read(find)), referring=None)
+        def holds(transition_id: str) -> bool:
+            return attempt.conversations.holds(request.previous, transition_id)
+
+        return replace(request, messages=await self._threads.run(referring.size, lambda: referring.read(find, holds)), referring=None)
 
     def _read_said(self, transition: Transition) -> Mapping[str, Any]:
         return _said(read_recorded(self._renderers[transition.policy], transition))
@@ -431,6 +434,7 @@ class PolicyCalls:
                         head=prompt.head,
                         added=(*call.request.messages[call.request.head or 0 :], _said(choice.completion)),
                         previous=call.request.previous,
+                        parent=prompt.parent_id or call.request.previous,
                     )
                 )
         return ()

@@ -31,6 +31,8 @@ class Conversation:
     added: tuple[Mapping[str, Any], ...] | None = None
     """The call's new messages and its answer; None = this process was not there."""
     previous: str | None = None
+    parent: str | None = None
+    """The answer that its messages go on from, by its id or by saying them again."""
     kept: Transition | None = None
     """What the store has of it, where this process was not there."""
 
@@ -62,6 +64,13 @@ class Conversations:
             return None
         return read(found.kept) if found.kept is not None else (found.added or (None,))[-1]
 
+    def holds(self, last: str | None, transition_id: str) -> bool:
+        """Whether the conversation that the answer `last` ends has this one's."""
+        while last is not None and last != transition_id:
+            step = self._by_id.get(last)
+            last = step.parent if step is not None else None
+        return last is not None
+
     def messages(self, conversation: Conversation) -> tuple[Mapping[str, Any], ...]:
         """The whole conversation without its instructions. Raises Refusal where the process that heard it is gone."""
         parts: list[tuple[Mapping[str, Any], ...]] = []
@@ -87,7 +96,7 @@ class Conversations:
             if head:
                 kept = call.transition
                 past = PastCall(kept.id, kept.prompt_ids, kept.completion_ids, tools)
-                self.add(Conversation(call=past, digest=answer, head=head[0], kept=kept))
+                self.add(Conversation(call=past, digest=answer, head=head[0], parent=kept.parent_id, kept=kept))
 
 
 def digest_head(messages: Sequence[Mapping[str, Any]]) -> bytes:

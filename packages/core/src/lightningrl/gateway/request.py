@@ -18,6 +18,7 @@ __all__ = [
     "Extras",
     "FindAnswer",
     "ForcedCall",
+    "HoldsAnswer",
     "Referring",
 ]
 
@@ -42,6 +43,8 @@ class ContextEdit:
 
 FindAnswer = Callable[[str], Mapping[str, Any] | None]
 """From the id of a transition to the message that it answered; None where the attempt has none."""
+HoldsAnswer = Callable[[str], bool]
+"""Whether the conversation that a call goes on from by an id has the answer of this transition already."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +53,7 @@ class Referring:
 
     size: int
     """Characters of the others, at most."""
-    read: Callable[[FindAnswer], tuple[Mapping[str, Any], ...]]
+    read: Callable[[FindAnswer, HoldsAnswer], tuple[Mapping[str, Any], ...]]
     """All messages, normalised. Raises Refusal where one names what there is not."""
 
 

@@ -71,9 +71,12 @@ class _Message(msgspec.Struct):
     name: str | None = None
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = None
+    reasoning_content: Any = None
     reasoning: Any = None
+    reasoning_text: Any = None
+    thinking: Any = None
     reasoning_details: Any = None
+    thinking_blocks: Any = None
     refusal: str | None = None
     function_call: Any = None
     audio: Any = None
@@ -191,23 +194,23 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
         if not is_nothing(message.function_call):
             raise Refusal(f"messages[{index}].function_call is not supported; use tool_calls", param=f"messages[{index}].function_call")
     elif role == "tool":
-        if message.tool_call_id:
-            plain["tool_call_id"] = message.tool_call_id
+        if call_id := _call_id(message.tool_call_id):
+            plain["tool_call_id"] = call_id
         if message.name is not None:
             plain["name"] = message.name
     return plain
 
 
 def _reasoning(message: _Message) -> str:
-    """Its text, under the name that vLLM's and DeepSeek's clients, OpenRouter's, or those of several providers give it, or among the
+    """Its text, under the name that vLLM's and DeepSeek's clients, OpenRouter's, Copilot's, Ollama's or LiteLLM's give it, or among the
     content's parts."""
     parts = [part for part in message.content if _is_thought(part)] if isinstance(message.content, list) else []
-    told = (message.reasoning_content, message.reasoning, _text_of(message.reasoning_details), _text_of(parts))
-    return next((text for text in told if text and isinstance(text, str)), "")
+    plain = (message.reasoning_content, message.reasoning, message.reasoning_text, message.thinking)
+    return next(filter(None, map(_text_of, (*plain, message.reasoning_details, message.thinking_blocks, parts))), "")
 
 
 def _is_thought(part: dict[str, Any] | str) -> bool:
-    return isinstance(part, dict) and part.get("type") in ("thinking", "reasoning", "redacted_thinking")
+    return isinstance(part, dict) and part.get("type") in ("thinking", "reasoning", "reasoning_content", "redacted_thinking")
 
 
 def _text_of(value: Any) -> str:
@@ -215,7 +218,14 @@ def _text_of(value: Any) -> str:
     if isinstance(value, list):
         return "".join(map(_text_of, value))
     if isinstance(value, dict):
-        return next((text for key in ("text", "thinking", "reasoning", "summary") if (text := _text_of(value.get(key)))), "")
+        return next(
+            (
+                text
+                for key in ("text", "thinking", "reasoning", "reasoning_content", "content", "summary")
+                if (text := _text_of(value.get(key)))
+            ),
+            "",
+        )
     return value if isinstance(value, str) else ""
 
 
@@ -225,7 +235,12 @@ def _tool_call(call: _ToolCall, index: int) -> dict[str, Any]:
             f"messages[{index}] has a tool call of type {call.type!r}; only functions are supported", param=f"messages[{index}].tool_calls"
         )
     value = read_arguments(call.function.arguments, f"messages[{index}]")
-    return {"id": call.id or None, "type": "function", "function": {"name": call.function.name, "arguments": value}}
+    return {"id": _call_id(call.id), "type": "function", "function": {"name": call.function.name, "arguments": value}}
+
+
+def _call_id(call_id: str | None) -> str | None:
+    """None for an id that is none, in any spelling; Mistral's SDK writes "null"."""
+    return None if call_id is None or call_id.strip() in ("", "null") else call_id
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def read_arguments(arguments: Any, where: str) -> Any:
     """A tool call's arguments as a value; empty ones in any spelling are an empty object, text that is no JSON stays text."""
     try:
         value = parse_arguments(arguments.strip()) if isinstance(arguments, str) else arguments
-        if value is None or value in ("", []):
+        if value is None or value == [] or (isinstance(value, str) and value.strip() in ("", "null")):
             return {}
         if not is_deeper(value, MAX_DEPTH):
             return value

@@ -5,6 +5,7 @@ sampling that is the run's (`min_p`, `repetition_penalty`)        ─► counted
 `stop_token_ids`                                                  ─► honoured
 what would change prompt or answer (`guided_json`, `min_tokens`)  ─► refused by name
 anything else                                                     ─► counted as ignored
+the same within `extra_body`, `nvext`, `sampling_params`          ─► as if it stood beside them
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _ONE_BY_ONE = "each answer is sampled by itself; leave it out"
 _AS_SAMPLED = "the recorded logprobs would not be the ones sampled from; leave it out"
 _REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("guided_json", "guided_choice", "guided_regex", "guided_grammar", "structured_outputs"), _CONSTRAINED),
-    **dict.fromkeys(("structural_tag", "json_schema", "regex", "ebnf", "grammar"), _CONSTRAINED),
+    **dict.fromkeys(("guided_decoding", "structural_tag", "json_schema", "regex", "ebnf", "grammar"), _CONSTRAINED),
     **dict.fromkeys(("min_tokens", "min_new_tokens", "ignore_eos"), _ITS_OWN_END),
     **dict.fromkeys(("bad_words", "allowed_token_ids", "banned_tokens", "logits_processors", "custom_logit_processor"), _AS_SAMPLED),
     **dict.fromkeys(("chat_template", "documents", "continue_final_message", "echo", "truncate_prompt_tokens"), _ITS_PROMPT),
@@ -46,6 +47,8 @@ _NO_MATTER = frozenset(
     }
 )
 """Fields that say nothing of prompt or answer."""
+_WRAPPERS = ("extra_body", "nvext", "sampling_params")
+"""Objects in which some clients and servers have these fields, one level deep."""
 _MOST_STOPS = 64
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -57,6 +60,7 @@ def read_extras(data: bytes, known: type[msgspec.Struct], *, form: str) -> Extra
     fields = {name: msgspec.json.decode(raw[name]) for name in sorted(raw.keys() - _fields(known) - _NO_MATTER)}
     if not fields:
         return Extras()
+    fields = _unwrapped(fields)
     kwargs = fields.pop("chat_template_kwargs", None) or {}
     if not isinstance(kwargs, dict):
         raise Refusal("chat_template_kwargs is no object; give names with values", param="chat_template_kwargs")
@@ -72,6 +76,19 @@ def read_extras(data: bytes, known: type[msgspec.Struct], *, form: str) -> Extra
         asked={name: value for name, value in asked.items() if value > 0 or name.endswith("penalty")},
         ignored=tuple(asking),
     )
+
+
+def _unwrapped(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields with those of wrappers beside them, where they mean something here; others are named by their place."""
+    meaning = {*_REFUSED, *_NEUTRAL, "chat_template_kwargs", "enable_thinking", "stop_token_ids"}
+    outer = {name: value for name, value in fields.items() if name not in _WRAPPERS or not isinstance(value, dict)}
+    inner = {
+        key if key in meaning else f"{name}.{key}": value
+        for name in fields.keys() - outer.keys()
+        for key, value in fields[name].items()
+        if key not in _NO_MATTER
+    }
+    return {**inner, **outer}
 
 
 def _asks_nothing(name: str, value: Any) -> bool:

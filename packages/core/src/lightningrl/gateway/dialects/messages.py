@@ -213,7 +213,7 @@ def _tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
     if isinstance(content, list) and not all(isinstance(part, dict | str) for part in content):
         raise Refusal(f"{where} has a content that is neither text nor blocks", param=where)
     text = join_text(content, where)
-    if block.get("is_error") is True and not text.lower().startswith("error"):
+    if _is_failed(block) and not text.lower().startswith("error"):
         text = f"Error: {text}" if text else "Error"  # the other dialects have no flag either: the policy reads it
     return {"role": "tool", "content": text, "tool_call_id": _string(block, "tool_use_id", where)}
 
@@ -224,8 +224,12 @@ def _failed_tools(messages: Sequence[_Message]) -> dict[str, str]:
     return {
         _string(block, "tool_use_id", "messages"): join_text(block.get("content"), "messages")
         for block in blocks
-        if isinstance(block, dict) and block.get("type") == "tool_result" and block.get("is_error") is True
+        if isinstance(block, dict) and block.get("type") == "tool_result" and _is_failed(block)
     }
+
+
+def _is_failed(block: dict[str, Any]) -> bool:
+    return block.get("is_error") in (True, 1)
 
 
 def _string(block: dict[str, Any], key: str, where: str) -> str:

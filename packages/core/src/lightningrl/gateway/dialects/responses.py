@@ -40,7 +40,7 @@ from lightningrl.gateway.dialects.context_edits import read_compaction
 from lightningrl.gateway.dialects.extras import read_extras
 from lightningrl.gateway.dialects.responses_tools import OfferedTools, read_offered
 from lightningrl.gateway.errors import Refusal
-from lightningrl.gateway.request import CallRequest, FindAnswer, Referring
+from lightningrl.gateway.request import CallRequest, FindAnswer, HoldsAnswer, Referring
 
 __all__ = ["ResponsesRequest", "parse_responses_request"]
 
@@ -110,14 +110,14 @@ def parse_responses_request(data: bytes, *, drops_hosted: bool = False) -> Respo
     offered = read_offered(body.tools, items, drops_hosted=drops_hosted)
     previous = body.previous_response_id
 
-    def read(find: FindAnswer) -> tuple[Mapping[str, Any], ...]:
-        return (*head, *_read_items(items, find, offered, goes_on=previous is not None))
+    def read(find: FindAnswer, holds: HoldsAnswer) -> tuple[Mapping[str, Any], ...]:
+        return (*head, *_read_items(items, find, holds, offered, goes_on=previous is not None))
 
-    is_referring = any(_is_reference(item) for item in items)
+    is_referring = any(_is_reference(item) or (previous and _answer_of(item)) for item in items)
     choice = read_choice(_plain_choice(body.tool_choice, offered), offered.functions)
     call = CallRequest(
         model=body.model,
-        messages=() if is_referring else read(lambda _: None),
+        messages=() if is_referring else read(lambda _: None, lambda _: False),
         referring=Referring(size=len(data), read=read) if is_referring else None,
         tools=offered.functions,
         left_out=offered.left_out,
@@ -146,11 +146,21 @@ def _refuse_unsupported(body: _Body) -> None:
         raise Refusal(f"truncation is {body.truncation!r}; it may be 'auto' or 'disabled'", param="truncation")
 
 
-def _read_items(items: Sequence[dict[str, Any]], find: FindAnswer, tools: OfferedTools, *, goes_on: bool) -> list[dict[str, Any]]:
-    """The messages that the items are put together into."""
+def _read_items(
+    items: Sequence[dict[str, Any]], find: FindAnswer, holds: HoldsAnswer, tools: OfferedTools, *, goes_on: bool
+) -> list[dict[str, Any]]:
+    """The messages that the items are put together into, without references to what stands in the conversation already."""
     conversation = _Conversation(tools)
     for index, item in enumerate(items):
         where = f"input[{index}]"
+        answer = _answer_of(item)
+        if answer is not None and holds(answer):
+            if _is_reference(item):
+                continue
+            raise Refusal(
+                f"{where} is the item {item['id']!r}, which the conversation of previous_response_id holds already; leave it out",
+                param=where,
+            )
         conversation.take(_referred(item, find, where) if _is_reference(item) else item, where)
     if not conversation.messages:
         raise Refusal("the request has no input; send a text or at least one item", param="input")
@@ -231,7 +241,7 @@ class _Conversation:
         name, call_id = _string(item, "name", where), _string(item, "call_id", where)
         is_custom = item["type"] == "custom_tool_call"
         asked = item.get("input" if is_custom else "arguments")
-        if not isinstance(asked, str):
+        if not isinstance(asked, str) and (is_custom or not isinstance(asked, Mapping | None)):
             needs = "no input; a custom_tool_call has it as text" if is_custom else "no arguments; a function_call has them as JSON text"
             raise Refusal(f"{where} has {needs}", param=where)
         message = self._assistant(item, starts=False)
@@ -241,7 +251,7 @@ class _Conversation:
 
     def _output(self, item: dict[str, Any], where: str) -> None:
         output = item.get("output")
-        if not isinstance(output, str | list):
+        if "output" not in item or not isinstance(output, str | list | None):
             raise Refusal(f"{where} has no output; a function_call_output has it as text or text parts", param=where)
         text = join_text(_parts(output, where), where)
         self.messages.append({"role": "tool", "content": text, "tool_call_id": _string(item, "call_id", where)})
@@ -304,7 +314,9 @@ def _string(item: dict[str, Any], key: str, where: str) -> str:
 
 
 def _plain_choice(choice: Any, tools: OfferedTools) -> Any:
-    """A choice of a custom tool or of one in a namespace by the name that the policy knows."""
+    """A choice of a custom tool or of one in a namespace, or among some, by the names that the policy knows."""
+    if isinstance(choice, dict) and isinstance(listed := choice.get("tools"), list):
+        return {**choice, "tools": [_plain_choice(tool, tools) for tool in listed]}
     if not isinstance(choice, dict) or choice.get("type") not in ("function", "custom") or not isinstance(choice.get("name"), str):
         return choice
     return {"type": "function", "name": tools.name_of(choice["name"], choice.get("namespace"))}

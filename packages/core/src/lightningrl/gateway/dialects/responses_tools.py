@@ -96,7 +96,7 @@ def _flatten(tool: Mapping[str, Any], where: str, namespace: str | None) -> Iter
     if tool.get("type") != "namespace":
         yield where, _Entry(tool, namespace)
         return
-    name, inner = tool.get("name"), tool.get("tools")
+    name, inner = tool.get("name"), tool.get("tools") or []
     if (
         namespace is not None
         or not isinstance(name, str)
