@@ -9,6 +9,7 @@ Nobody measured such a tool: its duration is 0, and its status is `unknown` unle
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ class _AskedTool:
 
     request: ToolRequest
     asker: Transition
+    before: bytes = b""
+    """Digest of the last message that the answer was given to; empty where it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,11 +101,12 @@ class AskedTools:
         self._ours: set[str] = set()
         """All ids that the attempt's answers gave."""
 
-    def add(self, asker: Transition, requests: Sequence[ToolRequest]) -> None:
-        """An answer of this process, and what it asks for."""
+    def add(self, asker: Transition, requests: Sequence[ToolRequest], messages: Sequence[Mapping[str, Any]] = ()) -> None:
+        """An answer of this process, what it asks for, and the messages that it was given to."""
+        before = _digest(messages[-1]) if requests and messages else b""
         for request in requests:
             self._ours.add(request.id)
-            self._waiting[request.id] = _AskedTool(request, asker)
+            self._waiting[request.id] = _AskedTool(request, asker, before)
 
     def restore(self, calls: Iterable[CallRecord]) -> None:
         """Take over what the store kept, as after a restart of the server."""
@@ -155,11 +159,15 @@ class AskedTools:
         waiting = {
             call_id: asked for call_id, asked in self._waiting.items() if call_id not in results and parent_id in (None, asked.asker.id)
         }
+        # Another conversation of the attempt may ask for the same, and an example in the prompt may show it.
+        before = _digest(messages[last - 1]) if last else b""
         joined: dict[str, Mapping[str, Any]] = {}
         following = [message for message in messages[last + 1 :] if message.get("tool_call_id") not in self._ours]
         for message, (name, arguments) in _answered(messages[last]["tool_calls"], following):
             named = [call_id for call_id, asked in waiting.items() if asked.request.name == name]
             alike = [call_id for call_id in named if canonical(waiting[call_id].request.arguments) == arguments]
+            if parent_id is None:
+                alike = [call_id for call_id in alike if waiting[call_id].before in (b"", before)]
             if alike or (parent_id is not None and named):
                 call_id = (alike or named)[0]
                 del waiting[call_id]
@@ -173,6 +181,11 @@ class AskedTools:
         renderer = self._renderers.get(kept.policy)
         if renderer is not None:
             self.add(kept, read_recorded(renderer, kept).tool_calls[: len(kept.tool_call_ids)])
+
+
+def _digest(message: Mapping[str, Any]) -> bytes:
+    """Role and text: ids differ where a client has its own."""
+    return hashlib.blake2b(f"{message['role']}\n{message.get('content') or ''}".strip().encode(), digest_size=16).digest()
 
 
 def _answered(

@@ -422,7 +422,7 @@ class PolicyCalls:
             self._watch.answered(call.policy, duration, len(prompt.ids), sum(len(choice.completion.token_ids) for choice in choices))
         for choice, record in zip(choices, records, strict=True):
             call.attempt.known.add(choice.id)
-            call.attempt.asked.add(record.transition, choice.completion.tool_calls)
+            call.attempt.asked.add(record.transition, choice.completion.tool_calls, call.request.messages)
             answer = extend_digest(prompt.digest, choice.completion.as_message(with_ids=call.request.has_call_ids))
             past = PastCall(choice.id, prompt.array, as_ids(choice.completion.token_ids), prompt.tools)
             call.attempt.history.add(past, prompt.digest, answer)
