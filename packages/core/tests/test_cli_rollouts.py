@@ -91,6 +91,17 @@ def test_a_long_task_id_leaves_the_rollouts_ids_and_rewards_whole(tmp_path: Path
     assert "…" not in said
 
 
+def test_a_task_id_with_line_breaks_stays_on_its_line(tmp_path: Path) -> None:
+    async def fill() -> None:
+        store = await SqlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}")
+        await store.create_rollouts([RolloutSpec(id="r0", task=Task(id="a\r\n b", input="q"), group_id="g")])
+        await store.close()
+
+    asyncio.run(fill())
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    assert ask("list", "--run", str(tmp_path)).splitlines()[-1].split()[:3] == ["r0", "a", "b"]
+
+
 @pytest.fixture
 def answered(tmp_path: Path) -> Path:
     """Three rollouts of a task: one that is right at its second try, one that writes what a terminal obeys, one that runs."""
