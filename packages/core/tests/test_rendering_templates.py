@@ -34,6 +34,17 @@ STRICT = """
 """
 
 
+FORGETFUL = """
+{%- if messages[0].role == 'system' %}{%- set head = messages[0].content %}{%- set turns = messages[1:] %}
+{%- else %}{%- set turns = messages %}{%- endif %}
+{%- for message in turns %}
+    {%- if message.role == 'user' %}{{- '[INST] ' + (head + ' ' if loop.first and head is defined else '') + message.content + ' [/INST]' }}
+    {%- elif message.role == 'assistant' %}{{- message.content + '<|im_end|>' }}{%- endif %}
+{%- endfor %}
+"""
+"""Llama 2's kind: a role that it does not know is passed over."""
+
+
 def text(renderer: PolicyRenderer, messages: list[Any]) -> str:
     return renderer.decode(renderer.render(messages, None))
 
@@ -92,6 +103,18 @@ def test_a_renderer_that_there_is_not_is_refused_with_those_that_there_are(name:
 def test_a_renderer_that_does_not_fit_is_refused_with_those_that_do(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"renderer {name!r} does not fit the tokenizer of policy 'p': .*; those that fit are .*qwen3"):
         PolicyRenderer(tiny_tokenizer(), name, name="p")
+
+
+def test_a_system_message_that_a_template_passes_over_is_the_users() -> None:
+    renderer = PolicyRenderer(tiny_tokenizer(chat_template=FORGETFUL))
+    system: Any = {"role": "system", "content": "now be brief"}
+    assert text(renderer, [system]) == "[INST] now be brief [/INST]"
+    assert text(renderer, [system, USER]) == "[INST] now be brief hi [/INST]"
+    past = [USER, said("x")]
+    whole = text(renderer, [*past, system, USER])
+    assert whole == "[INST] hi [/INST]x<|im_end|>[INST] now be brief\n\nhi [/INST]"
+    suffix = renderer.bridge(renderer.render([USER], None), renderer.tokenizer.encode("x", add_special_tokens=False), [system, USER], None)
+    assert suffix is not None and whole.endswith(renderer.decode(suffix))
 
 
 @pytest.mark.parametrize(

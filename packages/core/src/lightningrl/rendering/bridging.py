@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from lightningrl.rendering.templates import joined_turns
+from lightningrl.rendering.templates import joined_turns, late_systems
 
 __all__ = ["TemplateBridge"]
 
@@ -58,9 +58,11 @@ class TemplateBridge:
     def _text(self, messages: list[Mapping[str, Any]], *, prompt: bool = True) -> str | None:
         for turns in chain([messages], joined_turns(messages)):
             try:
-                return str(self._tokenizer.apply_chat_template(turns, add_generation_prompt=prompt, tokenize=False))
+                text = str(self._tokenizer.apply_chat_template(turns, add_generation_prompt=prompt, tokenize=False))
             except Exception:  # noqa: BLE001, S112  (templates raise what they like; a refusal means: render in full and count a break)
                 continue
+            if all(said in text for said in late_systems(turns)):
+                return text
         return None
 
     def _encode(self, text: str) -> list[int]:

@@ -25,7 +25,15 @@ import msgspec
 from lightningrl.errors import ConfigError, ContextOverflow
 from lightningrl.recent import Recent
 from lightningrl.rendering.bridging import TemplateBridge
-from lightningrl.rendering.templates import GIVEN, check_template_kwargs, joined_turns, no_tools, template_parsers, template_variables
+from lightningrl.rendering.templates import (
+    GIVEN,
+    check_template_kwargs,
+    joined_turns,
+    late_systems,
+    no_tools,
+    template_parsers,
+    template_variables,
+)
 from lightningrl.rendering.tokenizer import QuickTokenizer, load_tokenizer
 
 __all__ = ["PROMPT_TAIL", "ParsedCompletion", "PolicyRenderer", "check_renderer", "refuse_images"]
@@ -161,6 +169,7 @@ class PolicyRenderer:
         for turns in chain([list(messages)], joined_turns(messages)):
             try:
                 ids = tuple(self._renderer.render_ids(turns, tools=list(tools) if tools else None, add_generation_prompt=True))
+                self._check_systems(turns)
             except ContextOverflow:
                 raise
             except Exception as error:  # noqa: BLE001  (a template is user code: whatever it raises is about these messages)
@@ -173,6 +182,14 @@ class PolicyRenderer:
                 )
             return ids
         raise ValueError(f"the chat template of {self.name!r} cannot render these messages: {wrong}; {_remedy(messages)}") from wrong
+
+    def _check_systems(self, turns: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ValueError where the policy's own template passes over a system message in silence."""
+        said = late_systems(turns)
+        if said and self.is_default:
+            text = str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+            if not all(one in text for one in said):
+                raise ValueError("it leaves out a system message")
 
     def bridge(
         self,

@@ -21,6 +21,7 @@ __all__ = [
     "added_tokens",
     "check_template_kwargs",
     "joined_turns",
+    "late_systems",
     "no_tools",
     "read_template",
     "template_parsers",
@@ -110,6 +111,12 @@ def template_parsers(template: str, added: Collection[str]) -> dict[str, str]:
 def no_tools(policy: str) -> str:
     """The sentence of a policy whose tool calls nobody can read."""
     return f"policy {policy!r} has no tool-call markup that we can read, so it cannot be offered tools"
+
+
+def late_systems(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Texts of system messages that a template may pass over in silence: later ones, and those of a conversation that has no others."""
+    roles = {message["role"] for message in messages}
+    return [m["content"].strip() for place, m in enumerate(messages) if m["role"] == "system" and (place or roles == {"system"})]
 
 
 def joined_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
