@@ -188,6 +188,10 @@ def test_what_can_be_refused_is_refused_before_anything_has_run(project: Path, t
     with pytest.raises(lightningrl.LightningError, match="has no result of these tasks; evaluate both on the same"):
         run.evaluate(against=str(earlier.path), out=tmp_path / "b.json")
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists(), "no rollout was run"
+    (tmp_path / "c").symlink_to(tmp_path / "gone")
+    for out, why in ((other / "c.json", "Not a directory|File exists"), (tmp_path / "c.json", "File exists")):
+        with pytest.raises(lightningrl.LightningError, match=rf"cannot be written: ({why}); give another"):
+            run.evaluate(out=out)
 
 
 def test_a_provider_that_is_not_there_is_said_with_its_address_and_the_reason(project: Path, tmp_path: Path, warm: WarmCommand) -> None:

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -285,6 +285,16 @@ def test_templates_leave_a_folder_that_is_in_use(make: object, tree: Tree) -> No
             with pytest.raises(ConfigError, match="is in use; name another one"):
                 make(Path(scratch))
         assert look(planted) == planted
+
+
+@pytest.mark.parametrize("make", [new_agent, lambda folder: new_package("reward", "mine", folder)])
+def test_templates_say_of_a_folder_that_cannot_be_written_why(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for where, why in (("file/x", "Not a directory"), ("link", "File exists")):
+        with pytest.raises(ConfigError, match=f"cannot be written: {why}; name another one"):
+            make(tmp_path / where)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "link"]
 
 
 async def test_a_database_of_another_program_keeps_its_bytes(tmp_path: Path) -> None:

@@ -41,12 +41,18 @@ def new_agent(folder: Path | str) -> Path:
 
 
 def _copy(template: Path, target: Path, words: dict[str, str]) -> Path:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"folder {str(target)!r} is in use; name another one")
-    for source in sorted(template.rglob("*.template")):
-        file = target / fill(str(source.relative_to(template)).removesuffix(".template"), words)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(fill(source.read_text(encoding="utf-8"), words), encoding="utf-8")
+    files = {
+        target / fill(str(source.relative_to(template)).removesuffix(".template"), words): fill(source.read_text(encoding="utf-8"), words)
+        for source in sorted(template.rglob("*.template"))
+    }
+    try:
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise ConfigError(f"folder {str(target)!r} is in use; name another one")
+        for file, text in files.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"folder {str(target)!r} cannot be written: {error.strerror}; name another one") from error
     return target
 
 

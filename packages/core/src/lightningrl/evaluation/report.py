@@ -96,7 +96,10 @@ def _place(policy: str, out: Path | None) -> Path:
         raise ConfigError(f"--out {str(path)!r} is no .json file; results are JSON, and rollouts go into a folder beside them")
     if path.exists() or path.with_suffix("").exists():
         raise RunFolderError(f"{str(path)!r} or the folder of its rollouts is there already; give another --out")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"folder {str(path.parent)!r} cannot be written: {error.strerror}; give another --out") from error
     return path
 
 

@@ -36,7 +36,7 @@ IN_THREAD: Final = (
 )
 _OF_THREAD: Final = re.compile(
     r"main thread|(same|different|another|other|wrong|that|current) (OS )?thread|in (a )?thread\b|different (event )?loop"
-    r"|_thread\._local|LookupError: <ContextVar|thread[- ]local|not thread-?safe",
+    r"|_thread\._local|LookupError: <ContextVar|thread[- ]local|no[tn][- ]thread-?safe",
     re.IGNORECASE,
 )
 """Signals, SQLite, event loops, GUIs, greenlets (Playwright's sync API), and values that were set in the main thread alone."""

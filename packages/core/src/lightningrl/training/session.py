@@ -285,11 +285,14 @@ async def serve_recipe(
 def make_place(folder: Path, parts: Parts) -> str:
     """A folder for rollouts and logs, new, empty or made as one before; returns its store's URL. Raises RunFolderError."""
     mark = {"models": dict(parts.models)}
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if any(folder.iterdir()) and read_run_file(folder).keys() != mark.keys():
-        raise RunFolderError(f"folder {str(folder)!r} holds what is none of ours; move it away")
-    with create_private(folder / "run.json") as file:
-        file.write(json.dumps(mark).encode())
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(folder.iterdir()) and read_run_file(folder).keys() != mark.keys():
+            raise RunFolderError(f"folder {str(folder)!r} holds what is none of ours; move it away")
+        with create_private(folder / "run.json") as file:
+            file.write(json.dumps(mark).encode())
+    except OSError as error:
+        raise RunFolderError(f"folder {str(folder)!r} cannot be written: {error.strerror}; give another one") from error
     return f"sqlite:///{folder.absolute() / 'store.sqlite'}"
 
 
