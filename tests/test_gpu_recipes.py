@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from lightningrl.config import Recipe, check_options, load_recipe, parse_setting
+from lightningrl.errors import RunFolderError
 from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
 from lightningrl.training.agent_check import check_agent_file
@@ -261,3 +262,10 @@ def test_checkpoints_may_lie_behind_a_link_to_shared_storage(tmp_path: Path) -> 
     folder.commit_checkpoint(scratch, LoopState(step=3, seconds=1.0, rollouts=8), keep=2)
     folder.close()
     assert (tmp_path / "shared" / "step-000003" / "loop.json").is_file()
+    (tmp_path / "other").mkdir()
+    link = tmp_path / "other" / "checkpoints"
+    link.symlink_to(tmp_path / "shared")
+    with pytest.raises(RunFolderError, match="holds 'checkpoints' and no run"):  # they are another run's
+        RunFolder.create(link.parent, Recipe.model_validate(BASE), "recipe.toml", {}, models={"policy": "m"})
+    RunFolder.create(tmp_path / "run", Recipe.model_validate(BASE), "recipe.toml", {}, models={"policy": "m"}, overwrite=True).close()
+    assert (tmp_path / "run" / "checkpoints").is_symlink() and list((tmp_path / "shared").iterdir()) == []

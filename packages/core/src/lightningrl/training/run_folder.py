@@ -353,9 +353,13 @@ def find_checkpoint(path: Path, which: str | int | None = None) -> Checkpoint:
 
 
 def _check_free(path: Path, *, overwrite: bool) -> None:
-    """Raise RunFolderError where a folder has anything but a run of ours, or one that began and is not to be written over."""
+    """Raise RunFolderError where a folder has anything but a run of ours, or one that began and is not to be written over. A link
+    to an empty place for checkpoints, on storage that nodes share, may be there already."""
     try:
         names = sorted(file.name for file in path.iterdir())
+        link = path / "checkpoints"
+        if names == [link.name] and link.is_symlink() and link.is_dir() and not any(link.iterdir()):
+            return
     except FileNotFoundError:
         return
     except OSError as error:
