@@ -164,8 +164,9 @@ def test_words_that_local_servers_are_given_for_a_key_stay_in_what_is_said() -> 
     assert Mask(["EMPTY", "none", None, ""]).json({"said": ["none", "EMPTY"]}) == {"said": ["none", "EMPTY"]}
 
 
-def test_an_error_of_an_agent_or_of_a_reward_says_no_key_of_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SEARCH_API_KEY", KEY)
+@pytest.mark.parametrize("variable", ["SEARCH_API_KEY", "SEARCH_API_KEY_2", "search_token2", "GITHUB_PAT"])
+def test_an_error_of_an_agent_or_of_a_reward_says_no_key_of_its_environment(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, KEY)
     rollout = ActiveRollout(rollout_id="r", attempt=1, base_path="/rollouts/r/attempts/1/v1", key="the-attempts-own-key")
     error = ValueError(f"Illegal header value b'Bearer {KEY}\\n' and b'Bearer the-attempts-own-key'")
     for text in (report_exception(error, rollout, duration_s=1.0).error, describe_raised(error)):

@@ -18,7 +18,7 @@ __all__ = ["Mask", "MaskedBytes"]
 MASKED: Final = "***"
 SHORTEST: Final = 6
 """Characters of a key that is looked for in texts: `none` and `EMPTY`, which local servers are given, are words."""
-_SECRET_VARIABLE: Final = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)", re.IGNORECASE)
+_SECRET_VARIABLE: Final = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|_PAT)(_?\d+)?", re.IGNORECASE)
 
 
 class Mask:
@@ -37,7 +37,7 @@ class Mask:
 
     @classmethod
     def of_variables(cls, environment: Mapping[str, str], *more: str) -> Mask:
-        """The values of environment variables whose names end in KEY, TOKEN, SECRET or PASSWORD, and `more`."""
+        """The values of environment variables whose names end in KEY, TOKEN, SECRET, PASSWORD or _PAT, numbered or not, and `more`."""
         return cls([*(value for name, value in environment.items() if _SECRET_VARIABLE.fullmatch(name)), *more])
 
     def text(self, text: str) -> str:
