@@ -236,6 +236,14 @@ async def test_empty_arguments_of_a_responses_call_are_an_empty_object(gateway: 
     assert '{"name": "look", "arguments": {}}' in gateway.engine.tokenizer.decode(transition.prompt_ids)
 
 
+async def test_a_responses_call_with_an_empty_id_is_answered_in_its_order(gateway: LiveGateway) -> None:
+    calls = [{"type": "function_call", "call_id": "", "name": "look", "arguments": "{}"}] * 2
+    results = [{"type": "function_call_output", "call_id": "", "output": output} for output in ("one", "two")]
+    call = await answered(gateway, {"input": [USER, *calls, *results], "tools": TOOLS["responses"]}, "responses")
+    text = gateway.engine.tokenizer.decode(call.prompt_ids)
+    assert text.index("<tool_response>\none\n") < text.index("two\n</tool_response>")
+
+
 DOCUMENTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "it rains"}}, ("it rains",)),
     ({"type": "document", "title": "Rain", "context": "of 1999", "source": {"type": "text", "data": "wet"}}, ("Rain", "of 1999", "wet")),

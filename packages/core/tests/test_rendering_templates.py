@@ -175,6 +175,7 @@ EQUAL: list[dict[str, Any]] = [
     {"enable_thinking": False},
     {"chat_template_kwargs": {}},
     {"chat_template_kwargs": None},
+    {"chat_template_kwargs": {"enable_thinking": None}},
     {"chat_template_kwargs": {"custom_note": "read by nobody"}},
 ]
 

@@ -71,7 +71,7 @@ def read_extras(data: bytes, known: type[msgspec.Struct], *, form: str) -> Extra
         raise Refusal(f"{name} is not supported: {_REFUSED[name].format(form=form)}", param=name)
     asked = read_asked(**{name: asking.pop(name, None) for name in _NEUTRAL})
     return Extras(
-        template_kwargs=kwargs,
+        template_kwargs={name: value for name, value in kwargs.items() if value is not None},
         stop_token_ids=_stop_token_ids(asking.pop("stop_token_ids", [])),
         asked={name: value for name, value in asked.items() if value > 0 or name.endswith("penalty")},
         ignored=tuple(asking),

@@ -238,10 +238,10 @@ class _Conversation:
         message["content"] += text
 
     def _tool_call(self, item: dict[str, Any], where: str) -> None:
-        name, call_id = _string(item, "name", where), _string(item, "call_id", where)
+        name, call_id = _string(item, "name", where), _call_id(item, where)
         is_custom = item["type"] == "custom_tool_call"
-        asked = item.get("input" if is_custom else "arguments")
-        if not isinstance(asked, str) and (is_custom or not isinstance(asked, Mapping | None)):
+        asked = item.get("input") if is_custom else item.get("arguments", ...)
+        if not isinstance(asked, str if is_custom else str | Mapping | None):
             needs = "no input; a custom_tool_call has it as text" if is_custom else "no arguments; a function_call has them as JSON text"
             raise Refusal(f"{where} has {needs}", param=where)
         message = self._assistant(item, starts=False)
@@ -254,7 +254,8 @@ class _Conversation:
         if "output" not in item or not isinstance(output, str | list | None):
             raise Refusal(f"{where} has no output; a function_call_output has it as text or text parts", param=where)
         text = join_text(_parts(output, where), where)
-        self.messages.append({"role": "tool", "content": text, "tool_call_id": _string(item, "call_id", where)})
+        call_id = _call_id(item, where)
+        self.messages.append({"role": "tool", "content": text, **({} if call_id is None else {"tool_call_id": call_id})})
 
     def _assistant(self, item: dict[str, Any], *, starts: bool) -> dict[str, Any]:
         """The assistant message an item belongs to. Items of one of our answers stay together, also where results stand between them."""
@@ -311,6 +312,11 @@ def _string(item: dict[str, Any], key: str, where: str) -> str:
     if not isinstance(value, str) or not value:
         raise Refusal(f"{where} has no {key}; an item of type {item.get('type')!r} needs one", param=where)
     return value
+
+
+def _call_id(item: dict[str, Any], where: str) -> str | None:
+    """None for an empty one: calls without an id are answered in their order."""
+    return None if item.get("call_id") == "" else _string(item, "call_id", where)
 
 
 def _plain_choice(choice: Any, tools: OfferedTools) -> Any:
