@@ -273,6 +273,11 @@ def test_programs_that_cannot_answer_say_why() -> None:
         command_agent()
 
 
+def test_a_program_that_warns_on_stderr_and_says_why_on_stdout_is_heard_on_both() -> None:
+    with pytest.raises(CommandFailed, match=r"ended with status 1\nExperimentalWarning: x\nquota exceeded$"):
+        python("import sys; print('quota exceeded'); sys.exit('ExperimentalWarning: x')")
+
+
 def test_its_environment_is_the_workers_and_what_is_added() -> None:
     agent = command_agent(sys.executable, "-c", "import os; print(os.environ['MODE'], os.environ['PATH'])", environment={"MODE": "fast"})
     assert asyncio.run(agent(None)) == f"fast {os.environ['PATH']}"

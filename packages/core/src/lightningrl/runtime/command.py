@@ -4,7 +4,7 @@
     answer = command_agent("node", "agent.mjs")      `agent.py`, all of it
 
 stdin        the task's input as JSON, then its end          stdout  its last line is the output
-environment  OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_…    status  not 0 = `agent_error`, with the end of stderr, or else of stdout
+environment  OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_…    status  not 0 = `agent_error`, with the ends of stderr and stdout
              OTEL_EXPORTER_OTLP_{TRACES,LOGS}_…
 """
 
@@ -82,11 +82,12 @@ def command_agent(
 
 
 def read_output(command: str, status: int | None, said: str, complaint: str) -> Any:
-    """The answer of a program that has ended. Raises CommandFailed with the end of its stderr, of its stdout where that is blank."""
+    """The answer of a program that has ended. Raises CommandFailed with the ends of its stderr and its stdout."""
     lines = [line for line in re.split(r"[\r\n]", said) if line.strip()]  # U+2028 and its like may stand in a JSON text
     if status != 0 or not lines:
         what = f"ended with status {status}" if status != 0 else "said nothing on stdout; print the answer as its last line"
-        raise CommandFailed(f"{command!r} {what}\n{(complaint.strip() or said.strip())[-LONGEST_TAIL:]}".strip())
+        texts = [text.strip() for text in (complaint, said) if text.strip()]  # many warn on stderr, and say why on stdout
+        raise CommandFailed("\n".join([f"{command!r} {what}", *(text[-(LONGEST_TAIL // len(texts)) :] for text in texts)]))
     answer = lines[-1].strip()
     if answer[0] not in '{["':
         return answer
