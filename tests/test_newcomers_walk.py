@@ -140,8 +140,8 @@ def test_a_file_and_numpy_are_trained_on_with_math_verify_and_the_list_says_what
     listed = typed("lightningrl rollouts list --run runs/mine --limit 2").splitlines()
     assert re.split(r" +", listed[1].strip()) == ["rollout", "task", "mode", "outcome", "reward", "calls", "input", "answer", "output"]
     for line, day in zip(sorted(listed[2:]), ("3", "21"), strict=True):
-        said = re.fullmatch(r"v000001-000\d +\d +validation +succeeded +(\d\.000) +1 +\d+ / \d+ / \d+ +(\d+) +(\S+) *", line)
-        assert said and said[2] == day and float(said[1]) == float(said[3] == day), line
+        cells = re.fullmatch(r"v000001-000\d +\d +validation +succeeded +(\d\.000) +1 +\d+ / \d+ / \d+ +(\d+) +(\S+) *", line)
+        assert cells and cells[2] == day and float(cells[1]) == float(cells[3] == day), line
     shown = typed("lightningrl rollouts show g000000-000 --run runs/mine")
     assert re.search(r"^task +train-\d · \d / 6 / 2011", shown, re.MULTILINE)
     assert re.search(r"^answer +\d *$", shown, re.MULTILINE)
