@@ -296,9 +296,9 @@ async def test_results_that_no_answer_of_the_attempt_asked_for_are_no_tool_calls
     assert (await finished(gateway, attempt)).tool_calls == ()
 
 
-def with_id(said: dict[str, Any], call_id: str) -> dict[str, Any]:
+def with_id(answer: dict[str, Any], call_id: str) -> dict[str, Any]:
     """The answer as a client with ids of its own sends it again."""
-    return {**said, "tool_calls": [{**said["tool_calls"][0], "id": call_id}]}
+    return {**answer, "tool_calls": [{**answer["tool_calls"][0], "id": call_id}]}
 
 
 async def test_an_example_of_the_call_that_the_policy_asked_for_is_not_its_result(gateway: LiveGateway) -> None:
@@ -306,9 +306,9 @@ async def test_an_example_of_the_call_that_the_policy_asked_for_is_not_its_resul
     example = [QUESTION, {"role": "assistant", "tool_calls": [call]}, result(call, "of the example")]
     gateway.engine.enqueue(WEATHER, "fine", "fine")
     attempt = await gateway.attempt()
-    said = await post(attempt, [*example, {"role": "user", "content": "And now?"}])
+    answer = await post(attempt, [*example, {"role": "user", "content": "And now?"}])
     await post(attempt, [*example, {"role": "user", "content": "Another task"}])
-    await post(attempt, [*example, {"role": "user", "content": "And now?"}, with_id(said, "call_0"), result(call, "rain")])
+    await post(attempt, [*example, {"role": "user", "content": "And now?"}, with_id(answer, "call_0"), result(call, "rain")])
     assert [tool.result for tool in (await finished(gateway, attempt)).tool_calls] == ["rain"]
 
 
@@ -316,8 +316,8 @@ async def test_two_agents_that_ask_for_the_same_by_the_same_id_have_each_its_res
     gateway.engine.enqueue(WEATHER, WEATHER, "fine", "fine")
     attempt = await gateway.attempt()
     tasks: list[Any] = [{"role": "user", "content": "A"}, {"role": "user", "content": "B"}]
-    said = [with_id(await post(attempt, [task]), "call_0") for task in tasks]
-    for task, own, content in reversed(list(zip(tasks, said, ("for A", "for B"), strict=True))):
+    answers = [with_id(await post(attempt, [task]), "call_0") for task in tasks]
+    for task, own, content in reversed(list(zip(tasks, answers, ("for A", "for B"), strict=True))):
         await post(attempt, [task, own, {"role": "tool", "tool_call_id": "call_0", "content": content}])
     trajectory = await finished(gateway, attempt)
     asked = [call.tool_call_ids[0] for call in trajectory.transitions if call.tool_call_ids]

@@ -61,7 +61,7 @@ class TemplateBridge:
                 text = str(self._tokenizer.apply_chat_template(turns, add_generation_prompt=prompt, tokenize=False))
             except Exception:  # noqa: BLE001, S112  (templates raise what they like; a refusal means: render in full and count a break)
                 continue
-            if all(said in text for said in late_systems(turns)):
+            if all(system in text for system in late_systems(turns)):
                 return text
         return None
 

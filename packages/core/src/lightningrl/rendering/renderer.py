@@ -185,10 +185,10 @@ class PolicyRenderer:
 
     def _check_systems(self, turns: Sequence[Mapping[str, Any]]) -> None:
         """Raise ValueError where the policy's own template passes over a system message in silence."""
-        said = late_systems(turns)
-        if said and self.is_default:
+        systems = late_systems(turns)
+        if systems and self.is_default:
             text = str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-            if not all(one in text for one in said):
+            if not all(system in text for system in systems):
                 raise ValueError("it leaves out a system message")
 
     def bridge(
