@@ -135,7 +135,7 @@ def _parse(text: str, path: Path, first_line: int = 1) -> Any:
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise ConfigError(f"line {line} of {str(path)!r} is no JSON ({error.msg}); {FORMATS}") from error
-    except _Doubled as error:
+    except _DoubledKeyError as error:
         where = f"line {first_line} of {str(path)!r}" if path.suffix.lower() == ".jsonl" else repr(str(path))
         raise ConfigError(f"{where} names {error.args[0]!r} twice in one object; rename one") from None
     except ValueError as error:  # a whole number of thousands of digits
@@ -144,7 +144,7 @@ def _parse(text: str, path: Path, first_line: int = 1) -> Any:
         raise ConfigError(f"line {first_line} of {str(path)!r} is nested too deeply; give something flatter") from None
 
 
-class _Doubled(ValueError):
+class _DoubledKeyError(ValueError):
     """A name that an object has twice."""
 
 
@@ -153,7 +153,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _Doubled(next(name for name in names if names.count(name) > 1))
+        raise _DoubledKeyError(next(name for name in names if names.count(name) > 1))
     return value
 
 
