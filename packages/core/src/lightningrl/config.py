@@ -128,7 +128,7 @@ class CallRule(_FrozenModel):
     system: str | None = None
     """Shell-style pattern of the call's first system message: `"*title of this conversation*"`."""
     offers_tools: bool | None = None
-    """Whether the call offers the policy tools."""
+    """True = calls that offer the policy tools, false = those that offer none."""
     train: bool = True
     """False = such calls are recorded and shown, and get no gradient."""
 
@@ -449,7 +449,7 @@ class Recipe(_FrozenModel):
     """One run: agent, tasks, policy, rewards, credit, loop, learner."""
 
     name: str = "run"
-    """Of its run folders, which have the time behind it."""
+    """Name of its run folders; the time is put behind it."""
     agent: Reference
     """The agent's entry point; called with a task's input."""
     adapters: tuple[str, ...] = ()

@@ -49,7 +49,7 @@ async def _inflated(answer: httpx.Response) -> AsyncIterator[bytes]:
 
 
 def _inflater() -> zlib._Decompress:
-    """By the first bytes it knows gzip from zlib."""
+    """Tells gzip from zlib by the first bytes."""
     return zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
 
 

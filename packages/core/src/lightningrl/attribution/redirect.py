@@ -234,7 +234,7 @@ class Redirection:
         return None if endpoint is None else endpoint[1]
 
     def is_answered(self, base_url: str) -> bool:
-        """Whether calls to that base URL go to the gateway, or would if a client made them here."""
+        """True if calls to that base URL go to the gateway, or would if a client made them here."""
         try:
             parts = urlsplit(base_url)
             host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)

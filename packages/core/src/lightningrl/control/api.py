@@ -178,8 +178,8 @@ class Result(_Body):
     then: ThenLease | None = None
     """Also lease the next attempt, with a `key` that may. With the first result only: who repeats one asks for a lease."""
     worker_key: str = ""
-    """Of whoever ran the attempt: an `infrastructure_error` that is told with the attempt's key alone, which the agent has, is not tried
-    again."""
+    """Key of the worker that ran the attempt. An `infrastructure_error` that is told with the attempt's key alone, which the agent has, is
+    not tried again."""
 
 
 class ResultKept(_Body):

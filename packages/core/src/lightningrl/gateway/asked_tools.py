@@ -54,7 +54,7 @@ class ShownTool:
 
     @property
     def complains(self) -> bool:
-        """Whether it speaks of a failure, so that its arguments are held against their schema: slow, the first time."""
+        """True if it speaks of a failure, so that its arguments are held against their schema: slow, the first time."""
         return self.is_failed or _COMPLAINT.search(self.result, 0, _COMPLAINS_WITHIN) is not None
 
     def record(self) -> ToolCallRecord:
@@ -95,9 +95,9 @@ class AskedTools:
         """`renderers` by policy, to read kept answers again."""
         self._renderers = renderers
         self._waiting: dict[str, _AskedTool] = {}
-        """By tool-call id, in the order of asking."""
+        """Calls asked for by their tool-call id, in the order of asking."""
         self._kept: dict[str, Transition] = {}
-        """By tool-call id, answers that are read where a result of theirs comes."""
+        """Answers by the tool-call ids they ask for; each is read where a result of its comes."""
         self._ours: set[str] = set()
         """All ids that the attempt's answers gave."""
 

@@ -34,7 +34,7 @@ class Conversation:
     parent: str | None = None
     """The answer that its messages go on from, by its id or by saying them again."""
     kept: Transition | None = None
-    """What the store has of it, where this process was not there."""
+    """Its record in the store, where this process was not there."""
 
 
 class Conversations:
@@ -65,7 +65,7 @@ class Conversations:
         return read(found.kept) if found.kept is not None else (found.added or (None,))[-1]
 
     def holds(self, last: str | None, transition_id: str) -> bool:
-        """Whether the conversation that the answer `last` ends has this one's."""
+        """True if the conversation that the answer `last` ends has this one's."""
         while last is not None and last != transition_id:
             step = self._by_id.get(last)
             last = step.parent if step is not None else None
