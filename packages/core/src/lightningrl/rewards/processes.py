@@ -323,6 +323,8 @@ def _work(line: socket.socket, function: Function) -> None:
                     with contextlib.suppress(Exception):  # closed, or the function's own
                         stream.flush()
                 line.sendall(_frame(returned))
+    except ConnectionError:  # the trainer has gone, or given up this call: nobody waits for the value
+        pass
     except BaseException as error:  # noqa: BLE001  nobody is above
         sys.stderr.write(f"a reward's process: {describe_raised(error)}\n")
     finally:
