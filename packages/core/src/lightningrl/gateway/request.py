@@ -44,7 +44,7 @@ class ContextEdit:
 FindAnswer = Callable[[str], Mapping[str, Any] | None]
 """From the id of a transition to the message that it answered; None where the attempt has none."""
 HoldsAnswer = Callable[[str], bool]
-"""Whether the conversation that a call goes on from by an id has the answer of this transition already."""
+"""Asks if the conversation that a call goes on from by an id has the answer of this transition already."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class Extras:
     """For the chat template; they have to be the policy's own."""
     stop_token_ids: tuple[int, ...] = ()
     asked: Mapping[str, float] = field(default_factory=dict[str, float])
-    """As `CallRequest.asked`: `min_p`, penalties."""
+    """Sampling settings that are the recipe's to decide, added to `CallRequest.asked`: `min_p`, penalties."""
     ignored: tuple[str, ...] = ()
     """Names that nobody reads."""
 
@@ -89,7 +89,7 @@ class CallRequest:
     has_call_ids: bool = True
     """False = the API's tool calls have no ids, so a history is recognised without them."""
     failed_tools: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By tool-call id, results of which the request says that the tool failed, as they were sent."""
+    """Results of which the request says that the tool failed, by tool-call id, as they were sent."""
     n: int = 1
     stream: bool = False
     max_tokens: int | None = None

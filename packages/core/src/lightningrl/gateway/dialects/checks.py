@@ -50,7 +50,7 @@ _HOSTED = (
     *("web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "image_generation", "mcp", "tool_search"),
     *("programmatic_tool_calling", "builtin_function"),
 )
-"""How the types of tools begin that a provider's servers run."""
+"""Prefixes of the types of tools that a provider's servers run."""
 _NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _BY_NAME = ("properties", "$defs", "definitions")

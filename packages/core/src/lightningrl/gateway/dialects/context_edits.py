@@ -65,7 +65,7 @@ def _beyond_of_tool_uses(edit: Mapping[str, Any], where: str, messages: Sequence
 
 
 def _thinking_turns(messages: Sequence[Mapping[str, Any]]) -> int:
-    """How many turns of the assistant think; a turn lasts until the user says more than results of tools."""
+    """Number of the assistant's turns that think; a turn lasts until the user says more than results of tools."""
     turns, is_counted = 0, False
     for message in messages:
         if message["role"] == "user":

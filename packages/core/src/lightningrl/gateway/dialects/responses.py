@@ -89,7 +89,7 @@ class ResponsesRequest:
 
 _decode = msgspec.json.Decoder(_Body).decode
 _CALLS = ("fc", "ctc")
-"""How the ids of tool calls begin."""
+"""Prefixes of the ids of tool calls."""
 _SETTINGS = ("additional_tools", "configuration_update")
 """Items that say how the conversation goes on, and are no part of it."""
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
