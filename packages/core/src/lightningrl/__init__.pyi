@@ -1,0 +1,70 @@
+"""The public names of LightningRL and where each is defined: type checkers read this list, and `__init__.py` imports from it."""
+
+from lightningrl.attribution.origin import CallOrigin as CallOrigin
+from lightningrl.attribution.role import role as role
+from lightningrl.client import report_reward as report_reward, tool as tool
+from lightningrl.config import (
+    CreditConfig as CreditConfig,
+    LoopConfig as LoopConfig,
+    PolicyConfig as PolicyConfig,
+    Recipe as Recipe,
+    RewardConfig as RewardConfig,
+    RuntimeConfig as RuntimeConfig,
+    SamplingConfig as SamplingConfig,
+    TasksConfig as TasksConfig,
+    ValidationConfig as ValidationConfig,
+)
+from lightningrl.credit.baselines import center as center, mean as mean
+from lightningrl.credit.needs import Need as Need
+from lightningrl.credit.spread import spread as spread
+from lightningrl.dialects import DIALECTS as DIALECTS, Dialect as Dialect
+from lightningrl.errors import (
+    BackendError as BackendError,
+    ConfigError as ConfigError,
+    ContextOverflow as ContextOverflow,
+    LightningError as LightningError,
+)
+from lightningrl.gateway.errors import Refusal as Refusal
+from lightningrl.gateway.request import CallRequest as CallRequest
+from lightningrl.plugins import Plugin as Plugin, PluginManager as PluginManager, hookimpl as hookimpl
+from lightningrl.protocols import (
+    Backend as Backend,
+    Capabilities as Capabilities,
+    CreditAssigner as CreditAssigner,
+    Engine as Engine,
+    IntermediateReward as IntermediateReward,
+    LearnReport as LearnReport,
+    Reward as Reward,
+    StepReport as StepReport,
+)
+from lightningrl.run import (
+    Run as Run,
+    evaluate as evaluate,
+    problems as problems,
+    train as train,
+    train_async as train_async,
+)
+from lightningrl.runtime.command import command_agent as command_agent
+from lightningrl.runtime.launcher import WorkerLauncher as WorkerLauncher, WorkerPlan as WorkerPlan
+from lightningrl.runtime.supervisor import LocalLauncher as LocalLauncher, Supervisor as Supervisor
+from lightningrl.store.protocol import RolloutFilter as RolloutFilter
+from lightningrl.telemetry import semconv as semconv
+from lightningrl.types import (
+    Advantages as Advantages,
+    EngineInfo as EngineInfo,
+    Evidence as Evidence,
+    FinishReason as FinishReason,
+    GenerateRequest as GenerateRequest,
+    OtherCall as OtherCall,
+    OtherCallKind as OtherCallKind,
+    Outcome as Outcome,
+    Sample as Sample,
+    SamplingSettings as SamplingSettings,
+    Task as Task,
+    TokenChunk as TokenChunk,
+    ToolCall as ToolCall,
+    ToolStatus as ToolStatus,
+    Trajectory as Trajectory,
+    TrajectoryGroup as TrajectoryGroup,
+    Transition as Transition,
+)
