@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 import lightningrl
+from lightningrl.records import RolloutFilter
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import RolloutFilter
 from lightningrl.types import Outcome, RolloutMode
 
 ROOT = Path(__file__).resolve().parents[1]

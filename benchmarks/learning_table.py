@@ -226,8 +226,8 @@ def _number(value: float) -> str:
 
 async def measure(table: Table, row: Row) -> tuple[dict[str, float], dict[str, float]]:
     """What the first and the last validation of a run say."""
+    from lightningrl.records import RolloutFilter
     from lightningrl.store import SqlStore
-    from lightningrl.store.protocol import RolloutFilter
     from lightningrl.types import RolloutMode
 
     folder, of = table.runs / row.name, table.measure()

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightningrl.records import RolloutFilter, Score
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import RolloutFilter, Score
 from lightningrl.testing.store_conformance import make_call
 from lightningrl.types import Outcome, RolloutSpec, Task
 

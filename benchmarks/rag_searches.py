@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from lightningrl import Run
-from lightningrl.store.protocol import RolloutFilter, RolloutRecord
+from lightningrl.records import RolloutFilter, RolloutRecord
 from lightningrl.types import RolloutMode
 
 

@@ -84,10 +84,10 @@ async def measure(folder: Path, agent: str, steps: int, workers: int, concurrenc
     except ImportError:  # f58d0e3
         from lightningrl.gateway.engine_link import EngineLink  # type: ignore[import-not-found,no-redef]
         from lightningrl.server.client import ServerClient  # type: ignore[import-not-found,no-redef]
+    from lightningrl.records import Score
     from lightningrl.runtime.pool import WorkerPool
     from lightningrl.server.launcher import ServerProcess
     from lightningrl.server.settings import PolicySettings, ServerSettings
-    from lightningrl.store.protocol import Score
     from lightningrl.testing.scripted_engine import ScriptedEngine
     from lightningrl.testing.tokenizers import tiny_tokenizer
     from lightningrl.types import RolloutSpec, Task

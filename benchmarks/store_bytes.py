@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lightningrl.records import CallRecord, Lease, Score, ToolCallRecord
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import CallRecord, Lease, Score, ToolCallRecord
 from lightningrl.types import FinishReason, Outcome, RolloutSpec, SamplingSettings, Task, ToolCall, ToolStatus, Transition
 
 PROMPT, COMPLETION, VOCABULARY = 120, 60, 150_000

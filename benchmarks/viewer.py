@@ -33,8 +33,8 @@ from lightningrl.control.client import ServerClient
 from lightningrl.keys import view_key
 from lightningrl.loggers import JsonlLogger
 from lightningrl.look.reader import open_run
+from lightningrl.records import CallRecord, Lease, Score, ToolCallRecord
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import CallRecord, Lease, Score, ToolCallRecord
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.types import FinishReason, Outcome, RolloutMode, RolloutSpec, Task, ToolCall, ToolStatus, Transition
 from lightningrl.view.app import create_viewer

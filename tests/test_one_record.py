@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import lightningrl
-from lightningrl.store.protocol import Lease, Score
+from lightningrl.records import Lease, Score
 from lightningrl.types import Trajectory, Transition
 
 SOURCES = Path(lightningrl.__file__).parent
@@ -71,8 +71,8 @@ def test_a_new_field_of_a_transition_is_two_edits(tmp_path: Path) -> None:
     [
         (Transition, {"types.py", "gateway/calls.py", "testing/groups.py"}),  # its definition, who makes it, who makes one up
         (Trajectory, {"types.py", "store/trajectories.py"}),
-        (Lease, {"store/protocol.py", "store/sql.py"}),
-        (Score, {"store/protocol.py", "store/reads.py"}),
+        (Lease, {"records.py", "store/sql.py"}),
+        (Score, {"records.py", "store/reads.py"}),
     ],
 )
 def test_the_fields_of_a_record_are_listed_where_it_is_defined_and_made(record: type, places: set[str]) -> None:

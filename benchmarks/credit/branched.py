@@ -31,8 +31,8 @@ from tasks import states, true_values
 
 import lightningrl
 from lightningrl.config import Recipe
+from lightningrl.records import RolloutFilter
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import RolloutFilter
 from lightningrl.types import Outcome, RolloutMode, Trajectory
 from lightningrl_torch.backend import TorchBackend
 

@@ -25,11 +25,11 @@ from safetensors.torch import load_file
 
 from lightningrl.config import Recipe
 from lightningrl.plugins import load_plugins
+from lightningrl.records import CallRecord, RolloutFilter, RolloutRecord
 from lightningrl.rendering.completion import CompletionText
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.store import SqlStore
 from lightningrl.store.places import find_store
-from lightningrl.store.protocol import CallRecord, RolloutFilter, RolloutRecord
 from lightningrl.training.parts import Parts
 from lightningrl.training.policies import load_backend
 from lightningrl.training.run_folder import RunFolder

@@ -30,9 +30,9 @@ import msgspec
 
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.link import EngineLink
+from lightningrl.records import Lease
 from lightningrl.server import process, vitals
 from lightningrl.server.settings import PolicySettings, ServerSettings
-from lightningrl.store.protocol import Lease
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.types import Outcome, RolloutSpec, Task, Trajectory

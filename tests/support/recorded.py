@@ -202,7 +202,7 @@ class _Player:
         scored = scorer.build(scorer.credit(rewarded))
         await self._control.set_scores(scored.scores)
         if asked is not None:
-            from lightningrl.store.protocol import Score
+            from lightningrl.records import Score
 
             kept = next(score for score in scored.scores if score.rollout_id == f"{groups[-1]}-000")
             await self._control.set_scores([Score(rollout_id=kept.rollout_id, attempt=kept.attempt, reward=kept.reward, asked=[asked])])

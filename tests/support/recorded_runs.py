@@ -18,8 +18,8 @@ from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.scoring import Scorer, score_of
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
+from lightningrl.records import CallRecord, ToolCallRecord
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import CallRecord, ToolCallRecord
 from lightningrl.training.parts import build_credit
 from lightningrl.training.run_folder import RunFolder
 from lightningrl.training.tasks import plan_branches, plan_group

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from lightningrl.cli.app import app
+from lightningrl.records import Score
 from lightningrl.runtime.report import describe
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import Score
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.types import Outcome, RolloutMode, RolloutSpec, Task
 

@@ -28,11 +28,11 @@ from lightningrl.credit.judge import LONGEST_ANSWER, Judge, Questions
 from lightningrl.errors import ConfigError, JudgeError, describe_raised
 from lightningrl.gateway.settings import GatewaySettings, Upstream
 from lightningrl.masking import Mask, MaskedBytes
+from lightningrl.records import Lease
 from lightningrl.runtime.environment import worker_environment
 from lightningrl.runtime.report import report_exception
 from lightningrl.server.forwarding import ExportForwarder
 from lightningrl.server.settings import read_upstream
-from lightningrl.store.protocol import Lease
 from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.testing.loopback import serving
 from lightningrl.types import Outcome, RolloutMode, Task

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from metered import MeteredServer, metered_server
 from sizes import sized
 
-from lightningrl.store.protocol import Lease
+from lightningrl.records import Lease
 from lightningrl.types import Outcome, Trajectory
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,9 @@ from starlette.types import Message
 
 from lightningrl.gateway.app import Gateway, create_gateway
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.records import CallRecord, ToolCallRecord
 from lightningrl.rendering.renderer import PolicyRenderer
-from lightningrl.store.protocol import CallRecord, Store, ToolCallRecord
+from lightningrl.store.protocol import Store
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 
 USER = {"role": "user", "content": "hi"}

@@ -16,10 +16,11 @@ from starlette.applications import Starlette
 from lightningrl.errors import StoreError
 from lightningrl.gateway.app import create_gateway
 from lightningrl.gateway.settings import GatewaySettings
+from lightningrl.records import CallRecord, ToolCallRecord
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.roles import LONGEST_ROLE
 from lightningrl.store.errors import StoreFull
-from lightningrl.store.protocol import CallRecord, Store, ToolCallRecord
+from lightningrl.store.protocol import Store
 from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.types import OtherCall, Outcome
 

@@ -14,10 +14,10 @@ import pytest
 from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.control.api import Result
 from lightningrl.control.blocking import ControlClient
+from lightningrl.records import Lease
 from lightningrl.runtime.agent_loader import LoadedAgent
 from lightningrl.runtime.attempt import Attempt
 from lightningrl.runtime.report import DEEPEST_OUTPUT, LONGEST_ERROR, LONGEST_OUTPUT
-from lightningrl.store.protocol import Lease
 from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.types import Outcome, RolloutMode, Task

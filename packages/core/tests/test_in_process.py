@@ -15,10 +15,10 @@ from sizes import PATIENCE_S
 from lightningrl.attribution.redirect import installed_redirection
 from lightningrl.control.blocking import ControlClient
 from lightningrl.errors import LightningError
+from lightningrl.records import Lease
 from lightningrl.runtime import in_process
 from lightningrl.runtime.in_process import ThreadLauncher, ThreadWorker
 from lightningrl.runtime.pool import WorkerPool, WorkerPoolError
-from lightningrl.store.protocol import Lease
 from lightningrl.testing.scripted_server import ScriptedServer
 from lightningrl.types import Outcome, RolloutState
 

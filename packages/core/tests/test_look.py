@@ -24,7 +24,7 @@ from lightningrl.errors import LightningError, RunFolderError
 from lightningrl.look.reader import open_run, read_group
 from lightningrl.look.segments import SegmentKind
 from lightningrl.look.trace import Trace, whole_row
-from lightningrl.store.protocol import RolloutFilter, Score
+from lightningrl.records import RolloutFilter, Score
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.types import OtherCallKind, Outcome, RolloutSpec, SamplingSettings, Task
 

@@ -13,10 +13,10 @@ import pytest_asyncio
 
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.registry import EngineRegistry
+from lightningrl.records import Lease
 from lightningrl.rewards import Reported, ReportedOfCalls
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import Lease
 from lightningrl.testing.loopback import serving
 from lightningrl.testing.store_conformance import make_call, make_spec
 from lightningrl.testing.whole_path import WholePath, running_services

@@ -17,10 +17,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.registry import EngineRegistry
+from lightningrl.records import Lease
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
 from lightningrl.store.overview import FacetCount, Part
-from lightningrl.store.protocol import Lease
 from lightningrl.telemetry.otlp import JSON, PROTOBUF, parse_export
 from lightningrl.testing.loopback import serving
 from lightningrl.testing.store_conformance import make_call, make_spec

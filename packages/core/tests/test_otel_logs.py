@@ -21,11 +21,11 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext
 from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.registry import EngineRegistry
+from lightningrl.records import Lease
 from lightningrl.rewards import ReportedOfCalls
 from lightningrl.runtime.environment import telemetry_environment
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import Lease
 from lightningrl.telemetry.otlp import JSON, PROTOBUF
 from lightningrl.testing.loopback import serving
 from lightningrl.testing.store_conformance import make_call, make_spec

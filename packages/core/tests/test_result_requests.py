@@ -28,12 +28,12 @@ from lightningrl.control.client import ServerClient
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import ServerError
 from lightningrl.keys import worker_key
+from lightningrl.records import Lease
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.server.app import create_app
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import ServerSettings
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import Lease
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.testing.loopback import serving
 from lightningrl.testing.store_conformance import leased, make_call, make_spec

@@ -17,9 +17,9 @@ from lightningrl.credit.metrics import describe_rollouts
 from lightningrl.credit.scoring import score_of
 from lightningrl.errors import RewardError
 from lightningrl.plugins import load_plugins
+from lightningrl.records import Score
 from lightningrl.rewards import NamedReward, RewardSet, reward_set
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import Score
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.store_conformance import leased, make_call, make_spec
 from lightningrl.training.parts import Parts, build_credit

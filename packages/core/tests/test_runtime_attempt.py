@@ -10,9 +10,9 @@ from typing import Any
 from sizes import PATIENCE_S
 
 from lightningrl.attribution.scope import ActiveRollout
+from lightningrl.records import Lease
 from lightningrl.runtime.agent_loader import load_agent
 from lightningrl.runtime.attempt import Attempt
-from lightningrl.store.protocol import Lease
 from lightningrl.types import Outcome, RolloutMode, Task
 
 

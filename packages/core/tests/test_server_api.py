@@ -25,11 +25,11 @@ from lightningrl.control import api
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import ServerError
+from lightningrl.records import Lease, Score
 from lightningrl.server.app import create_app
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import ServerSettings
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import Lease, Score
 from lightningrl.testing.loopback import serving
 from lightningrl.testing.store_conformance import make_call, make_spec
 from lightningrl.types import Outcome, RolloutState, SamplingSettings, ToolStatus, Transition

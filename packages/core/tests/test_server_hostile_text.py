@@ -15,9 +15,9 @@ import pytest
 from lightningrl.clean import DEEPEST, clean_json, clean_text, parse_json
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.registry import EngineRegistry
+from lightningrl.records import Lease
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import Lease
 from lightningrl.testing.store_conformance import leased, make_call, make_spec
 from lightningrl.types import Outcome, Trajectory
 from lightningrl.wire import decode_trajectories

@@ -16,10 +16,10 @@ from lightningrl.engines.registry import EngineRegistry
 from lightningrl.engines.socket import engine_route
 from lightningrl.gateway.app import create_gateway
 from lightningrl.keys import worker_key
+from lightningrl.records import Lease
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import Lease
 from lightningrl.testing.store_conformance import leased, make_spec
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.types import Outcome, RolloutSpec, RolloutState, Task

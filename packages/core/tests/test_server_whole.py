@@ -16,9 +16,9 @@ from sizes import PATIENCE_S, sized
 
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.link import EngineLink
+from lightningrl.records import Lease
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
-from lightningrl.store.protocol import Lease
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.testing.tokenizers import tiny_tokenizer

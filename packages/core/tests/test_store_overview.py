@@ -10,10 +10,10 @@ import pytest
 from sizes import sized
 
 from lightningrl.errors import StoreError
+from lightningrl.records import Score, SpanRecord, ToolCallRecord
 from lightningrl.store import SqlStore, census
 from lightningrl.store.errors import UnknownRecord
 from lightningrl.store.overview import FacetCount, Mark, Part, RewardValues, RolloutQuery, Sort, ToolCount
-from lightningrl.store.protocol import Score, SpanRecord, ToolCallRecord
 from lightningrl.testing.store_conformance import make_call
 from lightningrl.types import FinishReason, Outcome, RolloutMode, RolloutSpec, RolloutState, Task, ToolCall, ToolStatus
 

@@ -17,9 +17,9 @@ from postgresql import PostgreSQL
 from sizes import PATIENCE_S
 
 from lightningrl.errors import StoreError
+from lightningrl.records import DIALOGUE, ToolCallRecord
 from lightningrl.store import SqlStore
 from lightningrl.store.errors import AttemptOver, Conflict
-from lightningrl.store.protocol import DIALOGUE, ToolCallRecord
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.store_conformance import StoreConformance, leased, make_call, make_spec

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import Connection, bindparam, create_engine, func, insert, select, update
 
 from lightningrl.errors import StoreError
+from lightningrl.records import Lease
 from lightningrl.store.database import open_database
 from lightningrl.store.prepared import PreparedStatement
-from lightningrl.store.protocol import Lease
 from lightningrl.store.schema import attempts, calls, metadata, rollouts, tasks
 from lightningrl.store.transaction import Transaction
 from lightningrl.store.writes import append_calls, create_rollouts, lease

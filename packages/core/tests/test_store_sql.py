@@ -23,11 +23,12 @@ from sizes import PATIENCE_S, sized
 from sqlalchemy import event
 
 from lightningrl.errors import StoreError
+from lightningrl.records import AttemptEnd, SpanRecord, ToolCallRecord
 from lightningrl.store import SqlStore
 from lightningrl.store.database import open_database
 from lightningrl.store.dialects import _PATIENCE_S
 from lightningrl.store.errors import StoreFull, StoreTrouble
-from lightningrl.store.protocol import AttemptEnd, SpanRecord, Store, ToolCallRecord
+from lightningrl.store.protocol import Store
 from lightningrl.store.schema import SCHEMA_VERSION
 from lightningrl.store.transaction import Transaction
 from lightningrl.store.writer import Writer

@@ -14,11 +14,11 @@ import pytest
 from postgresql import PostgreSQL
 
 from lightningrl.errors import StoreError
+from lightningrl.records import ToolCallRecord
 from lightningrl.rewards import NamedReward, Reported, RewardSet
 from lightningrl.store import SqlStore
 from lightningrl.store.migrations import MIGRATIONS
 from lightningrl.store.overview import FacetCount, Part
-from lightningrl.store.protocol import ToolCallRecord
 from lightningrl.store.schema import SCHEMA_VERSION
 from lightningrl.testing.store_conformance import make_call, make_spec
 from lightningrl.types import (

@@ -15,9 +15,9 @@ from sqlalchemy import event
 
 from lightningrl.errors import StoreError
 from lightningrl.recent import Recent
+from lightningrl.records import Lease
 from lightningrl.store import SqlStore
 from lightningrl.store.database import open_database
-from lightningrl.store.protocol import Lease
 from lightningrl.store.transaction import Transaction
 from lightningrl.store.writes import append_calls
 from lightningrl.testing.store_conformance import leased, make_call, make_spec

@@ -22,8 +22,8 @@ from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.look.gradient import explain_calls
 from lightningrl.look.reader import StoredRun
 from lightningrl.look.text import show_rollout
+from lightningrl.records import Score
 from lightningrl.rewards.weights import RewardWeights, WeightedReward
-from lightningrl.store.protocol import Score
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.live_gateway import LiveAttempt, live_gateway
 from lightningrl.trained_calls import LeftOut, TrainedCalls, calls_left_out, explain_left_out, side_calls

@@ -21,7 +21,7 @@ from lightningrl.config import Recipe
 from lightningrl.errors import LightningError, RewardError, ServerError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
-from lightningrl.store.protocol import Score
+from lightningrl.records import Score
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.training.collector import Collector
 from lightningrl.training.loop import Trainer

@@ -21,7 +21,7 @@ from lightningrl.errors import LightningError, PluginError
 from lightningrl.loggers import JsonlLogger
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.protocols import LearnReport
-from lightningrl.store.protocol import Score
+from lightningrl.records import Score
 from lightningrl.telemetry.steps import StepSpans
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.training.loop import Trainer

@@ -33,10 +33,10 @@ from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import LightningError
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.protocols import LearnReport, StepReport
+from lightningrl.records import Lease, RolloutFilter
 from lightningrl.run import OpenRun
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import Lease, RolloutFilter
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.testing.store_conformance import make_call

@@ -24,7 +24,7 @@ from lightningrl.clean import clean_text, printable
 from lightningrl.control.client import ServerClient
 from lightningrl.look.reader import open_run
 from lightningrl.origin import RunOrigin
-from lightningrl.store.protocol import Score
+from lightningrl.records import Score
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutSpec, Task
 from lightningrl.view.report import make_report

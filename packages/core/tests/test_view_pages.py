@@ -21,9 +21,9 @@ from lightningrl.clean import as_text, one_line
 from lightningrl.loggers import read_metrics
 from lightningrl.look.reader import open_run
 from lightningrl.look.summary import interval, read_summary
+from lightningrl.records import RolloutFilter, RolloutRecord, Score
 from lightningrl.run import Run
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import RolloutFilter, RolloutRecord, Score
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.types import Outcome, RolloutMode
 from lightningrl.view.app import create_viewer

@@ -11,8 +11,8 @@ from viewing import ReadPage, read_page, viewing
 
 from lightningrl.cli.rollouts import show_command
 from lightningrl.errors import StoreError
+from lightningrl.records import AttemptEnd, ToolCallRecord
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import AttemptEnd, ToolCallRecord
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.types import Outcome, ToolCall, ToolStatus
 

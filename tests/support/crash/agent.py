@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from lightningrl.control.api import Result
 from lightningrl.control.blocking import ControlClient
-from lightningrl.store.protocol import Lease
+from lightningrl.records import Lease
 
 client = OpenAI()
 

@@ -47,7 +47,7 @@ from lightningrl.run import (
 from lightningrl.runtime.command import command_agent as command_agent
 from lightningrl.runtime.launcher import WorkerLauncher as WorkerLauncher, WorkerPlan as WorkerPlan
 from lightningrl.runtime.supervisor import LocalLauncher as LocalLauncher, Supervisor as Supervisor
-from lightningrl.store.protocol import RolloutFilter as RolloutFilter
+from lightningrl.records import RolloutFilter as RolloutFilter
 from lightningrl.telemetry import semconv as semconv
 from lightningrl.types import (
     Advantages as Advantages,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from lightningrl.look.reader import StoredRun
     from lightningrl.look.trace import Trace
     from lightningrl.protocols import StepReport
-    from lightningrl.store.protocol import RolloutFilter, RolloutRecord
+    from lightningrl.records import RolloutFilter, RolloutRecord
     from lightningrl.training.branching import BranchedRollout
     from lightningrl.training.parts import Parts
     from lightningrl.training.recredit import Recredit
@@ -123,8 +123,8 @@ class Run:
         return Curve(path)
 
     def rollouts(self, where: RolloutFilter | None = None) -> Sequence[RolloutRecord]:
-        """Newest first, with task, outcome, reward and attempts; `where` is a `lightningrl.store.protocol.RolloutFilter`."""
-        from lightningrl.store.protocol import RolloutFilter
+        """Newest first, with task, outcome, reward and attempts; `where` is a `lightningrl.RolloutFilter`."""
+        from lightningrl.records import RolloutFilter
 
         return self._look(lambda run: run.list_rollouts(where or RolloutFilter()))
 

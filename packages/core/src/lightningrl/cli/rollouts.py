@@ -17,7 +17,7 @@ from lightningrl.cli import write_json
 from lightningrl.errors import ConfigError
 from lightningrl.look.reader import RunReader, open_run
 from lightningrl.look.text import number, show_rollout
-from lightningrl.store.protocol import RolloutFilter, RolloutRecord
+from lightningrl.records import RolloutFilter, RolloutRecord
 from lightningrl.training.run_folder import newest_run
 from lightningrl.types import Outcome, RolloutMode
 

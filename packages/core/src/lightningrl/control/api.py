@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Meta
 
 from lightningrl.look.trace import Trace
+from lightningrl.records import Lease, RolloutFilter, RolloutRecord, RunningAttempt, Score, StepRecord, StoreCounts
 from lightningrl.roles import LONGEST_ROLE
-from lightningrl.store.protocol import Lease, RolloutFilter, RolloutRecord, RunningAttempt, Score, StepRecord, StoreCounts
 from lightningrl.types import Outcome, PolicyStatus, RolloutSpec, RolloutState, ToolStatus, Trajectory
 
 PREFIX: Final = "/api/v1"

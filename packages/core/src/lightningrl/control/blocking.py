@@ -16,7 +16,7 @@ from lightningrl.attribution.report import Report
 from lightningrl.control.api import BEAT, LEASE, RESULT, TRACES, Endpoint, LeaseRequest, Orders, Result, WorkerBeat
 from lightningrl.control.repeats import TRY_AGAIN, Repeats, read_sentence, reading_answer
 from lightningrl.errors import ServerError
-from lightningrl.store.protocol import Lease
+from lightningrl.records import Lease
 from lightningrl.types import Outcome
 
 __all__ = ["ControlClient", "RefusedError"]

@@ -21,7 +21,7 @@ from lightningrl.control.repeats import TRY_AGAIN, Repeats, read_sentence, readi
 from lightningrl.credentials import check_key
 from lightningrl.errors import ServerError
 from lightningrl.look.trace import Trace
-from lightningrl.store.protocol import Lease, RolloutFilter, RolloutRecord, Score, StepRecord
+from lightningrl.records import Lease, RolloutFilter, RolloutRecord, Score, StepRecord
 from lightningrl.types import Outcome, RolloutSpec, RolloutState, Trajectory
 
 __all__ = ["ServerClient"]

@@ -21,12 +21,12 @@ from lightningrl.credit.services import PolicyQueries, RolloutServices
 from lightningrl.errors import LightningError, PluginError, RewardError, describe_raised
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, GroupWitness, Services, Witness
+from lightningrl.records import Score
 from lightningrl.rewards import RewardSet, TurnReward
 from lightningrl.rewards.processes import FunctionProcesses, ProcessEnded
 from lightningrl.rewards.reward_set import describe_failure
 from lightningrl.rewards.threads import DaemonThreads
 from lightningrl.rewards.value import BadValue
-from lightningrl.store.protocol import Score
 from lightningrl.types import Evidence, RolloutMode, ToolStatus, Trajectory, TrajectoryGroup
 
 __all__ = ["Evaluator", "classify_tools"]

@@ -30,9 +30,9 @@ from lightningrl.protocols import (
     CreditMonitor,
     CriticTeacher,
 )
+from lightningrl.records import Score
 from lightningrl.rewards.weights import RewardWeights
 from lightningrl.roles import is_role_among
-from lightningrl.store.protocol import Score
 from lightningrl.trained_calls import LeftOut, TrainedCalls, calls_left_out, side_calls
 from lightningrl.types import (
     Advantages,

@@ -22,7 +22,7 @@ from lightningrl.look.reader import StoredRun
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import Backend, Continuation, TokenScorer
-from lightningrl.store.protocol import RolloutFilter, StepRecord
+from lightningrl.records import RolloutFilter, StepRecord
 from lightningrl.training.parts import build_backends
 from lightningrl.training.policies import load_backend
 from lightningrl.training.run_folder import checkpoints

@@ -16,7 +16,7 @@ from lightningrl.credit.scoring import only_trained
 from lightningrl.evaluation.check import Check
 from lightningrl.evaluation.recomputation import is_sampled, read_trajectories
 from lightningrl.look.reader import StoredRun
-from lightningrl.store.protocol import StepRecord
+from lightningrl.records import StepRecord
 from lightningrl.training.parts import trained_calls
 from lightningrl.types import Sample, Trajectory, TrajectoryGroup
 

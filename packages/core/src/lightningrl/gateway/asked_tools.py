@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lightningrl.gateway.request import CallRequest
+from lightningrl.records import DIALOGUE, CallRecord, ToolCallRecord
 from lightningrl.rendering.completion import ToolRequest, read_recorded
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.rewards.tool_arguments import fit_offered, is_offered
 from lightningrl.rewards.tools import canonical
-from lightningrl.store.protocol import DIALOGUE, CallRecord, ToolCallRecord
 from lightningrl.types import ToolCall, ToolStatus, Transition
 
 __all__ = ["AskedTools", "ShownTool"]

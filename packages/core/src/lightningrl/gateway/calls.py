@@ -33,11 +33,12 @@ from lightningrl.gateway.routing import Routing, fitting_patterns
 from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.threads import LONG, Threads
 from lightningrl.gateway.watch import CallWatch
+from lightningrl.records import AttemptInfo, CallRecord, ToolCallRecord
 from lightningrl.rendering.completion import Choice, CompletionText, TextDelta, read_recorded
 from lightningrl.rendering.renderer import PROMPT_TAIL, PolicyRenderer
 from lightningrl.rendering.tokenizer import context_overflow
 from lightningrl.store.errors import AttemptOver, StoreFull
-from lightningrl.store.protocol import AttemptInfo, CallLog, CallRecord, ToolCallRecord
+from lightningrl.store.protocol import CallLog
 from lightningrl.types import EngineInfo, SamplingSettings, Transition
 
 __all__ = ["PolicyCalls", "answer_again"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.history import PastCall, chain_digests
-from lightningrl.store.protocol import CallRecord
+from lightningrl.records import CallRecord
 from lightningrl.types import Transition
 
 __all__ = ["Conversation", "Conversations", "digest_head"]

@@ -25,8 +25,8 @@ from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.gateway.threads import Threads
 from lightningrl.gateway.upstream import Forwarder
 from lightningrl.gateway.watch import CallWatch
+from lightningrl.records import AttemptInfo
 from lightningrl.rendering.completion import TextDelta
-from lightningrl.store.protocol import AttemptInfo
 
 __all__ = [
     "CountTokens",

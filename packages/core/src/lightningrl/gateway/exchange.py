@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 from lightningrl.gateway.calls import PolicyCalls
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallContext
+from lightningrl.records import AttemptInfo
 from lightningrl.roles import LONGEST_ROLE
-from lightningrl.store.protocol import AttemptInfo
 
 __all__ = ["ClientGone", "ReceivedCall", "authorise", "call_context", "read_body", "send_json", "while_connected"]
 

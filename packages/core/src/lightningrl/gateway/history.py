@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lightningrl.store.protocol import CallRecord
+from lightningrl.records import CallRecord
 from lightningrl.types import IntArray
 
 __all__ = [

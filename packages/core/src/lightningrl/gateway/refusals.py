@@ -9,7 +9,8 @@ from collections import Counter, OrderedDict
 from lightningrl.errors import StoreError
 from lightningrl.gateway.errors import CONTEXT_CODE, Refusal
 from lightningrl.gateway.request import CallContext
-from lightningrl.store.protocol import AttemptInfo, CallLog
+from lightningrl.records import AttemptInfo
+from lightningrl.store.protocol import CallLog
 from lightningrl.types import OtherCall, OtherCallKind
 
 __all__ = ["RefusalLog"]

@@ -17,8 +17,8 @@ import numpy as np
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallRequest
 from lightningrl.lineages import common_tokens
+from lightningrl.records import DIVERGED_CODE, CallRecord
 from lightningrl.rendering.renderer import PolicyRenderer
-from lightningrl.store.protocol import DIVERGED_CODE, CallRecord
 from lightningrl.types import FinishReason, IntArray
 
 __all__ = ["Replay"]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from secrets import token_hex
 
 from lightningrl.gateway.request import Answer, CallContext
-from lightningrl.store.protocol import CallRecord
+from lightningrl.records import CallRecord
 
 __all__ = ["Kept", "Retries"]
 

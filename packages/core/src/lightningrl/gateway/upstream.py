@@ -26,7 +26,8 @@ from lightningrl.gateway.exchange import ReceivedCall
 from lightningrl.gateway.request import CallContext
 from lightningrl.gateway.settings import GatewaySettings, Upstream
 from lightningrl.masking import Mask, MaskedBytes
-from lightningrl.store.protocol import AttemptInfo, CallLog
+from lightningrl.records import AttemptInfo
+from lightningrl.store.protocol import CallLog
 from lightningrl.types import OtherCall, OtherCallKind
 
 if TYPE_CHECKING:

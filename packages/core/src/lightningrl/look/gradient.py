@@ -18,7 +18,7 @@ from typing import Final
 
 from lightningrl.config import Recipe
 from lightningrl.look.trace import CallTrace, Trace
-from lightningrl.store.protocol import RolloutRecord
+from lightningrl.records import RolloutRecord
 from lightningrl.trained_calls import LeftOut, calls_left_out, trained_calls_of
 from lightningrl.types import Outcome, RolloutMode
 

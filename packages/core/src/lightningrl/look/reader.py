@@ -27,11 +27,12 @@ from lightningrl.look.siblings import Siblings, build_siblings
 from lightningrl.look.tokens import Token, read_tokens
 from lightningrl.look.trace import CallTrace, Trace, Window, build_trace
 from lightningrl.origin import read_models
+from lightningrl.records import RolloutFilter, RolloutRecord
 from lightningrl.rendering.tokenizer import load_tokenizer
 from lightningrl.store import SqlStore
 from lightningrl.store.errors import OlderStore
 from lightningrl.store.places import find_store, has_store
-from lightningrl.store.protocol import Look, RolloutFilter, RolloutRecord
+from lightningrl.store.protocol import Look
 from lightningrl.types import Outcome, Trajectory
 
 __all__ = ["Group", "RunReader", "StoredRun", "open_run", "read_group"]

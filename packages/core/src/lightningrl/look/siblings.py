@@ -15,7 +15,7 @@ import numpy as np
 
 from lightningrl.lineages import common_tokens
 from lightningrl.look.segments import SegmentReader
-from lightningrl.store.protocol import RolloutRecord, Score
+from lightningrl.records import RolloutRecord, Score
 from lightningrl.types import ToolCall, Trajectory, Transition
 
 __all__ = ["Divergence", "Sibling", "SiblingCall", "Siblings", "build_siblings", "find_divergence"]

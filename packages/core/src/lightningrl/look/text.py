@@ -17,7 +17,7 @@ from lightningrl.clean import as_text, printable
 from lightningrl.look.reader import Group, RunReader, read_group
 from lightningrl.look.segments import Segment, SegmentKind
 from lightningrl.look.trace import CallTrace, Trace, whole_row
-from lightningrl.store.protocol import AttemptRecord
+from lightningrl.records import AttemptRecord
 from lightningrl.types import OtherCall, ToolCall
 
 __all__ = ["number", "show_rollout"]

@@ -17,7 +17,7 @@ import numpy as np
 
 from lightningrl.lineages import common_tokens
 from lightningrl.look.segments import Segment, SegmentKind, SegmentReader
-from lightningrl.store.protocol import RolloutRecord, Score
+from lightningrl.records import RolloutRecord, Score
 from lightningrl.trained_calls import side_calls
 from lightningrl.types import Array, OtherCall, ToolCall, Trajectory, Transition
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.control.api import Result
+from lightningrl.records import Lease
 from lightningrl.runtime.agent_loader import LoadedAgent
 from lightningrl.runtime.report import report_exception, report_output
-from lightningrl.store.protocol import Lease
 from lightningrl.types import Outcome
 
 __all__ = ["Attempt", "RunOnLoop"]

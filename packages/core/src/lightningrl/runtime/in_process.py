@@ -25,6 +25,7 @@ from lightningrl.control.api import Result, ThenLease, WorkerBeat, WorkerState
 from lightningrl.control.blocking import ControlClient
 from lightningrl.control.client import ServerClient
 from lightningrl.errors import ServerError
+from lightningrl.records import Lease
 from lightningrl.runtime.attempt import Attempt
 from lightningrl.runtime.environment import worker_environment
 from lightningrl.runtime.launcher import WorkerPlan
@@ -32,7 +33,6 @@ from lightningrl.runtime.report import clean_text
 from lightningrl.runtime.settings import WorkerSettings
 from lightningrl.runtime.supervisor import STOP_PATIENCE_S, give_back
 from lightningrl.runtime.worker import Worker, Workplace
-from lightningrl.store.protocol import Lease
 from lightningrl.types import Outcome
 
 __all__ = ["ThreadLauncher"]

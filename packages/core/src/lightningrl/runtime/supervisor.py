@@ -25,11 +25,11 @@ from lightningrl.control.api import WorkerState
 from lightningrl.control.client import ServerClient
 from lightningrl.errors import ConfigError, LightningError, ServerError
 from lightningrl.keys import process_key
+from lightningrl.records import RunningAttempt
 from lightningrl.runtime.launcher import WorkerPlan, WorkerPoolError
 from lightningrl.runtime.lifeline import LOST_STATUS
 from lightningrl.runtime.process import WorkerProcess, describe_exit
 from lightningrl.runtime.report import clean_text
-from lightningrl.store.protocol import RunningAttempt
 from lightningrl.types import Outcome
 
 __all__ = ["LocalLauncher", "Supervisor", "end_attempts", "give_back", "tell_failure"]

@@ -27,6 +27,7 @@ from lightningrl.control.api import Result, ThenLease, WorkerState
 from lightningrl.control.blocking import ControlClient, RefusedError
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.parent import die_with_parent
+from lightningrl.records import Lease
 from lightningrl.runtime.agent_loader import LoadedAgent, load_agent
 from lightningrl.runtime.attempt import Attempt
 from lightningrl.runtime.environment import rollout_environment
@@ -35,7 +36,6 @@ from lightningrl.runtime.lifeline import LOST_STATUS, die_with_pipe, kill_own_gr
 from lightningrl.runtime.programs import programs_attributed
 from lightningrl.runtime.report import clean_text
 from lightningrl.runtime.settings import WorkerSettings, decode_settings
-from lightningrl.store.protocol import Lease
 from lightningrl.types import Outcome
 
 __all__ = ["Worker", "Workplace", "main"]

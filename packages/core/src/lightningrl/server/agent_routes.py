@@ -18,12 +18,13 @@ from lightningrl.clean import as_text
 from lightningrl.control import api
 from lightningrl.control.api import ReportedToolCall
 from lightningrl.dialects import Dialect, call_of
+from lightningrl.records import ToolCallRecord
 from lightningrl.server.access import Access
 from lightningrl.server.asked_calls import ReadAsked, join_reports
 from lightningrl.server.attempt_routes import attempt_of
 from lightningrl.server.routes import route
 from lightningrl.store.errors import UnknownRecord
-from lightningrl.store.protocol import CallLog, ToolCallRecord
+from lightningrl.store.protocol import CallLog
 from lightningrl.types import ToolCall, ToolStatus
 
 __all__ = ["agent_routes"]

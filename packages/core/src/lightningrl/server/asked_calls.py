@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from lightningrl.records import ToolCallRecord
 from lightningrl.rendering.completion import read_recorded
 from lightningrl.rendering.renderer import PolicyRenderer
-from lightningrl.store.protocol import CallLog, ToolCallRecord
+from lightningrl.store.protocol import CallLog
 from lightningrl.telemetry.tool_spans import comparable
 from lightningrl.types import Transition
 

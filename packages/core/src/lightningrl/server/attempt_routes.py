@@ -12,11 +12,12 @@ from starlette.types import Message
 
 from lightningrl.control import api
 from lightningrl.errors import ServerError
+from lightningrl.records import AttemptEnd, Lease
 from lightningrl.server.access import Access
 from lightningrl.server.export_reader import ExportContents, ExportReader
 from lightningrl.server.routes import BodyError, route
 from lightningrl.server.workers import Workers
-from lightningrl.store.protocol import AttemptEnd, CallLog, Lease, Queue
+from lightningrl.store.protocol import CallLog, Queue
 from lightningrl.types import OtherCall, OtherCallKind, Outcome
 
 __all__ = ["AttemptMemory", "attempt_of", "attempt_routes", "while_connected"]

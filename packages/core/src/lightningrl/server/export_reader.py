@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightningrl.dialects import Dialect, call_of
+from lightningrl.records import SpanRecord, ToolCallRecord
 from lightningrl.server.asked_calls import ReadAsked, join_to_answers
 from lightningrl.server.evaluations import find_rewards
 from lightningrl.server.forwarding import ExportForwarder
 from lightningrl.server.routes import LONG_BYTES
-from lightningrl.store.protocol import CallLog, SpanRecord, ToolCallRecord
+from lightningrl.store.protocol import CallLog
 from lightningrl.telemetry.otlp import PROTOBUF, Export, ParsedExport
 
 __all__ = ["ExportContents", "ExportReader"]

@@ -15,12 +15,13 @@ from starlette.routing import BaseRoute
 from lightningrl import wire
 from lightningrl.control import api
 from lightningrl.look.reader import StoredRun
+from lightningrl.records import RolloutFilter, RolloutRecord, StepRecord
 from lightningrl.server.access import Access
 from lightningrl.server.attempt_routes import while_connected
 from lightningrl.server.forwarding import ExportForwarder
 from lightningrl.server.routes import BodyError, route
 from lightningrl.server.vitals import Vitals, memory_bytes
-from lightningrl.store.protocol import Ledger, Look, Queue, RolloutFilter, RolloutRecord, StepRecord
+from lightningrl.store.protocol import Ledger, Look, Queue
 from lightningrl.types import PolicyStatus, RolloutSpec
 
 __all__ = ["Engines", "run_routes"]

@@ -11,8 +11,8 @@ from typing import Final
 
 from lightningrl.control.api import Orders, WorkerBeat, WorkerFilter, WorkerRecord, WorkerState
 from lightningrl.control.api import Workers as WorkerList
+from lightningrl.records import RunningAttempt
 from lightningrl.store.errors import UnknownRecord
-from lightningrl.store.protocol import RunningAttempt
 
 __all__ = ["Workers"]
 

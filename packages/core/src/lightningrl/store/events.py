@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightningrl.store.protocol import AttemptInfo
+from lightningrl.records import AttemptInfo
 from lightningrl.types import RolloutState
 
 __all__ = ["EndEvent", "Event", "LeaseEvent", "QueueEvent", "StartEvent"]

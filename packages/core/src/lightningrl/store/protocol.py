@@ -1,4 +1,4 @@
-"""The protocols of a store, and the records that go in and come out.
+"""The protocols of a store; `lightningrl.records` are what goes in and comes out.
 
     create_rollouts ─► lease ─► append_calls … append_tool_calls … add_rewards ─► finish_attempt ─► trajectories
                          ▲                                                             │  ─► set_scores ─► mark_trained
@@ -12,306 +12,31 @@ Every method that writes is *durable when it returns*: what it acknowledged surv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from msgspec import Meta
-
-from lightningrl.clean import as_text, one_line
 from lightningrl.errors import StoreError
+from lightningrl.records import (
+    AttemptEnd,
+    AttemptInfo,
+    CallRecord,
+    Lease,
+    RolloutFilter,
+    RolloutRecord,
+    RunningAttempt,
+    Score,
+    SpanRecord,
+    StepRecord,
+    StoreCounts,
+    ToolCallRecord,
+)
 from lightningrl.store.condition import Standing
 from lightningrl.store.overview import Overview
-from lightningrl.types import (
-    Array,
-    BranchPoint,
-    Evidence,
-    OtherCall,
-    Outcome,
-    RolloutMode,
-    RolloutSpec,
-    RolloutState,
-    SamplingSettings,
-    Task,
-    ToolCall,
-    Trajectory,
-    Transition,
-)
+from lightningrl.types import OtherCall, Outcome, RolloutSpec, RolloutState, Trajectory
 
-__all__ = [
-    "DIALOGUE",
-    "DIVERGED_CODE",
-    "RETRYABLE",
-    "AttemptCalls",
-    "AttemptEnd",
-    "AttemptInfo",
-    "AttemptRecord",
-    "CallLog",
-    "CallRecord",
-    "Lease",
-    "Ledger",
-    "Look",
-    "Queue",
-    "RolloutFilter",
-    "RolloutRecord",
-    "RunningAttempt",
-    "Score",
-    "SpanRecord",
-    "StepRecord",
-    "Store",
-    "StoreCounts",
-    "ToolCallRecord",
-]
+__all__ = ["RETRYABLE", "AttemptCalls", "CallLog", "Ledger", "Look", "Queue", "Store"]
 
 RETRYABLE = frozenset({Outcome.INFRASTRUCTURE_ERROR})
 """Outcomes that say nothing about the policy: the rollout is queued again while attempts are left."""
-
-LONGEST_SHOWN = 60
-"""Characters of what came out of a rollout, in its line."""
-
-DIVERGED_CODE = "diverged"
-"""Of a refused call (`OtherCall.code`) of a branch: nobody recorded it."""
-
-DIALOGUE = "dialogue:"
-"""Before a tool call's id, the span of a record that the dialogue alone shows."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lease:
-    """An attempt handed to one worker until the lease expires or is renewed by a heartbeat."""
-
-    rollout_id: str
-    attempt: int
-    """Number of the attempt within the rollout, from 1."""
-    task: Task
-    """Without its answer."""
-    mode: RolloutMode
-    timeout_s: float
-    key: str = field(repr=False)
-    """Scoped key: calls the model and reports on this attempt, nothing else."""
-    expires_at: float
-    """Unix seconds."""
-
-    @property
-    def base_path(self) -> str:
-        """Where the agent's model calls go, below the server's URL."""
-        return f"/rollouts/{self.rollout_id}/attempts/{self.attempt}/v1"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunningAttempt:
-    """An attempt that a worker runs."""
-
-    rollout_id: str
-    attempt: int
-    worker_id: str
-    timeout_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptInfo:
-    """A running attempt: what a scoped key stands for."""
-
-    rollout_id: str
-    attempt: int
-    mode: RolloutMode
-    step: int
-    sampling: SamplingSettings | None
-    """The rollout's overrides; None = the policy's defaults."""
-    timeout_s: float
-    branch: BranchPoint | None = None
-    calls: int = 0
-    """At least so many calls of it are recorded; exactly, where other servers record them too."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CallRecord:
-    """One model call as it is kept: what training needs of it, and what the gateway needs to go on from it or to answer a retry."""
-
-    rollout_id: str
-    attempt: int
-    call_key: str
-    """The same for every retry of one logical call; unique within the attempt. With `n>1`, one key per choice."""
-    transition: Transition
-    """Its `parent_id` is a call of the same attempt whose prompt and completion begin its prompt; these tokens are kept once. Its
-    `index` is the store's to give, its `rewards` come by `add_rewards`."""
-    history_key: str | None = None
-    """Digest of the messages up to and including the answer, by which the gateway finds the parent of a later call,
-    also after a restart. Opaque to the store."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolCallRecord:
-    """A tool call with its place in the trace. `tool_call.transition_id` may be None; it is then resolved when read, by the
-    model's tool-call id, else by the parent span."""
-
-    tool_call: ToolCall
-    span_id: str | None = None
-    """Unique within the attempt; an export that is repeated is kept once."""
-    parent_span_id: str | None = None
-    started_at: float = 0.0
-
-    @property
-    def is_of_dialogue(self) -> bool:
-        """Whether only a call's answer and a later request tell of it: it stands until somebody tells of the same tool call."""
-        return self.span_id is not None and self.span_id.startswith(DIALOGUE)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpanRecord:
-    """A span that names an agent or leads to one: fills `Transition.agent` where the call itself did not say. A call that came without
-    a span is found by its own id."""
-
-    span_id: str
-    parent_span_id: str | None = None
-    agent: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class AttemptEnd:
-    """How an attempt ended, and what is told of it with that."""
-
-    outcome: Outcome
-    output: Any = None
-    error: str | None = None
-    duration_s: float = 0.0
-    tool_calls: Sequence[ToolCallRecord] = ()
-    spans: Sequence[SpanRecord] = ()
-    other_calls: Sequence[OtherCall] = ()
-    may_go_again: bool = True
-    """Whether a failure of the infrastructure queues the rollout again; not where the agent alone says that it is one."""
-    left_threads: Sequence[str] = ()
-    """As in `Trajectory`."""
-    rewards: Mapping[str | None, Mapping[str, float | None]] = field(default_factory=dict[str | None, Mapping[str, float | None]])
-    """By transition id; None = of the attempt."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Score:
-    """What the trainer made of a finished attempt, or a part of it: what is not given stays as it is kept, but for `reward` and
-    `unrewarded`."""
-
-    rollout_id: str
-    attempt: int
-    rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    reward: float | None = None
-    unrewarded: str | None = None
-    digests: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By the recipe's key, as in `Trajectory`."""
-    evidence: Evidence | None = None
-    asked: Sequence[OtherCall] = ()
-    """Calls of judges, to be kept with the attempt's other calls; those that are there already, by when they began, are kept once."""
-    transition_rewards: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict[str, Mapping[str, float | None]])
-    """By transition id."""
-    advantages: Mapping[str, Array | None] = field(default_factory=dict[str, "Array | None"])
-    """By transition id, one per completion token; None = nobody scored it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptRecord:
-    """One try at a rollout, as it stands."""
-
-    attempt: int
-    worker_id: str
-    outcome: Outcome | None
-    """None = still running."""
-    started_at: float
-    ended_at: float | None = None
-    duration_s: float = 0.0
-    output: Any = None
-    error: str | None = None
-    left_threads: tuple[str, ...] = ()
-    """As in `Trajectory`."""
-    results_refused: int = 0
-    """As in `Trajectory`."""
-    calls: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class RolloutRecord:
-    """A rollout as it stands. Printed, it is a line."""
-
-    spec: RolloutSpec
-    state: RolloutState
-    outcome: Outcome | None
-    """Of the deciding attempt; None while queued or running."""
-    attempts: tuple[AttemptRecord, ...]
-    reward: float | None = None
-    trained_step: int | None = None
-    created_at: float = 0.0
-
-    @property
-    def id(self) -> str:
-        return self.spec.id
-
-    @property
-    def task(self) -> Task:
-        return self.spec.task
-
-    @property
-    def deciding(self) -> AttemptRecord | None:
-        """The attempt that the outcome is of: the last that ended so. None while queued or running."""
-        return next((attempt for attempt in reversed(self.attempts) if self.outcome and attempt.outcome is self.outcome), None)
-
-    @property
-    def output(self) -> Any:
-        """The answer that the agent returned in the deciding attempt."""
-        return None if self.deciding is None else self.deciding.output
-
-    @property
-    def error(self) -> str | None:
-        """Why the deciding attempt failed; None where it did not."""
-        return None if self.deciding is None else self.deciding.error
-
-    def __repr__(self) -> str:
-        """`<rollout 'g000003-000': succeeded, reward 1.000, task 'train-8', 'March 3'>`."""
-        ended = self.error or self.output
-        words = [self.outcome or self.state, "no reward" if self.reward is None else f"reward {self.reward:.3f}", f"task {self.task.id!r}"]
-        result = [] if ended is None else [repr(one_line(as_text(ended), LONGEST_SHOWN))]
-        return f"<rollout {self.id!r}: {', '.join([*words, *result])}>"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RolloutFilter:
-    """Which rollouts to list, newest first. None = any."""
-
-    state: RolloutState | None = None
-    outcome: Outcome | None = None
-    mode: RolloutMode | None = None
-    step: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
-    """Counted from 1: the step that trained it, or, of a rollout that no step trained, the one it was ordered for (`spec.step` + 1). A
-    validation has the number of the step after which it was."""
-    group_id: str | None = None
-    task_id: str | None = None
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
-    """Over HTTP at most 1,000."""
-    offset: Annotated[int, Meta(ge=0, lt=2**31)] = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepRecord:
-    """A finished training step."""
-
-    step: int
-    rollout_ids: tuple[str, ...]
-    metrics: Mapping[str, float]
-    at: float
-    """Unix seconds."""
-    is_forgotten: bool = False
-    """Its rollouts were deleted (`Ledger.forget_rollouts`)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoreCounts:
-    """Totals."""
-
-    states: Mapping[RolloutState, int]
-    outcomes: Mapping[Outcome, int]
-    """Of finished rollouts."""
-    attempts: int
-    calls: int
-    breaks: int
-    late: int
-    """Calls and results that were refused because their attempt was over, since this process started."""
 
 
 class Queue(Protocol):
@@ -474,7 +199,7 @@ class Look(AttemptCalls, Overview, Standing, Protocol):
         """`UnknownRecord` where there is none."""
         ...
 
-    async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> tuple[RolloutRecord, ...]: ...
+    async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> tuple[RolloutRecord, ...]: ...  # noqa: B008
 
     async def trajectories(self, rollout_ids: Sequence[str]) -> tuple[Trajectory, ...]:
         """Of the deciding attempt (the one that succeeded, else the last that ended), in the order asked. `UnknownRecord` for an unknown

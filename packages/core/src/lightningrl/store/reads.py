@@ -14,10 +14,7 @@ import msgspec
 from sqlalchemy import BindParameter, ColumnElement, Connection, Row, bindparam, case, func, select
 
 from lightningrl.recent import Recent
-from lightningrl.store.codec import as_number, decode_advantages, decode_output, decode_sampling
-from lightningrl.store.errors import UnknownRecord
-from lightningrl.store.prepared import PreparedStatement
-from lightningrl.store.protocol import (
+from lightningrl.records import (
     AttemptInfo,
     AttemptRecord,
     CallRecord,
@@ -28,6 +25,9 @@ from lightningrl.store.protocol import (
     StepRecord,
     StoreCounts,
 )
+from lightningrl.store.codec import as_number, decode_advantages, decode_output, decode_sampling
+from lightningrl.store.errors import UnknownRecord
+from lightningrl.store.prepared import PreparedStatement
 from lightningrl.store.schema import (
     FORGOTTEN,
     advantages,

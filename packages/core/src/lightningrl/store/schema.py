@@ -25,9 +25,9 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from lightningrl.records import DIALOGUE
 from lightningrl.store.columns import Choice, CleanText, Finite, Floats, Json, LongJson, LongText, SpanId, Wire
 from lightningrl.store.dialects import CLUSTERED, partial_index
-from lightningrl.store.protocol import DIALOGUE
 from lightningrl.types import (
     BranchPoint,
     Evidence,

@@ -19,6 +19,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from sqlalchemy import Connection
 
 from lightningrl.errors import StoreError
+from lightningrl.records import AttemptEnd, AttemptInfo, CallRecord, Lease, StoreCounts, ToolCallRecord
 from lightningrl.store import overview_reads, writes
 from lightningrl.store.census import Census
 from lightningrl.store.condition_reads import read_condition, read_neighbours, read_position
@@ -26,14 +27,6 @@ from lightningrl.store.database import open_database
 from lightningrl.store.dialects import Database, Peers, explain, patiently
 from lightningrl.store.errors import AttemptOver, StoreTrouble, UnknownRecord
 from lightningrl.store.events import EndEvent, Event, LeaseEvent, QueueEvent, StartEvent
-from lightningrl.store.protocol import (
-    AttemptEnd,
-    AttemptInfo,
-    CallRecord,
-    Lease,
-    StoreCounts,
-    ToolCallRecord,
-)
 from lightningrl.store.reads import Reader, decode_task
 from lightningrl.store.trajectories import read_trajectories
 from lightningrl.store.transaction import Transaction, over

@@ -16,13 +16,13 @@ from sqlalchemy import Connection, Table, bindparam, func, insert, or_, select, 
 
 from lightningrl.clean import clean_text
 from lightningrl.recent import Recent
+from lightningrl.records import AttemptInfo
 from lightningrl.store.codec import as_number, column_text, count_tokens
 from lightningrl.store.dialects import Database
 from lightningrl.store.errors import AttemptOver, UnknownRecord
 from lightningrl.store.events import EndEvent, Event, QueueEvent, StartEvent
 from lightningrl.store.participants import Participants
 from lightningrl.store.prepared import PreparedStatement
-from lightningrl.store.protocol import AttemptInfo
 from lightningrl.store.reads import Reader, chunks
 from lightningrl.store.schema import attempts, calls, is_shown, rollouts, tool_calls, toolsets, words
 from lightningrl.types import Outcome, RolloutState, ToolStatus

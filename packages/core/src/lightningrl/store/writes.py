@@ -14,13 +14,14 @@ from sqlalchemy import Integer, and_, bindparam, delete, func, insert, or_, sele
 
 from lightningrl.clean import clean_text
 from lightningrl.errors import StoreError
+from lightningrl.records import DIALOGUE, DIVERGED_CODE, AttemptEnd, CallRecord, Score, SpanRecord, ToolCallRecord
 from lightningrl.store import schema
 from lightningrl.store.codec import column_text, encode_advantages, encode_json, encode_tokens
 from lightningrl.store.errors import AttemptOver, Conflict, UnknownRecord
 from lightningrl.store.events import EndEvent, LeaseEvent, QueueEvent
 from lightningrl.store.participants import SpanNode
 from lightningrl.store.prepared import PreparedStatement
-from lightningrl.store.protocol import DIALOGUE, DIVERGED_CODE, RETRYABLE, AttemptEnd, CallRecord, Score, SpanRecord, ToolCallRecord
+from lightningrl.store.protocol import RETRYABLE
 from lightningrl.store.reads import chunks, read_forgotten
 from lightningrl.store.schema import (
     FORGOTTEN,

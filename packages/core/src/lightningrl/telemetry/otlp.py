@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 
 from lightningrl.clean import parse_json
 from lightningrl.errors import ServerError
-from lightningrl.store.protocol import SpanRecord, ToolCallRecord
+from lightningrl.records import SpanRecord, ToolCallRecord
 from lightningrl.telemetry import semconv
 from lightningrl.telemetry.conventions import Kind, SpanState, read_span, with_events
 from lightningrl.telemetry.evaluations import Evaluation, ToldRecord, read_evaluations, read_told_records

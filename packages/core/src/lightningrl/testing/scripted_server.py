@@ -31,7 +31,7 @@ from lightningrl import wire
 from lightningrl.control.api import Result
 from lightningrl.gateway.dialects.responses import parse_responses_request
 from lightningrl.gateway.settings import GatewaySettings
-from lightningrl.store.protocol import AttemptRecord
+from lightningrl.records import AttemptRecord
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer

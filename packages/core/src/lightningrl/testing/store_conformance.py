@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from lightningrl.errors import StoreError
-from lightningrl.store.errors import AttemptOver, Conflict, UnknownRecord
-from lightningrl.store.overview import Mark, RolloutQuery
-from lightningrl.store.protocol import (
+from lightningrl.records import (
     DIALOGUE,
     DIVERGED_CODE,
     AttemptEnd,
@@ -27,9 +25,11 @@ from lightningrl.store.protocol import (
     RunningAttempt,
     Score,
     SpanRecord,
-    Store,
     ToolCallRecord,
 )
+from lightningrl.store.errors import AttemptOver, Conflict, UnknownRecord
+from lightningrl.store.overview import Mark, RolloutQuery
+from lightningrl.store.protocol import Store
 from lightningrl.testing._pytest import pytest
 from lightningrl.types import (
     BranchPoint,

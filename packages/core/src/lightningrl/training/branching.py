@@ -24,8 +24,8 @@ from lightningrl.look.reader import open_run
 from lightningrl.look.segments import SegmentKind
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
+from lightningrl.records import CallRecord, ToolCallRecord
 from lightningrl.store import SqlStore
-from lightningrl.store.protocol import CallRecord, ToolCallRecord
 from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
 from lightningrl.training.run_folder import checkpoints

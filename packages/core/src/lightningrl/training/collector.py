@@ -15,7 +15,7 @@ from typing import Protocol
 
 from lightningrl.credit.evaluator import Evaluator
 from lightningrl.errors import LightningError, ServerError
-from lightningrl.store.protocol import Score
+from lightningrl.records import Score
 from lightningrl.types import RolloutSpec, Trajectory
 
 __all__ = ["Collector", "RewardedGroup", "Rollouts", "fetch_ended"]

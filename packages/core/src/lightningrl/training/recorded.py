@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lightningrl.errors import ConfigError
 from lightningrl.look.reader import StoredRun, open_run
-from lightningrl.store.protocol import RolloutFilter, StepRecord
+from lightningrl.records import RolloutFilter, StepRecord
 from lightningrl.types import RolloutMode, Trajectory
 
 __all__ = ["check_steps", "find_measured", "read_measured", "read_rollouts"]

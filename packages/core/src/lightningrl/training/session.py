@@ -30,11 +30,11 @@ from lightningrl.origin import read_run_file
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.private import create_private
 from lightningrl.protocols import Backend, Describer, Measured, Speed
+from lightningrl.records import RolloutFilter
 from lightningrl.runtime.address import reachable_url
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
-from lightningrl.store.protocol import RolloutFilter
 from lightningrl.telemetry.steps import NO_SPANS, StepSpans, open_spans
 from lightningrl.training.loop import Progress, Trainer
 from lightningrl.training.pace import give_time

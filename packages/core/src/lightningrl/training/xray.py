@@ -26,7 +26,7 @@ from lightningrl.look.reader import StoredRun, open_run
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.protocols import CreditAssigner
-from lightningrl.store.protocol import RolloutFilter, Score
+from lightningrl.records import RolloutFilter, Score
 from lightningrl.training.parts import build_assigner, build_scorer, required_settings
 from lightningrl.training.recorded import check_steps, find_measured, read_measured, read_rollouts
 from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup

@@ -22,7 +22,7 @@ from lightningrl.look.segments import Segment, SegmentKind
 from lightningrl.look.tokens import Token
 from lightningrl.look.trace import CallTrace, Trace, Window
 from lightningrl.origin import RunOrigin
-from lightningrl.store.protocol import AttemptRecord
+from lightningrl.records import AttemptRecord
 from lightningrl.types import OtherCall, ToolCall
 from lightningrl.view.fold import Budget, LongText
 from lightningrl.view.page import Asked, NoSuchPage, Page, Shown, ViewedRun

@@ -1,0 +1,298 @@
+"""The records that trainer, workers, gateway and viewer exchange with a store.
+
+Lease ─► AttemptInfo, CallRecord, ToolCallRecord, SpanRecord ─► AttemptEnd ─► Score ─► StepRecord
+RolloutFilter ─► RolloutRecord with its AttemptRecords          StoreCounts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from lightningrl.clean import as_text, one_line
+from lightningrl.types import (
+    Array,
+    BranchPoint,
+    Evidence,
+    OtherCall,
+    Outcome,
+    RolloutMode,
+    RolloutSpec,
+    RolloutState,
+    SamplingSettings,
+    Task,
+    ToolCall,
+    Transition,
+)
+
+__all__ = [
+    "DIALOGUE",
+    "DIVERGED_CODE",
+    "AttemptEnd",
+    "AttemptInfo",
+    "AttemptRecord",
+    "CallRecord",
+    "Lease",
+    "RolloutFilter",
+    "RolloutRecord",
+    "RunningAttempt",
+    "Score",
+    "SpanRecord",
+    "StepRecord",
+    "StoreCounts",
+    "ToolCallRecord",
+]
+
+DIVERGED_CODE = "diverged"
+"""`OtherCall.code` of a call that a branch was refused: the recorded rollout did not make it."""
+
+DIALOGUE = "dialogue:"
+"""Prefix of a `ToolCallRecord.span_id` that only the dialogue shows; the tool call's id follows."""
+
+_LONGEST_SHOWN = 60
+"""Characters of an output or error in a rollout's `repr`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lease:
+    """An attempt handed to one worker until the lease expires or is renewed by a heartbeat."""
+
+    rollout_id: str
+    attempt: int
+    """Number of the attempt within the rollout, from 1."""
+    task: Task
+    """Without its answer."""
+    mode: RolloutMode
+    timeout_s: float
+    key: str = field(repr=False)
+    """Scoped key: calls the model and reports on this attempt, nothing else."""
+    expires_at: float
+    """Unix seconds."""
+
+    @property
+    def base_path(self) -> str:
+        """Path of the agent's model calls, below the server's URL."""
+        return f"/rollouts/{self.rollout_id}/attempts/{self.attempt}/v1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningAttempt:
+    """An attempt that a worker runs."""
+
+    rollout_id: str
+    attempt: int
+    worker_id: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptInfo:
+    """A running attempt: what a scoped key stands for."""
+
+    rollout_id: str
+    attempt: int
+    mode: RolloutMode
+    step: int
+    sampling: SamplingSettings | None
+    """The rollout's overrides; None = the policy's defaults."""
+    timeout_s: float
+    branch: BranchPoint | None = None
+    calls: int = 0
+    """Least number of its recorded calls; the exact number where other servers record them too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CallRecord:
+    """One recorded model call: what training needs, and what the gateway needs to continue it or to answer a retry."""
+
+    rollout_id: str
+    attempt: int
+    call_key: str
+    """The same for every retry of one logical call; unique within the attempt. With `n>1`, one key per choice."""
+    transition: Transition
+    """Its `parent_id` is a call of the same attempt whose prompt and completion begin its prompt; the store keeps these
+    tokens once. The store gives `index`; `rewards` come by `add_rewards`."""
+    history_key: str | None = None
+    """Digest of the messages up to and including the answer, by which the gateway finds the parent of a later call,
+    also after a restart. Opaque to the store."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCallRecord:
+    """A tool call with its place in the trace. Where `tool_call.transition_id` is None, reading resolves it by the
+    model's tool-call id, else by the parent span."""
+
+    tool_call: ToolCall
+    span_id: str | None = None
+    """Unique within the attempt; a repeated export is kept once."""
+    parent_span_id: str | None = None
+    started_at: float = 0.0
+
+    @property
+    def is_of_dialogue(self) -> bool:
+        """True if only a call's answer and a later request show it; a report of the same tool call replaces it."""
+        return self.span_id is not None and self.span_id.startswith(DIALOGUE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpanRecord:
+    """A span that names an agent or leads to one: fills `Transition.agent` where the call itself did not say. A call
+    that came without a span is looked up by its own id."""
+
+    span_id: str
+    parent_span_id: str | None = None
+    agent: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AttemptEnd:
+    """The result of an attempt, with the reports that arrive together with it."""
+
+    outcome: Outcome
+    output: Any = None
+    error: str | None = None
+    duration_s: float = 0.0
+    tool_calls: Sequence[ToolCallRecord] = ()
+    spans: Sequence[SpanRecord] = ()
+    other_calls: Sequence[OtherCall] = ()
+    may_go_again: bool = True
+    """False where the agent alone says that the infrastructure failed: the rollout is not queued again for it."""
+    left_threads: Sequence[str] = ()
+    """As in `Trajectory`."""
+    rewards: Mapping[str | None, Mapping[str, float | None]] = field(default_factory=dict[str | None, Mapping[str, float | None]])
+    """By transition id; None = the attempt itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Score:
+    """The trainer's findings on a finished attempt, or a part of them. Fields that are not given leave what is stored
+    as it is, except `reward` and `unrewarded`, which always replace it."""
+
+    rollout_id: str
+    attempt: int
+    rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    reward: float | None = None
+    unrewarded: str | None = None
+    digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By the recipe's key, as in `Trajectory`."""
+    evidence: Evidence | None = None
+    asked: Sequence[OtherCall] = ()
+    """Calls of judges, kept with the attempt's other calls; one that began when a stored one did is kept once."""
+    transition_rewards: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict[str, Mapping[str, float | None]])
+    """By transition id."""
+    advantages: Mapping[str, Array | None] = field(default_factory=dict[str, "Array | None"])
+    """By transition id, one per completion token; None = nobody scored it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptRecord:
+    """One try at a rollout, as it stands."""
+
+    attempt: int
+    worker_id: str
+    outcome: Outcome | None
+    """None = still running."""
+    started_at: float
+    ended_at: float | None = None
+    duration_s: float = 0.0
+    output: Any = None
+    error: str | None = None
+    left_threads: tuple[str, ...] = ()
+    """As in `Trajectory`."""
+    results_refused: int = 0
+    """As in `Trajectory`."""
+    calls: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class RolloutRecord:
+    """A rollout as it stands. Printed, it is a line."""
+
+    spec: RolloutSpec
+    state: RolloutState
+    outcome: Outcome | None
+    """Outcome of the deciding attempt; None while queued or running."""
+    attempts: tuple[AttemptRecord, ...]
+    reward: float | None = None
+    trained_step: int | None = None
+    created_at: float = 0.0
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def task(self) -> Task:
+        return self.spec.task
+
+    @property
+    def deciding(self) -> AttemptRecord | None:
+        """The last attempt that ended with the rollout's outcome. None while queued or running."""
+        attempts = reversed(self.attempts)
+        return next((attempt for attempt in attempts if self.outcome and attempt.outcome is self.outcome), None)
+
+    @property
+    def output(self) -> Any:
+        """The answer that the agent returned in the deciding attempt."""
+        return None if self.deciding is None else self.deciding.output
+
+    @property
+    def error(self) -> str | None:
+        """The failure of the deciding attempt; None where it did not fail."""
+        return None if self.deciding is None else self.deciding.error
+
+    def __repr__(self) -> str:
+        """`<rollout 'g000003-000': succeeded, reward 1.000, task 'train-8', 'March 3'>`."""
+        reward = "no reward" if self.reward is None else f"reward {self.reward:.3f}"
+        words = [self.outcome or self.state, reward, f"task {self.task.id!r}"]
+        ended = self.error or self.output
+        if ended is not None:
+            words.append(repr(one_line(as_text(ended), _LONGEST_SHOWN)))
+        return f"<rollout {self.id!r}: {', '.join(words)}>"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutFilter:
+    """Which rollouts to list, newest first. None = any."""
+
+    state: RolloutState | None = None
+    outcome: Outcome | None = None
+    mode: RolloutMode | None = None
+    step: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    """Counted from 1: the step that trained it, or, where no step did, the one it was ordered for (`spec.step` + 1). A
+    validation has the number of the step it followed."""
+    group_id: str | None = None
+    task_id: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    """At most 1,000 over HTTP."""
+    offset: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """A finished training step."""
+
+    step: int
+    rollout_ids: tuple[str, ...]
+    metrics: Mapping[str, float]
+    at: float
+    """Unix seconds."""
+    is_forgotten: bool = False
+    """Its rollouts were deleted (`Ledger.forget_rollouts`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreCounts:
+    """Totals of a store."""
+
+    states: Mapping[RolloutState, int]
+    outcomes: Mapping[Outcome, int]
+    """Finished rollouts by outcome."""
+    attempts: int
+    calls: int
+    breaks: int
+    late: int
+    """Calls and results refused because their attempt was over, since this process started."""
