@@ -6,7 +6,7 @@ ssh there gpu-bundle/run                    there: needs no network; results/rep
 
 wheels/           what a bare PyTorch image lacks, for each Python asked for, and ours
 requirements-*    their names, by Python
-tree/             tests, the text-to-SQL example, benchmarks/gpu_check.py
+tree/             tests, the text-to-SQL example, scripts/gpu_check.py
 run               makes an environment over the image's torch and runs everything; --quick, --device cpu, --only engine
 """
 
@@ -36,7 +36,7 @@ TREE: Final = (
     "tests/support",
     "packages/trainer-torch/tests",
     "examples/text_to_sql",
-    "benchmarks/gpu_check.py",
+    "scripts/gpu_check.py",
 )
 RUN: Final = """\
 #!/bin/sh
@@ -56,7 +56,7 @@ if [ ! -f env/.installed ]; then
     "$python" -c 'import site; print("\\n".join(site.getsitepackages()))' > "$ours/image.pth"
     touch env/.installed
 fi
-exec env/bin/python tree/benchmarks/gpu_check.py --out results "$@"
+exec env/bin/python tree/scripts/gpu_check.py --out results "$@"
 """
 
 

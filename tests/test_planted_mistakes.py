@@ -1,4 +1,4 @@
-"""`benchmarks/planted_mistakes.py`: each mistake of a newcomer is answered in time, and what the answer says mends it."""
+"""`tests/support/planted_mistakes.py`: each mistake of a newcomer is answered in time, and what the answer says mends it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
 from planted_mistakes import MISTAKES, Mistake, edit, remedied
 
 from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError
 from lightningrl.scaffold import new_agent
 
-SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "planted_mistakes.py"
+SCRIPT = Path(__file__).resolve().parent / "support" / "planted_mistakes.py"
 AT_ONCE = ("groupsize", "[learners]", "learning_rate in [sampling]", 'steps = "two"', "no [rewards]")
 """Refused when the recipe is read."""
 

@@ -14,7 +14,7 @@ from lightningrl_torch.testing import save_policy
 
 torch.set_num_threads(1)
 DEVICE = os.environ.get("LIGHTNINGRL_TEST_DEVICE", "cpu")
-"""`cuda` runs these tests on a GPU (benchmarks/gpu_check.py)."""
+"""`cuda` runs these tests on a GPU (scripts/gpu_check.py)."""
 
 
 @pytest.fixture(scope="session")

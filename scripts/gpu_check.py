@@ -1,8 +1,8 @@
 """What a machine with a GPU has to show, each check in a process of its own: a failure is a line of the report, and the next one runs.
 
-    python benchmarks/gpu_check.py                              on the GPU; half an hour
-    python benchmarks/gpu_check.py --device cpu --quick         the same ways, tiny sizes: minutes on two cores
-    python benchmarks/gpu_check.py --only engine learner
+    python scripts/gpu_check.py                              on the GPU; half an hour
+    python scripts/gpu_check.py --device cpu --quick         the same ways, tiny sizes: minutes on two cores
+    python scripts/gpu_check.py --only engine learner
 
     suite         the torch backend's tests on the device
     engine        tokens per second, beside transformers' own `generate` and what memory bandwidth allows (measured)

@@ -1,7 +1,7 @@
 """A newcomer's mistakes, planted one by one into what `lightningrl init` makes: what is said, after how many CPU seconds, and whether
 the remedy that is said works when it is typed in.
 
-    python benchmarks/planted_mistakes.py [--remedies] [NAME ...]
+    python tests/support/planted_mistakes.py [--remedies] [NAME ...]
 
 A sentence may take 5 CPU seconds, 10 where torch must be imported: what an idle machine takes at most. What only rollouts show is
 said at the end of the step.
