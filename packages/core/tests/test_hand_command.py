@@ -232,6 +232,25 @@ async def test_a_program_and_what_it_started_end_with_the_worker(folder: Path, h
         await pool.stop(grace_s=0.0)
 
 
+async def test_a_program_and_what_it_started_end_with_the_process_that_ran_it_however_that_ends(folder: Path) -> None:
+    """Whoever runs it is supervised by nobody here: an agent in the trainer's own process, or a worker whose trainer was killed."""
+    hang = f"{{'do': 'hang', 'pids': {str(folder / 'pids')!r}}}"
+    code = f"import asyncio, agent; asyncio.run(agent.answer({hang}))"
+    runner = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=folder)
+    async with all_ended(folder / "pids"):
+        await written(folder / "pids", words=2)
+        runner.kill()
+        await runner.wait()
+
+
+def test_a_program_is_started_without_python_between_fork_and_exec() -> None:
+    """Handlers of forks (OpenTelemetry's start threads in the child) and `preexec_fn` are not safe where other threads run."""
+    forks: list[str] = []
+    os.register_at_fork(before=lambda: forks.append("fork"))
+    assert python("print('done')") == "done"
+    assert forks == []
+
+
 def python(code: str) -> Any:
     return asyncio.run(command_agent(sys.executable, "-c", code)({"question": "ü?"}))
 

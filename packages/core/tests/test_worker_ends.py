@@ -40,6 +40,11 @@ def crash(task):
     (HERE / "left").write_text(f"{program.pid} {child}")
     os._exit(9)
 
+def read_nothing(task):
+    if task == "fine":
+        return task
+    ctypes.string_at(0)
+
 def leave(task):
     if task == "fine":
         return task
@@ -106,6 +111,15 @@ async def test_what_a_crashed_worker_has_started_does_not_survive_it(server: Scr
         (result,) = await run(server, tmp_path, "crash", "go")
         assert result["outcome"] == "infrastructure_error"
         assert result["error"].startswith("the worker process exited with status 9 while it ran the agent")
+
+
+async def test_a_worker_that_a_segmentation_fault_ends_leaves_its_stack_in_the_log(server: ScriptedServer, tmp_path: Path) -> None:
+    results = await run(server, tmp_path, "read_nothing", "go", "fine")
+    log = tmp_path / "logs" / "worker-0.log"
+    assert [result["outcome"] for result in results] == ["infrastructure_error", "succeeded"]
+    assert results[0]["error"] == f"the worker process died with SIGSEGV while it ran the agent; see {str(log)!r}"
+    stack = log.read_text().partition("Fatal Python error: Segmentation fault")[2]
+    assert "agents.py" in stack and "in read_nothing" in stack
 
 
 async def test_what_nobody_finds_after_a_crashed_worker_does_not_keep_its_slot(server: ScriptedServer, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import faulthandler
 import logging
 import os
 import sys
@@ -295,6 +296,7 @@ def log_to_stderr() -> None:
 
 def main() -> int:
     """Process main: settings from stdin, then work."""
+    faulthandler.enable()  # what a crash in C leaves in the log
     lifeline = take_stdin()
     log_to_stderr()
     settings = decode_settings(lifeline.readline())
