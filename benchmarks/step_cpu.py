@@ -22,7 +22,7 @@ from pathlib import Path
 from earlier import ROOT
 from start import descendants
 
-from lightningrl.loggers import read_metrics
+from lightningrl.look.metrics import read_metrics
 
 FIRST = 3
 PARTS = {"lightningrl.server": "server", "lightningrl.runtime.worker": "workers"}

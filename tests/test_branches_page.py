@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from warm import WarmCommand
 
-from lightningrl.loggers import read_metrics
+from lightningrl.look.metrics import read_metrics
 from lightningrl.run import Run
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from lightningrl.errors import ConfigError, RunFolderError
-from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, read_metrics
+from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers
+from lightningrl.look.metrics import read_metrics
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from lightningrl import wire
 from lightningrl.cli.app import app
 from lightningrl.control.client import ServerClient
 from lightningrl.errors import LightningError, RunFolderError
-from lightningrl.look.reader import open_run, read_group
+from lightningrl.look.reader import StoredRun, open_run, read_group
 from lightningrl.look.segments import SegmentKind
 from lightningrl.look.trace import Trace, whole_row
 from lightningrl.records import RolloutFilter, Score
@@ -49,7 +49,7 @@ class Run:
     """A run's folder, and what was read of it while its server worked."""
 
     folder: Path
-    over_http: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    in_server: dict[str, bytes] = field(default_factory=dict[str, bytes])
     beside_it: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
 
@@ -109,8 +109,9 @@ async def _play(run: Run) -> None:
         await running.ask(say("user", "Wait."), says="I do")
         queued = RolloutSpec(id=QUEUED, task=Task(id="t", input="x"), group_id=RUNNING[:12], step=1)
         await control.create_rollouts([queued])
+        served = StoredRun(server.store, {"policy": server.engine.tokenizer}.get)
         for rollout_id in (TOOLED, FAILED, ROLES, CUT, RUNNING, QUEUED):
-            run.over_http[rollout_id] = wire.encode(await control.trace(rollout_id))
+            run.in_server[rollout_id] = wire.encode(await served.trace(rollout_id))
             run.beside_it[rollout_id] = wire.encode(await read(run.folder, rollout_id))
 
 
@@ -199,7 +200,7 @@ def parts(trace: Trace, index: int) -> list[tuple[str, str, bool]]:
 
 @pytest.mark.parametrize("rollout_id", [TOOLED, FAILED, ROLES, CUT, RUNNING, QUEUED])
 async def test_a_live_server_a_folder_in_use_and_a_dead_folder_tell_the_same(run: Run, rollout_id: str) -> None:
-    assert run.over_http[rollout_id] == run.beside_it[rollout_id] == wire.encode(await read(run.folder, rollout_id))
+    assert run.in_server[rollout_id] == run.beside_it[rollout_id] == wire.encode(await read(run.folder, rollout_id))
 
 
 async def test_each_part_of_a_conversation_says_whose_it_is_and_stands_once(run: Run) -> None:
@@ -366,13 +367,10 @@ def test_a_store_of_an_older_version_is_shown_and_stays_as_it_was(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["store.sqlite"]
 
 
-async def test_only_the_run_key_opens_a_trace(tmp_path: Path) -> None:
+async def test_a_rollout_is_looked_at_while_it_runs_and_one_that_is_not_there_names_its_neighbours(tmp_path: Path) -> None:
     async with live_gateway(tmp_path) as server:
-        attempt = await server.attempt(rollout_id="r")
-        async with ServerClient(server.url, attempt.key) as agent:
-            with pytest.raises(LightningError, match="wrong key"):
-                await agent.trace("r")
-        async with ServerClient(server.url, server.run_key) as trainer:
-            assert (await trainer.trace("r")).attempt == 1
+        await server.attempt(rollout_id="r")
+        async with open_run(tmp_path) as run:
+            assert (await run.trace("r")).attempt == 1
             with pytest.raises(LightningError, match="no rollout 'q'; near it are 'r'"):
-                await trainer.trace("q")
+                await run.trace("q")

@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +18,7 @@ from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.view.guard import Guard
+from lightningrl.view.plugin import create_pages
 
 RUN_KEY = "the-run-key"
 KEY = view_key(RUN_KEY)
@@ -27,7 +29,7 @@ async def browsing(folder: Path, *, host: str = "127.0.0.1:8000", client: str = 
     """A browser before a live run's server."""
     store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
     await store.create_rollouts([make_spec("a")])
-    app = create_app(store, EngineRegistry(), run_key=RUN_KEY, folder=folder)
+    app = create_app(store, EngineRegistry(), run_key=RUN_KEY, folder=folder, mounts={"view": create_pages})
     transport = httpx.ASGITransport(app, client=(client, 5))
     try:
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as browser:
@@ -140,3 +142,17 @@ async def test_two_runs_on_one_machine_do_not_share_a_cookie(tmp_path: Path) -> 
     async with browsing(tmp_path) as browser:
         cookie = (await enter(browser)).headers["set-cookie"].partition("=")[0]
     assert cookie != Guard(Starlette(), key=view_key("another")).cookie
+
+
+@pytest.mark.parametrize(("mounts", "there"), [({"view": create_pages}, "its pages are at /view"), ({}, "it has no pages")])
+async def test_the_server_answers_its_address_with_a_sentence_with_and_without_pages(mounts: Any, there: str, tmp_path: Path) -> None:
+    store = await SqlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}")
+    transport = httpx.ASGITransport(create_app(store, EngineRegistry(), run_key=RUN_KEY, folder=tmp_path, mounts=mounts))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as browser:
+            answer = await browser.get("/")
+            assert answer.text == f"This is the server of a LightningRL run: {there}, and its API is described at /openapi.json.\n"
+            assert (await browser.get("/openapi.json")).json()["openapi"] == "3.1.0"
+            assert (await browser.get("/view/")).status_code == (403 if mounts else 404)
+    finally:
+        await store.close()

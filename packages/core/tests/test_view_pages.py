@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from lightningrl.clean import as_text, one_line
-from lightningrl.loggers import read_metrics
+from lightningrl.look.metrics import read_metrics
 from lightningrl.look.reader import open_run
 from lightningrl.look.summary import interval, read_summary
 from lightningrl.records import RolloutFilter, RolloutRecord, Score

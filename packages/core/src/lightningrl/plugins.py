@@ -101,6 +101,12 @@ class HookSpecs:
         return ()
 
     @hookspec
+    def lightningrl_pages(self) -> Iterable[Plugin]:
+        """Yield pages of a running run, which its server mounts at `/NAME`; each factory takes `run`, a `ServedRun`, and returns an ASGI
+        application."""
+        return ()
+
+    @hookspec
     def lightningrl_dialects(self) -> Iterable[Plugin]:
         """Yield APIs that agents speak; each factory returns a `lightningrl.Dialect`."""
         return ()
@@ -131,6 +137,7 @@ YIELDING = {
     "lightningrl_credit_needs": "credit need",
     "lightningrl_worker_launchers": "worker launcher",
     "lightningrl_dialects": "dialect",
+    "lightningrl_pages": "pages",
 }
 EXTRAS = {
     ("trainer backend", "torch"): "torch",
@@ -234,6 +241,10 @@ class PluginManager:
     @property
     def dialects(self) -> Mapping[str, Plugin]:
         return self.records("lightningrl_dialects")
+
+    @property
+    def pages(self) -> Mapping[str, Plugin]:
+        return self.records("lightningrl_pages")
 
     def find(self, hook: str, name: str) -> Plugin:
         """The plugin called `name`. Raises PluginError naming what is installed."""

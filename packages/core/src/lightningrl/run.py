@@ -92,7 +92,7 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, float]]:
         """One row for each step that anything was measured at, in order; step 0 is the untrained policy's validation."""
-        from lightningrl.loggers import read_metrics
+        from lightningrl.look.metrics import read_metrics
 
         path = self.folder / "metrics.jsonl"
         return read_metrics(path) if path.is_file() else []

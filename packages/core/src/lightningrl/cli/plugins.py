@@ -32,6 +32,7 @@ def plugins_command() -> None:
         "credit need": manager.records("lightningrl_credit_needs"),
         "worker launcher": manager.worker_launchers,
         "dialect": manager.dialects,
+        "pages": manager.pages,
     }
     for kind, records in kinds.items():
         for record in records.values():

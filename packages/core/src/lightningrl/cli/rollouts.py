@@ -15,7 +15,7 @@ from rich.table import Table
 from lightningrl.clean import as_text, one_line, printable
 from lightningrl.cli import write_json
 from lightningrl.errors import ConfigError
-from lightningrl.look.reader import RunReader, open_run
+from lightningrl.look.reader import StoredRun, open_run
 from lightningrl.look.text import number, show_rollout
 from lightningrl.records import RolloutFilter, RolloutRecord
 from lightningrl.training.run_folder import newest_run
@@ -77,7 +77,7 @@ def show_command(rollout_id: str, *, run: Path | None, runs: Path, full: bool, a
     Console().print(_ask(folder, lambda reader: show_rollout(reader, rollout_id, full=full)))
 
 
-def _ask(folder: Path, question: Callable[[RunReader], Awaitable[Answer]]) -> Answer:
+def _ask(folder: Path, question: Callable[[StoredRun], Awaitable[Answer]]) -> Answer:
     async def ask() -> Answer:
         async with open_run(folder) as reader:
             return await question(reader)

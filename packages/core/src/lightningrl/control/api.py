@@ -16,7 +16,6 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from lightningrl.look.trace import Trace
 from lightningrl.records import Lease, RolloutFilter, RolloutRecord, RunningAttempt, Score, StepRecord, StoreCounts
 from lightningrl.roles import LONGEST_ROLE
 from lightningrl.types import Outcome, PolicyStatus, RolloutSpec, RolloutState, ToolStatus, Trajectory
@@ -369,9 +368,6 @@ LIST = Endpoint[RolloutFilter, Sequence[RolloutRecord]](
     "GET", f"{PREFIX}/rollouts", RolloutFilter, list[RolloutRecord], about="List rollouts, newest first."
 )
 ROLLOUT = Endpoint[None, RolloutRecord]("GET", f"{PREFIX}/rollouts/{{rid}}", None, RolloutRecord, about="One rollout with its attempts.")
-TRACE = Endpoint[None, Trace](
-    "GET", f"{PREFIX}/rollouts/{{rid}}/trace", None, Trace, about="One rollout as text: who said what, in which tokens, and its credit."
-)
 WAIT = Endpoint[Wait, Finished]("POST", f"{PREFIX}/wait", Wait, Finished)
 TRAJECTORIES = Endpoint[RolloutIds, Sequence[Trajectory]]("POST", f"{PREFIX}/trajectories", RolloutIds, list[Trajectory])
 SCORES = Endpoint[Scores, None]("POST", f"{PREFIX}/scores", Scores, None)

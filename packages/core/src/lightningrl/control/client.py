@@ -20,7 +20,6 @@ from lightningrl.control.api import Endpoint
 from lightningrl.control.repeats import TRY_AGAIN, Repeats, read_sentence, reading_answer
 from lightningrl.credentials import check_key
 from lightningrl.errors import ServerError
-from lightningrl.look.trace import Trace
 from lightningrl.records import Lease, RolloutFilter, RolloutRecord, Score, StepRecord
 from lightningrl.types import Outcome, RolloutSpec, RolloutState, Trajectory
 
@@ -119,10 +118,6 @@ class ServerClient:
 
     async def rollout(self, rollout_id: str) -> RolloutRecord:
         return await self.ask(api.ROLLOUT, None, rid=rollout_id)
-
-    async def trace(self, rollout_id: str) -> Trace:
-        """The rollout as text, with what it earned."""
-        return await self.ask(api.TRACE, None, rid=rollout_id)
 
     async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> Sequence[RolloutRecord]:  # noqa: B008
         return await self.ask(api.LIST, where)

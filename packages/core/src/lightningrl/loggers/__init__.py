@@ -5,7 +5,7 @@ loop ─► log(step, metrics) ─► metrics.jsonl (always) · tensorboard · w
 
 from lightningrl.loggers.build import build_loggers
 from lightningrl.loggers.curve import draw_curve
-from lightningrl.loggers.jsonl import JsonlLogger, read_metrics
+from lightningrl.loggers.jsonl import JsonlLogger
 from lightningrl.loggers.protocol import MetricLogger
 
-__all__ = ["JsonlLogger", "MetricLogger", "build_loggers", "draw_curve", "read_metrics"]
+__all__ = ["JsonlLogger", "MetricLogger", "build_loggers", "draw_curve"]

@@ -8,7 +8,7 @@ from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
 from lightningrl.errors import ConfigError, RunFolderError
-from lightningrl.loggers.jsonl import read_metrics
+from lightningrl.look.metrics import read_metrics
 from lightningrl.private import create_private
 
 if TYPE_CHECKING:

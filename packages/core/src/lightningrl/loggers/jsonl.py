@@ -10,14 +10,14 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lightningrl.errors import RunFolderError
+from lightningrl.look.metrics import read_lines
 from lightningrl.private import create_private
 
-__all__ = ["JsonlLogger", "read_metrics"]
+__all__ = ["JsonlLogger"]
 
 
 class JsonlLogger:
@@ -55,32 +55,9 @@ class JsonlLogger:
         return RunFolderError(f"metrics cannot be written to {str(self._path)!r}: {error}; free some space, then run again with --resume")
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The metrics by step, in order: lines of one step are joined, the last value of a name counts; null values are left out.
-
-    An unfinished last line is skipped. Raises RunFolderError naming a broken line.
-    """
-    steps: dict[int, dict[str, Any]] = {}
-    for step, _, entry in _entries(path):
-        steps.setdefault(step, {}).update({name: value for name, value in entry.items() if value is not None})
-    return [steps[step] for step in sorted(steps)]
-
-
-def _entries(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-    """Finished lines: each one's step, its bytes, and what it says. Raises RunFolderError naming a broken one."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n") and line.strip():
-                try:
-                    entry = json.loads(line)
-                    yield int(entry["step"]), line, entry
-                except (ValueError, KeyError, TypeError, RecursionError) as error:
-                    raise RunFolderError(f"line {number} of {str(path)!r} is no metrics entry: {error!r}; remove it") from error
-
-
 def _repair(path: Path, resume_after: int | None) -> None:
     """Rewrite the file without an unfinished line and without later steps, if it has any."""
-    kept = b"".join(line for step, line, _ in _entries(path) if resume_after is None or step <= resume_after)
+    kept = b"".join(line for step, line, _ in read_lines(path) if resume_after is None or step <= resume_after)
     if len(kept) == path.stat().st_size:
         return
     scratch = path.with_name(f".{path.name}.new")

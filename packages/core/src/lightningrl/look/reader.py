@@ -1,9 +1,5 @@
-"""Who can be asked about a run, and by whom.
-
-A run's folder, whether a trainer writes to it now, was killed or has ended: `open_run(folder)` reads the store beside it, read-only and
-without its lock. Who is on another machine and has the run key asks the server: a `ServerClient` is a `RunReader`, too, and the server,
-which has the store and the tokenizers, answers with the same traces.
-"""
+"""A run's folder, read: `open_run(folder)` reads its store, read-only and without its lock, whether a trainer writes to it now, was killed
+or has ended."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -35,17 +31,7 @@ from lightningrl.store.places import find_store, has_store
 from lightningrl.store.protocol import Look
 from lightningrl.types import Outcome, Trajectory
 
-__all__ = ["Group", "RunReader", "StoredRun", "open_run", "read_group"]
-
-
-class RunReader(Protocol):
-    """A run that can be asked about its rollouts."""
-
-    async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> Sequence[RolloutRecord]: ...  # noqa: B008
-
-    async def trace(self, rollout_id: str) -> Trace:
-        """Raises LightningError naming rollouts near it where there is none."""
-        ...
+__all__ = ["Group", "StoredRun", "open_run", "read_group"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +45,7 @@ class Group:
     std: float | None
 
 
-async def read_group(run: RunReader, group_id: str) -> Group:
+async def read_group(run: StoredRun, group_id: str) -> Group:
     """Side by side; empty where there is none of that name."""
     rollouts = tuple(reversed(await run.list_rollouts(RolloutFilter(group_id=group_id, limit=1000))))
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
@@ -90,7 +76,7 @@ class StoredRun:
         return await asyncio.to_thread(build_siblings, group_id, rollouts, trajectories, scores, self._reader_of, most)
 
     async def trace(self, rollout_id: str, window: Window | None = None) -> Trace:
-        """`window`: what of it is read as text; None = all."""
+        """`window`: what of it is read as text; None = all. Raises LightningError naming rollouts near it where there is none."""
         rollout = await self.look.rollout(rollout_id)
         if not rollout.attempts:
             return Trace(rollout=rollout, attempt=None)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.errors import RunFolderError
-from lightningrl.look.summary import is_live, read_rows
+from lightningrl.look.metrics import read_rows
+from lightningrl.look.summary import is_live
 from lightningrl.origin import read_values
 from lightningrl.store.places import has_store
 

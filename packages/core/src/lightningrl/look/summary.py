@@ -10,17 +10,16 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from lightningrl.loggers.jsonl import read_metrics
 from lightningrl.look.alarms import Alarm, find_alarms
+from lightningrl.look.metrics import read_rows
 from lightningrl.look.reader import StoredRun
 from lightningrl.store.overview import RolloutQuery, StepReward, ToolCount
 from lightningrl.types import RolloutMode
 
-__all__ = ["Bill", "Point", "StepLine", "Summary", "interval", "is_live", "read_rows", "read_summary"]
+__all__ = ["Bill", "Point", "StepLine", "Summary", "interval", "is_live", "read_summary"]
 
 _PARTS: Final = ("collect", "reward", "credit", "learn")
 
@@ -108,21 +107,6 @@ async def read_summary(run: StoredRun, folder: Path) -> Summary:
         bill=_bill(rows, sum(cell.count for cell in cells)),
         is_live=is_live(folder),
     )
-
-
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The run's metrics, one row for each step; empty where there are none."""
-    path = folder / "metrics.jsonl"
-    try:
-        found = path.stat()
-    except OSError:
-        return []
-    return _rows(path, found.st_mtime_ns, found.st_size)
-
-
-@lru_cache(maxsize=64)
-def _rows(path: Path, _changed: int, _size: int) -> list[dict[str, Any]]:
-    return read_metrics(path)
 
 
 def is_live(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningrl.clean import as_text, printable
-from lightningrl.look.reader import Group, RunReader, read_group
+from lightningrl.look.reader import Group, StoredRun, read_group
 from lightningrl.look.segments import Segment, SegmentKind
 from lightningrl.look.trace import CallTrace, Trace, whole_row
 from lightningrl.records import AttemptRecord
@@ -34,7 +34,7 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-async def show_rollout(run: RunReader, rollout_id: str, *, full: bool) -> RenderableType:
+async def show_rollout(run: StoredRun, rollout_id: str, *, full: bool) -> RenderableType:
     """`full`: every call's whole row, markup included. Raises UnknownRecord naming rollouts near it where there is none."""
     trace = await run.trace(rollout_id)
     group = await read_group(run, trace.rollout.spec.group_id)

@@ -3,7 +3,7 @@
 /api/v1/…       control API            run key; a worker's key to lease and report; an attempt's scoped key for its own attempt
 /api/v1/engines engine link (WebSocket)   run key
 /rollouts/…     the gateway's routes, and what agents report   scoped keys
-/view/…         the run's pages           view key, from this machine
+/view/…         pages that others mount, for example the viewer's   view key, from this machine
 /metrics        for Prometheus            run key, view key
 /health  /openapi.json
 """
@@ -17,13 +17,12 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from lightningrl.control.api import ENDPOINTS, WorkerFilter
 from lightningrl.dialects import DIALECTS, Dialect, key_headers
 from lightningrl.keys import view_key
-from lightningrl.look.reader import StoredRun
 from lightningrl.server.access import Access
 from lightningrl.server.agent_routes import agent_routes
 from lightningrl.server.asked_calls import ReadAsked
@@ -32,6 +31,7 @@ from lightningrl.server.export_reader import ExportReader
 from lightningrl.server.failures import ERROR_HANDLERS, BoundedBodies
 from lightningrl.server.forwarding import Forwarders
 from lightningrl.server.metrics import TEXT, ServerMetrics
+from lightningrl.server.mounts import Live, MakePages, ServedRun
 from lightningrl.server.openapi import describe
 from lightningrl.server.run_routes import Engines, run_routes
 from lightningrl.server.telemetry_routes import telemetry_routes
@@ -40,9 +40,6 @@ from lightningrl.server.worker_routes import worker_routes
 from lightningrl.server.workers import Workers
 from lightningrl.store.protocol import Store
 from lightningrl.telemetry.otlp import parse_export, parse_logs
-from lightningrl.view.app import create_viewer
-from lightningrl.view.page import Live, ViewedRun
-from lightningrl.view.runs import OneRun
 
 __all__ = ["create_app"]
 
@@ -59,6 +56,7 @@ def create_app(
     vitals: Vitals | None = None,
     tokenizers: Mapping[str, Any] | None = None,
     folder: Path | None = None,
+    mounts: Mapping[str, MakePages] | None = None,
     metrics: ServerMetrics | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
     max_body_bytes: int = 32 * 2**20,
@@ -66,12 +64,11 @@ def create_app(
 ) -> Starlette:
     """`routes` are the gateway's and the engine link's; `memory` is the gateway, told of ended attempts; `forwarders` get all spans and
     log records; `read_asked` says what an attempt's answers asked its tools for; `vitals`, which somebody else keeps watching, are shown;
-    `tokenizers` of the policies make text of what is looked at; `folder` is the run's, which has pages then; `metrics` is what the
-    gateway counts with; `dialects` are those of the gateway."""
+    `folder` is the run's, and `mounts` are its pages by name (`view` lies at /view), which get the policies' `tokenizers`; without a folder
+    there are none; `metrics` is what the gateway counts with; `dialects` are those of the gateway."""
     access = Access(store, run_key, key_headers(dialects))
     workers = Workers()
     forwarders = forwarders or Forwarders()
-    run = StoredRun(store, (tokenizers or {}).get)
     spans = ExportReader(
         log=store, parse=parse_export, limit=max_body_bytes, forwarder=forwarders.spans, read_asked=read_asked, dialects=dialects
     )
@@ -88,7 +85,14 @@ def create_app(
             calls_of_no_rollout=0 if metrics is None else metrics.calls_of_no_rollout,
         )
 
-    viewed = None if folder is None else OneRun(ViewedRun(name=folder.name, folder=folder, run=run, live=live))
+    pages: list[Mount] = []
+    if folder is not None:
+        served = ServedRun(folder=folder, store=store, tokenizer_of=(tokenizers or {}).get, live=live, view_key=view_key(run_key))
+        pages = [Mount(f"/{name}", make(run=served)) for name, make in (mounts or {}).items()]
+
+    async def welcome(_: Request) -> Response:
+        there = f"its pages are at {', '.join(page.path for page in pages)}" if pages else "it has no pages"
+        return PlainTextResponse(f"This is the server of a LightningRL run: {there}, and its API is described at /openapi.json.\n")
 
     async def show_metrics(request: Request) -> Response:
         await access.look(request)
@@ -97,13 +101,14 @@ def create_app(
 
     return Starlette(
         routes=[
-            *([Mount("/view", create_viewer(viewed, key=view_key(run_key)))] if viewed else []),
+            *pages,
             *agent_routes(store, access, dialects, read_asked),  # before the gateway, which refuses the paths it does not know
             *routes,
             *attempt_routes(store, store, access, workers, memory, spans, longest_wait_s=longest_wait_s),
             *telemetry_routes(access, spans, log_records),
             *worker_routes(store, access, workers, longest_wait_s=longest_wait_s),
-            *run_routes(store, store, store, access, engines, forwarders.spans, vitals, run=run, longest_wait_s=longest_wait_s),
+            *run_routes(store, store, store, access, engines, forwarders.spans, vitals, longest_wait_s=longest_wait_s),
+            Route("/", welcome),
             Route("/metrics", show_metrics),
             Route("/health", _health),
             Route("/openapi.json", _description),

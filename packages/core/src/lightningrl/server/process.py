@@ -111,6 +111,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
     from lightningrl.engines.socket import engine_route
     from lightningrl.gateway.app import Gateway, create_gateway
     from lightningrl.gateway.settings import GatewaySettings
+    from lightningrl.plugins import load_plugins
     from lightningrl.rendering.renderer import PolicyRenderer
     from lightningrl.server.app import create_app
     from lightningrl.server.asked_calls import read_kept_answers
@@ -159,6 +160,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
             vitals=vitals,
             tokenizers={name: renderer.tokenizer for name, renderer in renderers.items()},
             folder=settings.folder,
+            mounts={name: page.build for name, page in load_plugins().pages.items()},
             metrics=metrics,
             max_body_bytes=settings.max_body_bytes,
             longest_wait_s=settings.longest_wait_s,

@@ -14,7 +14,6 @@ from starlette.routing import BaseRoute
 
 from lightningrl import wire
 from lightningrl.control import api
-from lightningrl.look.reader import StoredRun
 from lightningrl.records import RolloutFilter, RolloutRecord, StepRecord
 from lightningrl.server.access import Access
 from lightningrl.server.attempt_routes import while_connected
@@ -44,7 +43,6 @@ def run_routes(  # noqa: C901  (one short function per endpoint)
     forwarder: ExportForwarder | None = None,
     vitals: Vitals | None = None,
     *,
-    run: StoredRun,
     longest_wait_s: float,
 ) -> list[BaseRoute]:
     async def create(_: Request, body: api.Create) -> api.Created:
@@ -57,10 +55,6 @@ def run_routes(  # noqa: C901  (one short function per endpoint)
 
     async def one(request: Request, _: None) -> RolloutRecord:
         return await look.rollout(request.path_params["rid"])
-
-    async def trace(request: Request, _: None) -> Response:
-        found = await run.trace(request.path_params["rid"])
-        return Response(await asyncio.to_thread(wire.encode, found), media_type="application/json")
 
     async def wait(request: Request, body: api.Wait) -> api.Finished:
         waiting = queue.wait_finished(body.rollout_ids, min(body.wait_s, longest_wait_s), body.min_finished)
@@ -109,7 +103,6 @@ def run_routes(  # noqa: C901  (one short function per endpoint)
         route(api.CREATE, access, create),
         route(api.LIST, access, listed),
         route(api.ROLLOUT, access, one),
-        route(api.TRACE, access, trace),
         route(api.WAIT, access, wait),
         route(api.TRAJECTORIES, access, trajectories),
         route(api.SCORES, access, scores),

@@ -29,7 +29,7 @@ from lightningrl.credit.metrics import describe_rollouts, judge_failures
 from lightningrl.credit.scoring import CreditedGroup, ScoredStep, Scorer, score_of
 from lightningrl.credit.unread import unread_rewards
 from lightningrl.errors import LightningError, PluginError, RewardError, RunFolderError
-from lightningrl.loggers import read_metrics
+from lightningrl.look.metrics import read_metrics
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import StepReport
 from lightningrl.telemetry.steps import NO_SPANS, StepSpans, note

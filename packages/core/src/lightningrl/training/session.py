@@ -25,7 +25,8 @@ from lightningrl.control.client import ServerClient
 from lightningrl.engines.link import EngineLink, EngineLinks
 from lightningrl.errors import LightningError, RunFolderError, ServerError
 from lightningrl.keys import view_key, worker_key
-from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve, read_metrics
+from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve
+from lightningrl.look.metrics import read_metrics
 from lightningrl.origin import read_run_file
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.private import create_private

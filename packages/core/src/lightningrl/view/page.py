@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,31 +10,17 @@ from urllib.parse import unquote
 
 from starlette.datastructures import QueryParams
 
-from lightningrl.control.api import WorkerRecord
 from lightningrl.errors import LightningError
 from lightningrl.look.reader import StoredRun
-from lightningrl.types import PolicyStatus
+from lightningrl.server.mounts import Live
 from lightningrl.view.credit import CreditXRays
 from lightningrl.view.memory import Memory
 
-__all__ = ["Asked", "Live", "NoSuchPage", "Page", "Shown", "ViewedRun", "read_state"]
+__all__ = ["Asked", "NoSuchPage", "Page", "Shown", "ViewedRun", "read_state"]
 
 
 class NoSuchPage(LightningError):
     """What was asked for does not exist. HTTP 404."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Live:
-    """What the server of a running run knows and the store does not."""
-
-    policies: Sequence[PolicyStatus]
-    workers: Sequence[WorkerRecord]
-    longest_pause_s: float | None
-    """For which its event loop stood still; None = nobody watches."""
-    memory_bytes: int | None
-    calls_of_no_rollout: int = 0
-    """Refused since its start: a task or thread that made them outlived its rollout, or never had one."""
 
 
 def read_state(query: QueryParams) -> QueryParams:
