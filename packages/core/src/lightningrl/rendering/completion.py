@@ -1,6 +1,6 @@
-"""A completion as the agent reads it: content, reasoning and tool calls, parsed from the sampled tokens, at once or as they come.
+"""A completion as the agent reads it: content, reasoning and tool calls, parsed from its tokens, or as they come.
 
-tokens ─► push ─► TextDelta…      only what no later token can change: no half character, stop string, markup or trailing space
+tokens ─► push ─► TextDelta…      what no later token can change: no half character, stop string, markup, trailing space
        ─► finish ─► Choice        the same text whether it was streamed or not
 """
 
@@ -13,29 +13,21 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from lightningrl.clean import is_deeper
-from lightningrl.rendering.arguments import with_texts
+from lightningrl.rendering.arguments import is_utf8, parse_arguments, with_texts, write_arguments
 from lightningrl.rendering.renderer import PROMPT_TAIL, PolicyRenderer
 from lightningrl.types import FinishReason, Transition
 
 __all__ = [
-    "MAX_DEPTH",
     "Choice",
     "CompletionText",
     "ShownText",
     "TextDelta",
     "ToolRequest",
-    "parse_arguments",
     "read_recorded",
-    "write_arguments",
 ]
 
-MAX_DEPTH = 64
-"""Lists and objects within each other in a tool call's arguments; beyond it, what a policy says is no tool call."""
-
-
 _MARKS = ("<think>", "<tool_call>", "<｜DSML｜tool_calls>")
-"""What opens something that is no content, and may come in several tokens."""
+"""Markup that opens something else than content, and may come in several tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +45,7 @@ class TextDelta:
     """Text that became certain with some tokens."""
 
     index: int
-    """Of the choice."""
+    """The choice's."""
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[tuple[int, ToolRequest], ...] = ()
@@ -96,7 +88,7 @@ class ShownText:
     """The part of a streamed choice that was sent to the agent."""
 
     tokens: int = 0
-    """How many were sampled by then; the text of the last ones may be held back still."""
+    """Tokens sampled by then; the text of the last ones may be held back still."""
     content: int = 0
     """Characters."""
     reasoning: int = 0
@@ -113,9 +105,9 @@ class _ParsedText:
 
 
 class CompletionText:
-    """Turns one choice's tokens into text. `allow_tools=False` leaves tool markup in the content. Where the prompt ends in the beginning
-    of a tool call that was forced on the policy, the text begins with it; tokens and logprobs are those that were sampled. `schemas` of
-    the offered tools' arguments, by name, say which of these are text."""
+    """Turns one choice's tokens into text. `allow_tools=False` leaves tool markup in the content. Where the prompt ends
+    in the beginning of a tool call that was forced on the policy, the text begins with it; tokens and logprobs are
+    those that were sampled. `schemas` of the offered tools' arguments, by name, say which of these are text."""
 
     def __init__(
         self,
@@ -167,7 +159,8 @@ class CompletionText:
             return self._delta(_ParsedText(self._decode_more(), ""), final=False)
         if len(self._ids) < self._next_parse:
             return None
-        self._next_parse = len(self._ids) + 1 + len(self._ids) // 32  # parsing everything again each time stays near linear
+        # Parsing everything again each time stays near linear.
+        self._next_parse = len(self._ids) + 1 + len(self._ids) // 32
         return self._delta(self._parse(self._ids, final=False), final=False)
 
     def finish(self, reason: FinishReason) -> tuple[Choice, TextDelta]:
@@ -198,7 +191,7 @@ class CompletionText:
                 return False
             return bool(content) or len(parsed.reasoning) >= shown.reasoning
 
-        # Backwards in growing steps, as it is mostly the last token that matters: 9 8 6 2; then between the last two, by halves.
+        # Backwards in growing steps, as it is mostly the last token that matters: 9 8 6 2; then by halves.
         fewer, step = shown.tokens - 1, 1
         while fewer > 0 and says_it(fewer):
             fewer, step = fewer - step, step * 2
@@ -230,29 +223,30 @@ class CompletionText:
         return self._text if self._renderer.is_default else self._text.strip()
 
     def _parse(self, ids: Sequence[int], *, final: bool) -> _ParsedText:
-        said = [*self._opening, *ids]
-        response = self._renderer.parse(said, self._prompt_ids)
+        """The text of the first tokens; `final`: no more will come."""
+        # The answer of a policy that is offered `add`:
+        #     <think>sum</think>See:\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><tool_call>{"a":
+        # </tool_call>
+        #     reasoning "sum"   content "See:"   calls [add {"a": 1}]   leftovers ['<tool_call>{"a": </tool_call>']
+        # In the end a leftover is text like any other: content 'See:\n<tool_call>{"a": </tool_call>'. Before it, it is
+        # held back, as its rest may still come.
+        spoken = [*self._opening, *ids]
+        response = self._renderer.parse(spoken, self._prompt_ids)
         # renderers strips a thought that has ended, and one within which a call ends, but not one that goes on
-        content, reasoning = response.content, (response.reasoning or "").strip()
-        if reasoning:
-            content = content.lstrip("\n")
-        parsed = _ParsedText(content, reasoning)
+        content, reasoning = response.content, response.reasoning.strip()
         if not final and self._renderer.is_thinking(ids, self._prompt_ids):
             return _ParsedText("", reasoning)
+        parsed = _ParsedText(content.lstrip("\n") if reasoning else content, reasoning)
         leftovers: list[str] = []
         for call in response.tool_calls:
-            usable = self._allow_tools and isinstance(call.name, str) and call.status.value != "unclosed_block" and _is_utf8(call.name)
-            arguments: str | None = None  # it is no JSON
-            if usable and isinstance(call.arguments, dict):
-                arguments = write_arguments(with_texts(call.arguments, str(call.raw), self._schemas.get(call.name)))
-            if arguments is not None and (self._parallel_tools or not parsed.calls):
+            arguments = self._arguments(call)
+            if arguments is None:
+                leftovers.append(self._raw(call, spoken))
+            elif self._parallel_tools or not parsed.calls:
                 parsed.calls.append((call.name, arguments))
-            elif arguments is None:
-                leftovers.append(self._raw(call, said))
         if parsed.calls:
             parsed.content = parsed.content.rstrip()
         if final and leftovers:
-            # Markup that is no tool call is what the model said: the agent sees it as text.
             parsed.content = "\n".join(part for part in (parsed.content, *leftovers) if part)
         cut = self._cut(parsed.content)
         if cut is not None:
@@ -260,15 +254,27 @@ class CompletionText:
             parsed.content = parsed.content[:cut]
         return parsed
 
-    def _raw(self, call: Any, said: Sequence[int]) -> str:
+    def _arguments(self, call: Any) -> str | None:
+        """A tool call's arguments as JSON text; None = what the policy said is no call that an agent could take."""
+        if not self._allow_tools or call.status.value == "unclosed_block" or not isinstance(call.arguments, dict):
+            return None
+        if not isinstance(call.name, str) or not is_utf8(call.name):
+            return None
+        return write_arguments(with_texts(call.arguments, str(call.raw), self._schemas.get(call.name)))
+
+    def _raw(self, call: Any, spoken: Sequence[int]) -> str:
+        """The call's markup, as the policy wrote it."""
         if call.token_span is None:
             return str(call.raw)
         start, end = call.token_span
-        return self._renderer.decode([token for token in said[start:end] if token not in self._renderer.stop_token_ids])
+        stops = self._renderer.stop_token_ids
+        return self._renderer.decode([token for token in spoken[start:end] if token not in stops])
 
     def _cut(self, content: str) -> int | None:
-        found = [at for at in (content.find(stop) for stop in self._stop) if at >= 0]
-        return min(found) if found else None
+        """Where the first stop string begins; None = there is none."""
+        if not self._stop:
+            return None
+        return min((place for place in map(content.find, self._stop) if place >= 0), default=None)
 
     def _requests(self, calls: list[tuple[str, str]]) -> tuple[ToolRequest, ...]:
         while len(self._call_ids) < len(calls):
@@ -313,34 +319,6 @@ class CompletionText:
                     keep = min(keep, len(content) - size)
                     break
         return content[:keep].rstrip()
-
-
-def parse_arguments(arguments: str) -> Any:
-    """A tool call's arguments as a value; text that is no JSON, or that no UTF-8 can carry, stays text."""
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        return arguments
-    return value if "\\" not in arguments or _is_utf8(value) else arguments
-
-
-def write_arguments(arguments: dict[str, Any]) -> str | None:
-    """A tool call's arguments as JSON text; None where JSON has no such number (NaN, Infinity), or where they are nested too deeply."""
-    try:
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError):
-        return None
-    if text.count("{") + text.count("[") > MAX_DEPTH and is_deeper(arguments, MAX_DEPTH):
-        return None
-    return text if text.isascii() or _is_utf8(arguments) else json.dumps(arguments)
-
-
-def _is_utf8(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def read_recorded(renderer: PolicyRenderer, transition: Transition) -> Choice:

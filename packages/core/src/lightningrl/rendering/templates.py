@@ -1,5 +1,5 @@
-"""A chat template before anything is rendered with it: whether it compiles, which variables it reads, which tool-call markup it writes; and
-turns joined for one that takes only some.
+"""A chat template before anything is rendered with it: does it compile, which variables it reads, which tool-call
+markup it writes.
 
 folder ─► read_template ─► template_variables      {"messages", "tools", "enable_thinking", …}
                        ─► template_parsers        {"tool_parser": "qwen3", "reasoning_parser": "think"}
@@ -8,29 +8,35 @@ folder ─► read_template ─► template_variables      {"messages", "tools",
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from lightningrl.errors import ConfigError
 
+if TYPE_CHECKING:
+    from jinja2 import nodes
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 __all__ = [
     "GIVEN",
     "added_tokens",
     "check_template_kwargs",
-    "joined_turns",
-    "late_systems",
     "no_tools",
     "read_template",
     "template_parsers",
     "template_variables",
 ]
 
-GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict"})
+GIVEN = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict"}
+)
 """Variables of a template that are a call's own."""
-_OF_ALL = GIVEN | {"bos_token", "eos_token", "pad_token", "unk_token", "raise_exception", "strftime_now", "namespace"}
+_SPECIAL = frozenset({"bos_token", "eos_token", "pad_token", "unk_token"})
+_OF_ALL = GIVEN | _SPECIAL | {"raise_exception", "strftime_now", "namespace"}
 """Variables that no recipe sets."""
 
 
@@ -61,83 +67,69 @@ def added_tokens(folder: Path) -> frozenset[str]:
 
 
 def template_variables(template: str, what: str) -> frozenset[str]:
-    """Names that a template reads and does not set itself. Raises ConfigError where it does not compile; `what` it is of."""
+    """Names that a template reads and does not set itself. Raises ConfigError where the template, `what`'s, does not
+    compile."""
     from jinja2 import TemplateError
     from jinja2.meta import find_undeclared_variables
 
-    from lightningrl.rendering.jinja import environment
-
-    jinja = environment()
+    jinja = _environment()
     try:
         tree = jinja.parse(template)
         jinja.compile(tree)
     except TemplateError as error:
         line = getattr(error, "lineno", None)
         raise ConfigError(
-            f"the chat template of {what} does not compile: {error}{f' (line {line})' if line else ''}; mend chat_template.jinja in its "
-            "folder, or name the policy's renderer"
+            f"the chat template of {what} does not compile: {error}{f' (line {line})' if line else ''}; mend "
+            "chat_template.jinja in its folder, or name the policy's renderer"
         ) from error
     return frozenset(find_undeclared_variables(tree))
 
 
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Jinja as chat templates are written in it; the worker's installation has none."""
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}`, by which templates mark what an assistant said."""
+
+        tags = {"generation"}  # noqa: RUF012  (declared so by Jinja)
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    extensions = [Generation, "jinja2.ext.loopcontrols"]
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+
+
 def check_template_kwargs(kwargs: Mapping[str, Any], read: Collection[str], what: str) -> None:
     """Raise ConfigError for those of the recipe's `chat_template_kwargs` that are not `read`, with those that are."""
-    known = sorted(set(read) - _OF_ALL)
-    there = f"it reads {', '.join(known)}" if known else "it reads none"
-    wrong = [name for name in kwargs if name not in known]
-    if wrong:
-        raise ConfigError(
-            *(
-                f"chat_template_kwargs.{name}: "
-                + (f"each call gives {what} its own {name}" if name in _OF_ALL else f"{what} never reads {name!r}; {there}")
-                for name in wrong
-            )
-        )
+    names = sorted(set(read) - _OF_ALL)
+    there = f"it reads {', '.join(names)}" if names else "it reads none"
+    problems = {
+        name: f"each call gives {what} its own {name}" if name in _OF_ALL else f"{what} never reads {name!r}; {there}"
+        for name in kwargs
+        if name not in names
+    }
+    if problems:
+        raise ConfigError(*(f"chat_template_kwargs.{name}: {problem}" for name, problem in problems.items()))
 
 
 def template_parsers(template: str, added: Collection[str]) -> dict[str, str]:
     """Markup of an unknown template, told by its own text; only markup that is made of single tokens is parsed."""
-    found: dict[str, str] = {}
+    parsers: dict[str, str] = {}
     if "tools" in template:
         if "<tool_call>" in template and "<tool_call>" in added:
-            found["tool_parser"] = "qwen3.5" if "<function=" in template else "glm" if "<arg_key>" in template else "qwen3"
+            marks = {"<function=": "qwen3.5", "<arg_key>": "glm"}
+            parsers["tool_parser"] = next((name for mark, name in marks.items() if mark in template), "qwen3")
         elif "<｜tool▁calls▁begin｜>" in template:
-            found["tool_parser"] = "deepseek-v3"
+            parsers["tool_parser"] = "deepseek-v3"
     if "<think>" in added and "</think>" in added:
-        found["reasoning_parser"] = "think"
-    return found
+        parsers["reasoning_parser"] = "think"
+    return parsers
 
 
 def no_tools(policy: str) -> str:
     """The sentence of a policy whose tool calls nobody can read."""
     return f"policy {policy!r} has no tool-call markup that we can read, so it cannot be offered tools"
-
-
-def late_systems(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Texts of system messages that a template may pass over in silence: later ones, and those of a conversation that has no others."""
-    roles = {message["role"] for message in messages}
-    return [m["content"].strip() for place, m in enumerate(messages) if m["role"] == "system" and (place or roles == {"system"})]
-
-
-def joined_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """The conversation for templates that take only some: with neighbours of one role as one turn; then with later system messages as the
-    user's; then with the first as well. Those that are the conversation itself are left out."""
-    before = list(messages)
-    for systems in (len(messages), 1, 0):
-        joined: list[Mapping[str, Any]] = []
-        for index, message in enumerate(messages):
-            if message["role"] == "system" and index >= systems:
-                message = {**message, "role": "user"}
-            last = joined[-1] if joined else None
-            if last is not None and last["role"] == message["role"] != "tool" and not last.get("tool_calls"):
-                texts = {
-                    key: "\n\n".join(filter(None, (last.get(key), message.get(key))))
-                    for key in ("content", "reasoning_content")
-                    if key in last or key in message
-                }
-                joined[-1] = {**last, **message, **texts}
-            else:
-                joined.append(message)
-        if joined != before:
-            yield joined
-            before = joined

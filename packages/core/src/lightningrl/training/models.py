@@ -10,7 +10,8 @@ from typing import Any
 
 from lightningrl.config import OtherPolicyConfig, PolicyConfig, Recipe
 from lightningrl.errors import ConfigError
-from lightningrl.rendering.renderer import PolicyRenderer, check_renderer, refuse_images
+from lightningrl.rendering.families import check_renderer, refuse_images
+from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.rendering.templates import added_tokens, no_tools, read_template, template_parsers, template_variables
 from lightningrl.rendering.tokenizer import load_tokenizer
 

@@ -12,7 +12,7 @@ import msgspec
 from lightningrl.clean import is_deeper
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import ForcedCall
-from lightningrl.rendering.completion import MAX_DEPTH, parse_arguments
+from lightningrl.rendering.arguments import MAX_DEPTH, parse_arguments
 
 __all__ = [
     "DOCUMENTS",
