@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
         if extra is None or error.name != home.partition(".")[0]:
             raise
         raise ModuleNotFoundError(f"lightningrl.{name} is not installed; pip install 'lightningrl[{extra}]'", name=error.name) from None
-    return getattr(module, name) if hasattr(module, name) else importlib.import_module(f"{home}.{name}")
+    return getattr(module, name) if name in vars(module) else importlib.import_module(f"{home}.{name}")
 
 
 def __dir__() -> list[str]:
