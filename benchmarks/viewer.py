@@ -28,11 +28,11 @@ import httpx
 import numpy as np
 from starlette.types import ASGIApp
 
-from lightningrl.config import Recipe
 from lightningrl.control.client import ServerClient
 from lightningrl.keys import view_key
 from lightningrl.loggers import JsonlLogger
 from lightningrl.look.reader import open_run
+from lightningrl.recipe import Recipe
 from lightningrl.records import CallRecord, Lease, Score, ToolCallRecord
 from lightningrl.store import SqlStore
 from lightningrl.testing.tokenizers import tiny_tokenizer

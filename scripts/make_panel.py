@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from lightningrl.cli.new import init_command
-from lightningrl.config import load_recipe
 from lightningrl.plugins import hookimpl, load_plugins
+from lightningrl.recipe_file import load_recipe
 from lightningrl.training.checks import build_checked
 from lightningrl.training.progress import LiveProgress
 from lightningrl.training.run_folder import RunFolder

@@ -66,7 +66,8 @@ def main() -> int:
 
 def reference() -> str:
     """The page."""
-    recipe, learner = classes(CORE / "config.py"), classes(TORCH / "learner_settings.py")
+    recipe = classes(CORE / "recipe_tables.py") | classes(CORE / "recipe.py")
+    learner = classes(TORCH / "learner_settings.py")
     torch, verl = learner | classes(TORCH / "settings.py"), learner | classes(VERL / "settings.py")
     launchers = functions(VERL / "plugin.py")
     parts = [

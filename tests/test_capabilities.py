@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from lightningrl.config import Recipe
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.protocols import Capabilities
+from lightningrl.recipe import Recipe
 from lightningrl.training.parts import Parts
 from lightningrl_torch.losses import LOSSES
 from lightningrl_torch.plugin import lightningrl_trainers

@@ -26,7 +26,6 @@ from warm import WarmCommand
 from lightningrl import run
 from lightningrl.cli import app
 from lightningrl.cli.doctor import console_for_tables, show
-from lightningrl.config import Recipe, load_recipe
 from lightningrl.credit.unread import unread_rewards
 from lightningrl.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
 from lightningrl.doctor.bill import Bill, make_bill
@@ -42,6 +41,8 @@ from lightningrl.doctor.report import Row
 from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import load_recipe, with_settings
 from lightningrl.training.checks import build_checked
 from lightningrl.training.parts import build_backends, build_credit
 from lightningrl.training.tasks import TaskSets
@@ -264,7 +265,7 @@ def test_a_fault_of_rewards_or_recipe_is_found(name: str, seen: Observation) -> 
 
 def changed(seen: Observation, settings: Mapping[str, Any]) -> Observation:
     """The same rollouts, rewarded and credited by the recipe with these settings."""
-    recipe = seen.recipe.with_settings(settings)
+    recipe = with_settings(seen.recipe, settings)
     evaluator, scorer = build_credit(recipe, load_plugins())
     (rewarded, error) = asyncio.run(reward(evaluator, seen.rollouts))
     (checked, _) = asyncio.run(reward(evaluator, seen.validation))
@@ -378,7 +379,7 @@ def test_a_learner_that_fails_costs_no_finding_of_the_rollouts(seen: Observation
 def test_a_time_limit_near_the_agents_own_time_is_found(seen: Observation) -> None:
     healthy = only(seen, "converse")
     slowest = max(one.duration_s for one in healthy.every)
-    tight = replace(healthy, recipe=healthy.recipe.with_settings({"runtime.timeout_s": 1.5 * slowest}))
+    tight = replace(healthy, recipe=with_settings(healthy.recipe, {"runtime.timeout_s": 1.5 * slowest}))
     assert complaints(diagnose(tight)).keys() == {"time"}
 
 
@@ -583,7 +584,7 @@ COSTS = Costs(
 
 def with_loop(seen: Observation, *, steps: int, tasks_per_step: int, validation: int, **loop: Any) -> Observation:
     settings = {"loop.steps": steps, "loop.tasks_per_step": tasks_per_step, "validation.every": validation}
-    return replace(seen, recipe=seen.recipe.with_settings({**settings, **{f"loop.{name}": value for name, value in loop.items()}}))
+    return replace(seen, recipe=with_settings(seen.recipe, {**settings, **{f"loop.{name}": value for name, value in loop.items()}}))
 
 
 # ------------------------------------------------------------------ the command

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from lightningrl.config import Recipe, check_options, load_recipe, parse_setting
 from lightningrl.errors import RunFolderError
 from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import check_options, load_recipe, parse_setting, with_settings
 from lightningrl.training.agent_check import check_agent_file
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl_torch.settings import Settings as TorchSettings
@@ -175,7 +176,7 @@ def test_a_misspelt_verl_setting_is_seen_by_these_tests(verl_keys: dict[str, Any
 def test_an_algorithm_is_written_as_the_page_says(row: dict[str, str], settings_of: Any) -> None:
     lines = re.findall(r"`([^`]+)`", row["in the recipe"])
     assert tomllib.loads("\n".join(lines)), "the lines are TOML"
-    recipe = Recipe.model_validate(BASE).with_settings(dict(parse_setting(line.replace(" = ", "=", 1)) for line in lines))
+    recipe = with_settings(Recipe.model_validate(BASE), dict(parse_setting(line.replace(" = ", "=", 1)) for line in lines))
     settings_of(recipe)
     plugins = load_plugins()
     assert plugins.find("lightningrl_credit_assigners", recipe.credit.use)

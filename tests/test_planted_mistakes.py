@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from planted_mistakes import MISTAKES, Mistake, edit, remedied
 
-from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError
+from lightningrl.recipe_file import load_recipe
 from lightningrl.scaffold import new_agent
 
 SCRIPT = Path(__file__).resolve().parent / "support" / "planted_mistakes.py"

@@ -14,10 +14,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import Backend
+from lightningrl.recipe_file import load_recipe
 from lightningrl.training.parts import Parts
 from lightningrl.training.progress import LineProgress
 from lightningrl.training.run_folder import RunFolder

@@ -18,8 +18,8 @@ from sizes import sized
 from warm import WarmCommand
 
 from lightningrl import Run
-from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, RunFolderError, StoreError
+from lightningrl.recipe_file import load_recipe
 from lightningrl.run import problems
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import make_spec

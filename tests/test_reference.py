@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pydantic
 
-from lightningrl import config
-from lightningrl.config import UpstreamModelConfig
+from lightningrl import recipe, recipe_tables
 from lightningrl.plugins import HookSpecs
+from lightningrl.recipe_tables import Table, UpstreamModelConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,8 +29,10 @@ def test_the_reference_is_current() -> None:
 
 def test_every_table_key_and_hook_is_in_it() -> None:
     page = made()
-    public = [getattr(config, name) for name in config.__all__]
-    tables = [one for one in public if isinstance(one, type) and issubclass(one, pydantic.BaseModel) and one is not UpstreamModelConfig]
+    public = [getattr(module, name) for module in (recipe, recipe_tables) for name in module.__all__]
+    tables = [
+        one for one in public if isinstance(one, type) and issubclass(one, pydantic.BaseModel) and one not in (Table, UpstreamModelConfig)
+    ]
     said = {" ".join((one.__doc__ or "").split()) for one in tables}
     assert [sentence for sentence in said if f"\n\n{sentence}\n\n| key |" not in page] == []
     keys = [key for one in tables for key in one.model_fields if key != "folder"]

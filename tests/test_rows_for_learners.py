@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightningrl.config import Recipe
 from lightningrl.credit.samples import teaching_rows
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.training.parts import Parts
 from lightningrl.types import Sample

@@ -30,7 +30,7 @@ from starter import build_starter
 from tasks import states, true_values
 
 import lightningrl
-from lightningrl.config import Recipe
+from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter
 from lightningrl.store import SqlStore
 from lightningrl.types import Outcome, RolloutMode, Trajectory

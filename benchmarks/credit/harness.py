@@ -19,10 +19,10 @@ from methods import Method
 from tasks import states, won
 from values import TrueValues, count_out, encode_prompt, tokenizer_of, true_values, word_probabilities
 
-from lightningrl.config import Recipe
 from lightningrl.credit.scoring import ScoredStep
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import Ask
+from lightningrl.recipe import Recipe
 from lightningrl.training.parts import build_credit
 from lightningrl.types import (
     Advantages,

@@ -14,7 +14,7 @@ import typer
 
 from lightningrl.cli import run_command
 from lightningrl.cli.train import train_command
-from lightningrl.config import parse_setting
+from lightningrl.recipe_file import parse_setting
 
 
 def main(

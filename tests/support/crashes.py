@@ -23,8 +23,8 @@ import torch
 from processes import ROLES, Role, TrainRun, wait_for
 from safetensors.torch import load_file
 
-from lightningrl.config import Recipe
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
 from lightningrl.records import CallRecord, RolloutFilter, RolloutRecord
 from lightningrl.rendering.completion import CompletionText
 from lightningrl.rendering.renderer import PolicyRenderer

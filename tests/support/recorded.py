@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI, BadRequestError
 
-from lightningrl.config import Recipe
 from lightningrl.control.client import ServerClient
 from lightningrl.credit.scoring import ScoredStep
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.training.parts import build_credit
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutMode, RolloutSpec, Task, Trajectory

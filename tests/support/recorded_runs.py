@@ -18,6 +18,7 @@ from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.scoring import Scorer, score_of
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe_file import with_settings
 from lightningrl.records import CallRecord, ToolCallRecord
 from lightningrl.store import SqlStore
 from lightningrl.training.parts import build_credit
@@ -51,7 +52,7 @@ def make_recipe(folder: Path, settings: Mapping[str, Any] | None = None) -> ligh
         adapters=("langchain",),
         folder=folder,
     )
-    return recipe.with_settings({"loop.tasks_per_step": 2, "loop.group_size": 4, **(settings or {})})
+    return with_settings(recipe, {"loop.tasks_per_step": 2, "loop.group_size": 4, **(settings or {})})
 
 
 async def record_run(folder: Path, recipe: lightningrl.Recipe, *, steps: int = 2, calls: int = 3, seed: int = 0) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lightningrl.config import load_recipe
 from lightningrl.loading import resolve
+from lightningrl.recipe_file import load_recipe
 from lightningrl.training.agent_check import check_agent_file
 from lightningrl_torch.settings import Settings
 

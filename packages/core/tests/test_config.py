@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from lightningrl.config import Recipe, RewardConfig, TasksConfig, check_options, load_recipe, parse_setting
 from lightningrl.errors import ConfigError
 from lightningrl.look.recipe import list_recipe_keys
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import check_options, load_recipe, parse_setting, with_settings
+from lightningrl.recipe_tables import RewardConfig, TasksConfig
 
 MINIMAL = """
 agent = "agent.py:answer"
@@ -43,7 +45,7 @@ def test_settings_override_keys_and_keep_the_rest(recipe_file: Path) -> None:
 def test_a_recipe_that_settings_are_made_from_stays_as_it_was(recipe_file: Path) -> None:
     told = {"learner.critic.coefficient": 0.5, "backends.torch.lora": 8, "rewards.exact.options.schema.type": "object"}
     recipe = load_recipe(recipe_file, told)
-    changed = recipe.with_settings(dict.fromkeys(told, "other"))
+    changed = with_settings(recipe, dict.fromkeys(told, "other"))
     assert changed.rewards["exact"].options["schema"] == {"type": "other"}
     assert (recipe.learner, recipe.backends) == ({"critic": {"coefficient": 0.5}}, {"torch": {"lora": 8}})
     assert recipe.rewards["exact"].options["schema"] == {"type": "object"}
@@ -67,15 +69,11 @@ def test_a_part_of_a_key_that_holds_a_dot_stands_in_quotes(recipe_file: Path) ->
         load_recipe(recipe_file, {'policies."qwen2.5.model': "small"})
 
 
-def test_a_recipe_of_a_run_that_began_with_per_agent_is_read_as_it_was_meant(recipe_file: Path) -> None:
-    for before, now in ((True, "role"), (False, "group")):
-        assert load_recipe(recipe_file, {"credit.per_agent": before}).credit.compare == now
-
-
 def test_a_python_recipe_may_hold_objects(tmp_path: Path) -> None:
     path = tmp_path / "recipe.py"
     path.write_text(
-        "from lightningrl.config import *\n"
+        "from lightningrl.recipe import *\n"
+        "from lightningrl.recipe_tables import *\n"
         "def exact(task, output, trajectory): return 1.0\n"
         "recipe = Recipe(agent='agent.py:answer', tasks=TasksConfig(train='data.py:train'), policy=PolicyConfig(model='m'),\n"
         "                rewards={'exact': RewardConfig(use=exact)})\n"

@@ -21,13 +21,15 @@ from starlette.routing import Route
 
 from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.cli.work import work_command
-from lightningrl.config import JudgeConfig, Recipe, TelemetryConfig, UpstreamConfig
 from lightningrl.control.client import ServerClient
 from lightningrl.credentials import read_key
 from lightningrl.credit.judge import LONGEST_ANSWER, Judge, Questions
 from lightningrl.errors import ConfigError, JudgeError, describe_raised
 from lightningrl.gateway.settings import GatewaySettings, Upstream
-from lightningrl.masking import Mask, MaskedBytes
+from lightningrl.keys import Mask, MaskedBytes
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import with_settings
+from lightningrl.recipe_tables import JudgeConfig, TelemetryConfig, UpstreamConfig
 from lightningrl.records import Lease
 from lightningrl.runtime.environment import worker_environment
 from lightningrl.runtime.report import report_exception
@@ -112,14 +114,14 @@ PLACES = ("judge.base_url", "upstream.base_url", "upstream.models.gpt.base_url",
 def test_an_address_with_a_secret_in_it_is_refused_by_the_name_of_its_setting(place: str, address: str) -> None:
     recipe = Recipe.model_validate({**RECIPE, "judge": {"base_url": "https://h", "model": "m"}})
     with pytest.raises(ConfigError, match=place) as refused:
-        recipe.with_settings({place: [address] if place.endswith("urls") else address})
+        with_settings(recipe, {place: [address] if place.endswith("urls") else address})
     assert "PASSWORD" not in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["postgresql://me@h/n?sslpassword=HIDDEN", "postgresql://me@h/n?pass%77ord=HIDDEN"])
 def test_a_store_with_a_password_in_its_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="names no password") as refused:
-        Recipe.model_validate(RECIPE).with_settings({"store_url": url})
+        with_settings(Recipe.model_validate(RECIPE), {"store_url": url})
     assert "HIDDEN" not in str(refused.value)
 
 
@@ -133,7 +135,7 @@ def test_addresses_that_say_a_version_or_a_deployment_are_taken() -> None:
 def test_a_key_in_the_place_of_a_variables_name_is_refused_and_not_said_again(place: str, key: str) -> None:
     recipe = Recipe.model_validate({**RECIPE, "judge": {"base_url": "https://h", "model": "m"}})
     with pytest.raises(ConfigError, match="no key stands in a recipe") as refused:
-        recipe.with_settings({place: key})
+        with_settings(recipe, {place: key})
     assert key not in str(refused.value)
 
 
@@ -332,7 +334,7 @@ def test_variables_that_a_recipe_names_as_secrets_do_not_reach_agents() -> None:
     left = worker_environment("http://h:1", given, withheld=recipe.withheld_variables)
     assert KEY not in left.values()
     assert left["SEARCH_API_KEY"] == "tool"
-    shared = recipe.with_settings({"runtime.environment": ["PGPASSWORD"]})
+    shared = with_settings(recipe, {"runtime.environment": ["PGPASSWORD"]})
     assert "PGPASSWORD" in worker_environment("http://h:1", given, withheld=shared.withheld_variables)
 
 

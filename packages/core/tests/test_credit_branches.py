@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightningrl.config import Recipe
 from lightningrl.credit import Branches, IdenticalAssignment, Sum, Whiten, assign_credit
 from lightningrl.credit.needs import check_needs
 from lightningrl.credit.samples import build_samples
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import CreditAssigner
+from lightningrl.recipe import Recipe
 from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.testing.groups import make_group

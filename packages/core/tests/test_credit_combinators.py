@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightningrl.config import Recipe
 from lightningrl.credit import Clip, IdenticalAssignment, PerAgent, StateGroups, Sum, TurnReturns, Whiten, assign_credit
 from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.evidence import check_evidence
@@ -20,6 +19,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.loading import load_callable
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, Witness
+from lightningrl.recipe import Recipe
 from lightningrl.testing.groups import make_group
 from lightningrl.training.parts import build_credit
 from lightningrl.types import Advantages, Evidence, Trajectory, TrajectoryGroup

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
-from lightningrl.config import SamplesConfig
 from lightningrl.credit import Baseline, DiscountedReturns, IdenticalAssignment, assign_credit, center, has_signal, mean, whiten
 from lightningrl.credit.samples import teaching_rows
 from lightningrl.credit.scoring import Scorer
 from lightningrl.protocols import CreditAssigner
+from lightningrl.recipe_tables import SamplesConfig
 from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition

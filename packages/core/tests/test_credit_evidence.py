@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from posts import PostServer
 
-from lightningrl.config import Recipe
 from lightningrl.credit import judge as judging
 from lightningrl.credit.metrics import describe_rollouts
 from lightningrl.credit.scoring import score_of
@@ -22,6 +21,7 @@ from lightningrl.errors import ConfigError, PluginError, RewardError
 from lightningrl.loading import load_callable
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner
+from lightningrl.recipe import Recipe
 from lightningrl.store import SqlStore
 from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.testing.store_conformance import leased, make_call, make_spec

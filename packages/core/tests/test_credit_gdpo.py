@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightningrl.config import Recipe
 from lightningrl.credit import Baseline, DiscountedReturns, IdenticalAssignment, assign_credit, has_signal
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
 from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.training.parts import build_credit

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from posts import PostServer
 
-from lightningrl.config import Recipe
 from lightningrl.credit import DiscountedReturns
 from lightningrl.credit import judge as judging
 from lightningrl.credit.evaluator import Evaluator
@@ -25,6 +24,7 @@ from lightningrl.credit.transcript import transcripts
 from lightningrl.errors import ConfigError, PluginError, RewardError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, GroupWitness, Witness
+from lightningrl.recipe import Recipe
 from lightningrl.store import SqlStore
 from lightningrl.testing.credit_conformance import CreditConformance, grpo_advantages
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition

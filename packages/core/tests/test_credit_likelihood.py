@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightningrl.config import Recipe
 from lightningrl.credit.likelihood import Hindsight, InformationGain
 from lightningrl.credit.needs import check_answers
 from lightningrl.credit.samples import build_samples
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, Services, Witness
+from lightningrl.recipe import Recipe
 from lightningrl.testing.credit_conformance import CreditConformance, grpo_advantages
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.testing.scripted_services import ScriptedServices

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from distributions import install_in_place, write_blocks
 
-from lightningrl.config import Recipe
 from lightningrl.credit.identical import IdenticalAssignment
 from lightningrl.credit.needs import Need, check_needs, find_unrecorded, installed_needs
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.protocols import Capabilities
+from lightningrl.recipe import Recipe
 from lightningrl.testing.credit_conformance import CreditConformance, grpo_advantages
 from lightningrl.testing.groups import make_group
 from lightningrl.training.parts import build_credit

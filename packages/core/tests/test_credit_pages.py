@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lightningrl.config import Recipe
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
 from lightningrl.training.parts import build_credit
 
 DOCS = Path(__file__).parents[3] / "docs" / "credit"

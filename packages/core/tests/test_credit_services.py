@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from lightningrl.config import Recipe
 from lightningrl.credit.needs import check_needs
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import Capabilities
+from lightningrl.recipe import Recipe
 
 
 def make_recipe(**values: Any) -> Recipe:

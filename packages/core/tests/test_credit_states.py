@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightningrl.config import SamplesConfig
 from lightningrl.credit import IdenticalAssignment, StateGroups, assign_credit
 from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.state_keys import KEYS, find_key, normalize, state_keys
 from lightningrl.errors import ConfigError, PluginError
+from lightningrl.recipe_tables import SamplesConfig
 from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.trained_calls import TrainedCalls

@@ -10,12 +10,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from lightningrl.config import Recipe, SamplesConfig
 from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.turn_gae import Level, TurnGae
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, Services
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_tables import SamplesConfig
 from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.testing.groups import make_trajectory, make_transition

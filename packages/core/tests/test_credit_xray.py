@@ -23,11 +23,11 @@ from typer.testing import CliRunner
 import lightningrl
 from lightningrl.cli.app import app
 from lightningrl.cli.xray import read_steps
-from lightningrl.config import SamplesConfig
 from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.xray import XRay
 from lightningrl.errors import LightningError
 from lightningrl.look.reader import open_run
+from lightningrl.recipe_tables import SamplesConfig
 from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.run import Run
 from lightningrl.testing.groups import make_group

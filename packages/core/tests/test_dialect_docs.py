@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sizes import PATIENCE_S
 
-from lightningrl.config import PolicyConfig, UpstreamConfig
+from lightningrl.recipe_tables import PolicyConfig, UpstreamConfig
 from lightningrl.server.settings import read_upstream
 from lightningrl.testing.live_gateway import live_gateway
 

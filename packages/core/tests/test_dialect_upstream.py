@@ -21,9 +21,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from lightningrl.config import Recipe, UpstreamConfig, load_recipe
 from lightningrl.errors import ConfigError
 from lightningrl.gateway.settings import GatewaySettings, Upstream
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import load_recipe
+from lightningrl.recipe_tables import UpstreamConfig
 from lightningrl.server.settings import read_upstream
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl.testing.loopback import serving

@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from lightningrl.config import OtherPolicyConfig, PolicyConfig, Recipe, RewardConfig, TasksConfig
 from lightningrl.errors import ConfigError
 from lightningrl.evaluation.candidate import find_candidate
 from lightningrl.evaluation.examination import Examination
 from lightningrl.evaluation.result import sample_of
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_tables import OtherPolicyConfig, PolicyConfig, RewardConfig, TasksConfig
 from lightningrl.testing.groups import make_trajectory
 from lightningrl.training.run_folder import LoopState
 from lightningrl.training.task_files import FORMATS

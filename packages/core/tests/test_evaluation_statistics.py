@@ -9,7 +9,6 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from lightningrl.config import PolicyConfig, Recipe, RewardConfig, TasksConfig
 from lightningrl.evaluation.comparison import compare
 from lightningrl.evaluation.gap import FEWEST, Gap, judge_gaps
 from lightningrl.evaluation.result import EvaluatedSample, EvaluatedTask, Evaluation
@@ -22,6 +21,8 @@ from lightningrl.evaluation.statistics import (
     sign_flip_p,
     t_quantile,
 )
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_tables import PolicyConfig, RewardConfig, TasksConfig
 from lightningrl.types import Outcome
 
 DIFFERENCES = (-1.0, 1.0)

@@ -19,10 +19,10 @@ from lightningrl import problems
 from lightningrl.cli import run_command
 from lightningrl.cli.train import train_command
 from lightningrl.cli.try_one import try_command
-from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, load_plugins
+from lightningrl.recipe_file import load_recipe
 from lightningrl.run import Run, begin_run, doctor
 from lightningrl.runtime.agent_loader import agent_reference
 from lightningrl.testing.tokenizers import CHATML_TEMPLATE, tiny_tokenizer

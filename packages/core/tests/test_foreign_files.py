@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sizes import sized
 
-from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, RunFolderError, StoreError
 from lightningrl.loggers import JsonlLogger
 from lightningrl.look.summary import is_live
+from lightningrl.recipe_file import load_recipe
 from lightningrl.scaffold import new_agent, new_package
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import make_spec

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lightningrl.config import RoleConfig
 from lightningrl.gateway.routing import Routing
+from lightningrl.recipe_tables import RoleConfig
 
 CRITIC = [{"role": "system", "content": "You are a critic.\nBe strict."}, {"role": "user", "content": "hi"}]
 PLAIN = [{"role": "user", "content": "hi"}]

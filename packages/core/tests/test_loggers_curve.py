@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from sizes import PATIENCE_S
 
-from lightningrl.config import PolicyConfig, Recipe, RewardConfig, TasksConfig
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.loggers import JsonlLogger, draw_curve
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import with_settings
+from lightningrl.recipe_tables import PolicyConfig, RewardConfig, TasksConfig
 from lightningrl.run import Run
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -72,7 +74,7 @@ def test_the_legend_says_how_the_recipe_samples_validation(tmp_path: Path, monke
     metrics = write_metrics(tmp_path / "metrics.jsonl", steps=10)
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
     for temperature in (0.0, 0.7):
-        recipe = RECIPE.with_settings({"validation.sampling.temperature": temperature})
+        recipe = with_settings(RECIPE, {"validation.sampling.temperature": temperature})
         (tmp_path / "recipe.json").write_text(recipe.frozen_text(), encoding="utf-8")
         Run(tmp_path).curve()
     draw_curve(metrics, tmp_path / "curve.png")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from recorded import RECIPE, RecordedRun
 
-from lightningrl.config import Recipe
 from lightningrl.errors import RunFolderError
 from lightningrl.look.gradient import NoGradient, NoGradientKind, explain_calls, explain_rollout
 from lightningrl.look.lineage import Link, read_lineage
@@ -19,6 +18,8 @@ from lightningrl.look.siblings import Siblings
 from lightningrl.look.tokens import Token
 from lightningrl.look.trace import Trace, Window
 from lightningrl.origin import RunOrigin
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import with_settings
 from lightningrl.types import Outcome, RolloutState
 
 
@@ -78,13 +79,13 @@ async def test_a_call_without_a_gradient_says_what_decided(run: RecordedRun, rol
 
 
 async def test_terms_beside_the_advantage_are_named(run: RecordedRun) -> None:
-    trace, reasons = await look(run, "g000001-000", RECIPE.with_settings({"learner": {"kl_coef": 0.1}}))
+    trace, reasons = await look(run, "g000001-000", with_settings(RECIPE, {"learner": {"kl_coef": 0.1}}))
     reason = reasons[trace.calls[0].call.id]
     assert reason is not None and reason.sentence.endswith("learner.kl_coef moves its tokens all the same.")
 
 
 async def test_a_group_that_became_too_old_is_told_from_one_that_waits(run: RecordedRun) -> None:
-    late = RECIPE.with_settings({"loop.asynchronous": True, "loop.max_staleness": 1})
+    late = with_settings(RECIPE, {"loop.asynchronous": True, "loop.max_staleness": 1})
     trace, _ = await look(run, "g000000-000")
     from dataclasses import replace
 

@@ -17,9 +17,9 @@ from warm import WarmCommand
 
 from lightningrl.cli.app import app
 from lightningrl.cli.new import init_command
-from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.plugins import PluginManager
+from lightningrl.recipe_file import load_recipe
 from lightningrl.scaffold import new_agent, new_package
 
 HOOKS = {

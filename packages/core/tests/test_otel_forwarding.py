@@ -18,9 +18,11 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from sizes import PATIENCE_S
 
-from lightningrl.config import Recipe, TelemetryConfig
 from lightningrl.control.client import ServerClient
 from lightningrl.errors import ConfigError, ServerError
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import with_settings
+from lightningrl.recipe_tables import TelemetryConfig
 from lightningrl.server import forwarding
 from lightningrl.server.forwarding import ExportForwarder, Forwarders, create_forwarders
 from lightningrl.server.launcher import ServerProcess
@@ -254,4 +256,4 @@ async def test_a_header_whose_variable_is_not_set_ends_the_start(tmp_path: Path)
 def test_a_recipe_says_what_is_wrong_with_its_telemetry(table: dict[str, Any]) -> None:
     recipe = Recipe.model_validate({"agent": "a:b", "tasks": {"train": "a:c"}, "policy": {"model": "m"}, "rewards": {"r": {"use": "a:d"}}})
     with pytest.raises(ConfigError, match="telemetry"):
-        recipe.with_settings({"telemetry": table})
+        with_settings(recipe, {"telemetry": table})

@@ -22,11 +22,10 @@ import pandas as pd
 import pytest
 
 from lightningrl import wire
-from lightningrl.clean import DEEPEST
 from lightningrl.control.api import Result
 from lightningrl.errors import ConfigError
-from lightningrl.plain import NotPlain, to_plain
 from lightningrl.runtime.report import report_output
+from lightningrl.sanitize import DEEPEST, NotPlain, to_plain
 from lightningrl.training.tasks import read_tasks
 from lightningrl.types import Outcome, RolloutSpec, Task
 
@@ -212,5 +211,5 @@ def test_the_wire_makes_bytes_of_token_arrays_alone() -> None:
 
 
 def test_values_are_read_without_importing_numpy_or_pandas() -> None:
-    code = "import sys; from lightningrl.plain import to_plain; to_plain({'a': [1.0]}, 'x'); assert 'pandas' not in sys.modules"
+    code = "import sys; from lightningrl.sanitize import to_plain; to_plain({'a': [1.0]}, 'x'); assert 'pandas' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from sizes import PATIENCE_S
 
-from lightningrl.config import Recipe
 from lightningrl.errors import LightningError, PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.protocols import CreditAssigner
+from lightningrl.recipe import Recipe
 from lightningrl.testing import _factories
 from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.training.parts import Parts, build_assigner

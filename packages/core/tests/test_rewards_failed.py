@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from lightningrl.config import Recipe
 from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.metrics import describe_rollouts
 from lightningrl.credit.scoring import score_of
 from lightningrl.errors import RewardError
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
 from lightningrl.records import Score
 from lightningrl.rewards import NamedReward, RewardSet, reward_set
 from lightningrl.store import SqlStore

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from sizes import PATIENCE_S
 
-from lightningrl.config import Recipe
 from lightningrl.credit import DiscountedReturns, IdenticalAssignment, StateGroups, Sum, TurnReturns, Whiten
 from lightningrl.credit import evaluator as evaluator_module
 from lightningrl.credit.evaluator import Evaluator
@@ -27,6 +26,7 @@ from lightningrl.credit.turn_gae import TurnGae
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, IntermediateReward
+from lightningrl.recipe import Recipe
 from lightningrl.rewards import (
     ExecutionErrors,
     LatencyBudget,

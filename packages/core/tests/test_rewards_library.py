@@ -13,9 +13,9 @@ import pytest
 from processes import all_ended, is_alive, written
 from sizes import PATIENCE_S
 
-from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, RewardError
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe_file import load_recipe
 from lightningrl.rewards import F1, Exact, Execution, JsonSchema, NamedReward, Numeric, Pattern, RewardSet
 from lightningrl.rewards.matching import read_number
 from lightningrl.testing.groups import make_trajectory, make_transition

@@ -19,8 +19,9 @@ from processes import all_ended, is_alive, written
 from sizes import PATIENCE_S
 
 from lightningrl.beside import run_beside
-from lightningrl.config import Recipe
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import with_settings
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.training.parts import build_credit
@@ -110,8 +111,9 @@ async def test_a_reward_does_in_a_run_what_it_does_by_hand(tmp_path: Path) -> No
 def test_it_does_so_where_a_notebooks_cell_waits_for_the_run(tmp_path: Path) -> None:
     """What a cell made belongs to the notebook's thread, and the run is on a loop in another."""
     database = sqlite3.connect(":memory:")
-    recipe = make_recipe(tmp_path, *BY_HAND).with_settings(
-        {"rewards.cell.use": lambda *_: database.execute("select 0.5").fetchone()[0], "rewards.cell.weight": 2.0}
+    recipe = with_settings(
+        make_recipe(tmp_path, *BY_HAND),
+        {"rewards.cell.use": lambda *_: database.execute("select 0.5").fetchone()[0], "rewards.cell.weight": 2.0},
     )
 
     async def reward() -> Trajectory:
@@ -142,7 +144,7 @@ async def test_an_intermediate_reward_does_in_a_run_what_it_does_by_hand(tmp_pat
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         return [0.5 for _ in trajectory.transitions]
 
-    recipe = make_recipe(tmp_path, "by_loop").with_settings({"intermediate_rewards.mine.use": pay})
+    recipe = with_settings(make_recipe(tmp_path, "by_loop"), {"intermediate_rewards.mine.use": pay})
     evaluator, _ = build_credit(recipe, load_plugins())
     (rewarded,) = await evaluator.reward([EPISODE])
     assert (rewarded.unrewarded, dict(rewarded.transitions[0].rewards)) == (None, {"mine": 0.5})

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lightningrl.cli.work import parse_workers
-from lightningrl.config import RuntimeConfig
 from lightningrl.errors import ConfigError, LightningError, PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
+from lightningrl.recipe_tables import RuntimeConfig
 from lightningrl.runtime.address import is_loopback, machine_address, reachable_url
 from lightningrl.runtime.launcher import WorkerPlan, WorkerPoolError, build_launcher
 from lightningrl.runtime.pool import WorkerPool

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from lightningrl.clean import DEEPEST, clean_json, clean_text, parse_json
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.records import Lease
+from lightningrl.sanitize import DEEPEST, clean_json, clean_text, parse_json
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import leased, make_call, make_spec

@@ -14,10 +14,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from lightningrl.config import TelemetryConfig
 from lightningrl.credit.samples import build_samples
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.protocols import LearnReport
+from lightningrl.recipe_tables import TelemetryConfig
 from lightningrl.telemetry.steps import NO_SPANS, StepSpans, open_spans
 from lightningrl.testing.groups import make_group
 from lightningrl.training.policies import Policies, RunningPolicy

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import event
 
 from lightningrl.errors import StoreError
-from lightningrl.recent import Recent
+from lightningrl.lru import LruCache
 from lightningrl.records import Lease
 from lightningrl.store import SqlStore
 from lightningrl.store.database import open_database
@@ -102,7 +102,7 @@ def made_attempt(transaction: Transaction) -> Lease:
 
 
 def test_of_what_is_remembered_the_longest_unused_goes_first_and_what_is_large_is_not_kept() -> None:
-    recent = Recent[int, str](most=3, longest=5)
+    recent = LruCache[int, str](most=3, longest=5)
     for number in range(3):
         recent.put(number, "x", 1)
     assert recent.get(0) == "x"
@@ -112,7 +112,7 @@ def test_of_what_is_remembered_the_longest_unused_goes_first_and_what_is_large_i
 
 
 def test_what_is_remembered_is_bounded_together() -> None:
-    recent = Recent[int, str](most=9, longest=9, together=10)
+    recent = LruCache[int, str](most=9, longest=9, together=10)
     for number, size in enumerate((4, 4, 4)):
         recent.put(number, "x", size)
     recent.put(1, "y", 6)

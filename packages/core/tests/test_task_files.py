@@ -16,9 +16,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from lightningrl.config import PolicyConfig, Recipe, RewardConfig, TasksConfig, load_recipe
 from lightningrl.errors import ConfigError
 from lightningrl.evaluation.examination import Examination
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import load_recipe
+from lightningrl.recipe_tables import PolicyConfig, RewardConfig, TasksConfig
 from lightningrl.training.task_files import FORMATS, task_source
 from lightningrl.training.tasks import TaskSets
 from lightningrl.types import Task

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lightningrl.config import CallRule, Recipe, SamplesConfig, load_recipe
 from lightningrl.credit import IdenticalAssignment, TurnReturns
 from lightningrl.credit.scoring import Scorer
 from lightningrl.errors import ConfigError
@@ -22,6 +21,9 @@ from lightningrl.gateway.settings import GatewaySettings
 from lightningrl.look.gradient import explain_calls
 from lightningrl.look.reader import StoredRun
 from lightningrl.look.text import show_rollout
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import load_recipe
+from lightningrl.recipe_tables import CallRule, SamplesConfig
 from lightningrl.records import Score
 from lightningrl.rewards.weights import RewardWeights, WeightedReward
 from lightningrl.testing.groups import make_trajectory, make_transition

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lightningrl.config import Recipe
 from lightningrl.errors import LightningError, RewardError, ServerError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
+from lightningrl.recipe import Recipe
 from lightningrl.records import Score
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.training.collector import Collector

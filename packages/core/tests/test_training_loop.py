@@ -13,7 +13,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from rich.console import Console
 
-from lightningrl.config import Recipe
 from lightningrl.credit.identical import IdenticalAssignment
 from lightningrl.credit.samples import teaching_rows
 from lightningrl.credit.unread import unread_rewards
@@ -21,6 +20,7 @@ from lightningrl.errors import LightningError, PluginError
 from lightningrl.loggers import JsonlLogger
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.protocols import LearnReport
+from lightningrl.recipe import Recipe
 from lightningrl.records import Score
 from lightningrl.telemetry.steps import StepSpans
 from lightningrl.testing.groups import make_trajectory, make_transition

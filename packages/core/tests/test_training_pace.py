@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightningrl.config import Recipe
 from lightningrl.protocols import Speed
+from lightningrl.recipe import Recipe
 from lightningrl.testing.groups import make_group
 from lightningrl.training.pace import forecast_step, give_time
 from lightningrl.training.progress import LineProgress, LiveProgress

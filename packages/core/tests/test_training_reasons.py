@@ -22,7 +22,6 @@ from rich.console import Console
 from sizes import PATIENCE_S
 
 from lightningrl.cli.train import _describe
-from lightningrl.config import Recipe
 from lightningrl.control.client import ServerClient
 from lightningrl.credit import IdenticalAssignment
 from lightningrl.credit.metrics import judge_failures
@@ -33,6 +32,7 @@ from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import LightningError
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.protocols import LearnReport, StepReport
+from lightningrl.recipe import Recipe
 from lightningrl.records import Lease, RolloutFilter
 from lightningrl.run import OpenRun
 from lightningrl.server.app import create_app

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lightningrl.clean import printable
-from lightningrl.config import load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.look.summary import is_live
+from lightningrl.recipe_file import load_recipe, with_settings
 from lightningrl.run import Run, problems
+from lightningrl.sanitize import printable
 from lightningrl.training.run_folder import LoopState, RunFolder, find_checkpoint, newest_run
 
 if TYPE_CHECKING:
@@ -286,4 +286,4 @@ def test_a_name_that_is_none_for_a_folder_is_refused_before_there_is_one(source:
 def test_a_run_of_a_name_that_is_refused_now_is_read(source: Path, tmp_path: Path) -> None:
     source.write_text('name = "team/sql"\n' + RECIPE)
     start(source, tmp_path / "run").close()
-    assert Run(tmp_path / "run").recipe.with_settings({"loop.steps": 3}).name == "team/sql"
+    assert with_settings(Run(tmp_path / "run").recipe, {"loop.steps": 3}).name == "team/sql"

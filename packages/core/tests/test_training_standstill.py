@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightningrl.config import Recipe
+from lightningrl.recipe import Recipe
 from lightningrl.training.standstill import explain_standstill, has_stood_still, last_validation
 
 RECIPE = Recipe.model_validate(

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightningrl.config import load_recipe
 from lightningrl.control.repeats import Repeats
+from lightningrl.recipe_file import load_recipe
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import make_spec

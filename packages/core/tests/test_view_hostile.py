@@ -20,11 +20,11 @@ from recorded import RECIPE, write_recipe
 from sizes import sized
 from viewing import ReadPage, parse_page, read_page, viewing
 
-from lightningrl.clean import clean_text, printable
 from lightningrl.control.client import ServerClient
 from lightningrl.look.reader import open_run
 from lightningrl.origin import RunOrigin
 from lightningrl.records import Score
+from lightningrl.sanitize import clean_text, printable
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutSpec, Task
 from lightningrl.view.report import make_report

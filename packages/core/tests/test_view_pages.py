@@ -17,12 +17,12 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
-from lightningrl.clean import as_text, one_line
 from lightningrl.look.metrics import read_metrics
 from lightningrl.look.reader import open_run
 from lightningrl.look.summary import interval, read_summary
 from lightningrl.records import RolloutFilter, RolloutRecord, Score
 from lightningrl.run import Run
+from lightningrl.sanitize import as_text, one_line
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.types import Outcome, RolloutMode

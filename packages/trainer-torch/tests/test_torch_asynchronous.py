@@ -13,9 +13,9 @@ import pytest
 import torch
 from sizes import PATIENCE_S
 
-from lightningrl.config import Recipe
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
 from lightningrl.training.parts import build_backends
 from lightningrl.types import GenerateRequest, SamplingSettings, TokenChunk
 from lightningrl_torch.backend import TorchBackend

@@ -19,10 +19,10 @@ import torch
 from sizes import PATIENCE_S
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lightningrl.config import check_options
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import Backend
+from lightningrl.recipe_file import check_options
 from lightningrl.types import GenerateRequest, Sample, SamplingSettings
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.plugin import create_backend

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lightningrl.config import OutcomesConfig, SamplesConfig
 from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.services import PolicyQueries
@@ -21,6 +20,7 @@ from lightningrl.credit.turn_gae import TurnGae
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import Continuation, CreditAssigner, Valuer
+from lightningrl.recipe_tables import OutcomesConfig, SamplesConfig
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.testing.groups import make_trajectory
 from lightningrl.trained_calls import TrainedCalls

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lightningrl.config import Recipe
 from lightningrl.errors import BackendError, ConfigError
+from lightningrl.recipe import Recipe
 from lightningrl_verl.ray_connection import check_gcs
 from lightningrl_verl.recipe_check import check_companions, check_recipe, check_versions
 from lightningrl_verl.seams import check_seams

@@ -3,17 +3,6 @@
 from lightningrl.attribution.origin import CallOrigin as CallOrigin
 from lightningrl.attribution.role import role as role
 from lightningrl.client import report_reward as report_reward, tool as tool
-from lightningrl.config import (
-    CreditConfig as CreditConfig,
-    LoopConfig as LoopConfig,
-    PolicyConfig as PolicyConfig,
-    Recipe as Recipe,
-    RewardConfig as RewardConfig,
-    RuntimeConfig as RuntimeConfig,
-    SamplingConfig as SamplingConfig,
-    TasksConfig as TasksConfig,
-    ValidationConfig as ValidationConfig,
-)
 from lightningrl.credit.baselines import center as center, mean as mean
 from lightningrl.credit.needs import Need as Need
 from lightningrl.credit.spread import spread as spread
@@ -36,6 +25,17 @@ from lightningrl.protocols import (
     LearnReport as LearnReport,
     Reward as Reward,
     StepReport as StepReport,
+)
+from lightningrl.recipe import LoopConfig as LoopConfig
+from lightningrl.recipe import Recipe as Recipe
+from lightningrl.recipe_tables import (
+    CreditConfig as CreditConfig,
+    PolicyConfig as PolicyConfig,
+    RewardConfig as RewardConfig,
+    RuntimeConfig as RuntimeConfig,
+    SamplingConfig as SamplingConfig,
+    TasksConfig as TasksConfig,
+    ValidationConfig as ValidationConfig,
 )
 from lightningrl.run import (
     Run as Run,

@@ -1,4 +1,4 @@
-"""Keys and passwords that a user brings: read and checked in one place, kept out of recipes and of agents; out of texts by `masking`.
+"""Keys and addresses that a user brings: read and checked in one place, kept out of recipes and of agents.
 
 environment ─► read_key ─► the key alone, or a sentence that names its variable
 recipe ─► Address, Variable: no user, no password and no key stands in either
@@ -22,13 +22,14 @@ _CARRIED: Final = re.compile(r"[!-~]([ -~\t]*[!-~])?")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOOKS_LIKE_KEY: Final = re.compile(r"(?=.*[a-z])(?=.*[0-9]).{20,}")
 _SECRET_NAME: Final = re.compile(
-    r"(.*(key|token|secret|password|passwd|passphrase|signature|credentials?)|pass|pwd|auth|authorization|sig|sas|jwt|bearer|code)"
+    r"(.*(key|token|secret|password|passwd|passphrase|signature|credentials?)"
+    r"|pass|pwd|auth|authorization|sig|sas|jwt|bearer|code)"
 )
 
 
 def read_key(variable: str, environment: Mapping[str, str], *, where: str, what: str = "the provider's key") -> str:
-    """The key in an environment variable, less the white space around it, which a file's last line leaves there. Raises ConfigError with
-    the variable's name, and never with what is in it."""
+    """The key in an environment variable, less the white space around it, which a file's last line leaves there. Raises
+    ConfigError with the variable's name, and never with its value."""
     key = environment.get(variable, "").strip()
     if not key:
         raise ConfigError(f"{where}: the environment variable {variable!r} is not set; set it to {what}")
@@ -36,12 +37,13 @@ def read_key(variable: str, environment: Mapping[str, str], *, where: str, what:
 
 
 def check_key(key: str, where: str) -> str:
-    """The key less the white space around it. Raises ConfigError where no HTTP header can carry it; `where` names it."""
+    """The key less the white space around it. Raises ConfigError where no HTTP header can carry it; `where` names
+    it."""
     key = key.strip()
     if _CARRIED.fullmatch(key) is None:
         raise ConfigError(
-            f"{where} holds what no HTTP header can carry: a line break, a control character, a letter that is not ASCII, or nothing; "
-            "set it to the key alone"
+            f"{where} holds what no HTTP header can carry: a line break, a control character, a letter that is not "
+            "ASCII, or nothing; set it to the key alone"
         )
     return key
 
@@ -54,16 +56,23 @@ def names_secret(name: str) -> bool:
 def check_address(url: str) -> str:
     """The address. Raises ValueError where it is none of HTTP, or names a user, a password or a key."""
     if re.match(r"https?://[^/?#]", url) is None:
-        raise ValueError("write an address that begins with 'http://' or 'https://', for example 'https://api.openai.com/v1'")
+        raise ValueError(
+            "write an address that begins with 'http://' or 'https://', for example 'https://api.openai.com/v1'"
+        )
     return check_no_secret(url)
 
 
 def check_no_secret(url: str) -> str:
-    """The address, or the bare host. Raises ValueError where it names a user, a password or a key: a recipe is copied and shown."""
-    why = "and a recipe is copied into its run folder and shown; leave it out, and put the key into an environment variable"
+    """The address, or the bare host. Raises ValueError where it names a user, a password or a key: a recipe is copied
+    and shown."""
+    why = "and a recipe is copied into its run folder and shown; "
+    why += "leave it out, and put the key into an environment variable"
     try:
         parts = urlsplit(url if "//" in url else f"//{url}")
-        pairs = [*re.split("[&;]", f"{parts.query}&{parts.fragment}"), *(part for part in re.split("[/;]", parts.path) if "=" in part)]
+        pairs = [
+            *re.split("[&;]", f"{parts.query}&{parts.fragment}"),
+            *(part for part in re.split("[/;]", parts.path) if "=" in part),
+        ]
         names = [unquote_plus(pair.partition("=")[0]) for pair in pairs]
     except ValueError:
         raise ValueError("it is no address; write for example 'https://api.openai.com/v1'") from None
@@ -77,7 +86,8 @@ def check_no_secret(url: str) -> str:
 def _check_variable(name: str) -> str:
     if _VARIABLE.fullmatch(name) is None or _LOOKS_LIKE_KEY.fullmatch(name):
         raise ValueError(
-            "write the name of an environment variable that has the key, for example 'OPENAI_API_KEY'; no key stands in a recipe"
+            "write the name of an environment variable that has the key, for example 'OPENAI_API_KEY'; no key stands "
+            "in a recipe"
         )
     return name
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lightningrl.masking import Mask
+from lightningrl.keys import Mask
 
 __all__ = [
     "BackendError",

@@ -24,7 +24,15 @@ from typing import Any
 
 from lightningrl.errors import ConfigError, describe_raised
 
-__all__ = ["absolute_reference", "digest_of", "is_reference", "load_callable", "refuse_in_import", "resolve", "run_recipe_file"]
+__all__ = [
+    "absolute_reference",
+    "digest_of",
+    "is_reference",
+    "load_callable",
+    "refuse_in_import",
+    "resolve",
+    "run_recipe_file",
+]
 
 _importing: contextvars.ContextVar[str | None] = contextvars.ContextVar("lightningrl_importing", default=None)
 """The file or module that is being imported for something in it."""
@@ -35,29 +43,34 @@ class StartedByImport(ConfigError):
 
 
 def refuse_in_import(call: str) -> None:
-    """Raise ConfigError where `call` is made by a user's file while it is imported for what it defines: the agent, say, in a worker."""
+    """Raise ConfigError where a user's file makes `call` while it is imported for what it defines: the agent, in a
+    worker."""
     source = _importing.get()
-    if source is None and getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing asks it itself
+    # multiprocessing asks this itself
+    if source is None and getattr(multiprocessing.current_process(), "_inheriting", False):
         source = str(getattr(sys.modules.get("__mp_main__"), "__file__", "the main script"))
     if source is not None:
-        raise StartedByImport(f'{call} is called while {source!r} is imported; put the call under `if __name__ == "__main__":` there')
+        raise StartedByImport(
+            f'{call} is called while {source!r} is imported; put the call under `if __name__ == "__main__":` there'
+        )
 
 
 def is_reference(text: str) -> bool:
-    """Whether `text` has the form `file_or_module:name`, and so is no plugin's name."""
+    """True for the form `file_or_module:name`, which is no plugin's name."""
     return ":" in text
 
 
 def absolute_reference(text: str, base_dir: Path) -> str:
-    """The same reference for a process in any folder: a file by its whole path. Raises ConfigError where it is not there."""
+    """The same reference for a process in any folder: a file by its whole path. Raises ConfigError where it is not
+    there."""
     source, _, name = text.rpartition(":")
     path = _find_file(source, base_dir, text)
     return f"{path}:{name}" if path.is_file() else text
 
 
 def load_callable(reference: str, base_dir: Path | str = ".") -> Callable[..., Any]:
-    """What `reference` names. A file is run once per process; its folder joins `sys.path`, as when Python runs a script,
-    so it can import its neighbours.
+    """Load the callable that `reference` names. A file is run once per process; its folder joins `sys.path`, as when
+    Python runs a script, so it can import its neighbours.
 
     Raises ConfigError: no such file or module, import failed, no such attribute, not callable.
     """
@@ -65,20 +78,22 @@ def load_callable(reference: str, base_dir: Path | str = ".") -> Callable[..., A
     if not source or not attribute:
         raise ConfigError(f"{reference!r} names no callable; write 'file.py:name' or 'package.module:name'")
     module = _load_module(source, Path(base_dir), reference)
-    found: Any = module
+    value: Any = module
     for name in attribute.split("."):
         if name in ("<lambda>", "<locals>"):
             raise ConfigError(
-                f"{reference!r}: a lambda, or a function within another one, is not found again by its name; give it anew "
-                "(in Python by `settings`), or define it at the top of its file"
+                f"{reference!r}: a lambda, or a function within another one, is not found again by its name; give it "
+                "anew (in Python by `settings`), or define it at the top of its file"
             )
-        if not hasattr(found, name):
-            offered = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-            raise ConfigError(f"{reference!r}: {source!r} has no {name!r}; it has: {', '.join(offered[:12]) or 'no callables'}")
-        found = getattr(found, name)
-    if not callable(found):
-        raise ConfigError(f"{reference!r} is a {type(found).__name__}, not callable; name a function or a class")
-    return found  # type: ignore[no-any-return]
+        if not hasattr(value, name):
+            offered = sorted(key for key, item in vars(module).items() if callable(item) and not key.startswith("_"))
+            raise ConfigError(
+                f"{reference!r}: {source!r} has no {name!r}; it has: {', '.join(offered[:12]) or 'no callables'}"
+            )
+        value = getattr(value, name)
+    if not callable(value):
+        raise ConfigError(f"{reference!r} is a {type(value).__name__}, not callable; name a function or a class")
+    return value  # type: ignore[no-any-return]
 
 
 def resolve(reference: Any, folder: Path) -> Callable[..., Any]:
@@ -86,24 +101,26 @@ def resolve(reference: Any, folder: Path) -> Callable[..., Any]:
     if isinstance(reference, str):
         return load_callable(reference, folder)
     if not callable(reference):
-        raise ConfigError(f"{reference!r} is a {type(reference).__name__}, not callable; give a function or 'file.py:name'")
+        raise ConfigError(
+            f"{reference!r} is a {type(reference).__name__}, not callable; give a function or 'file.py:name'"
+        )
     return reference  # type: ignore[no-any-return]
 
 
 def digest_of(part: Any, options: Mapping[str, Any]) -> str:
-    """Of a part as it was built from `options`: another one when these change, or the file that defines it. What that file imports is not
-    looked at."""
+    """Digest of a part that was built from `options`: it changes with them, and with the file that defines the part,
+    not with what that file imports."""
     while isinstance(part, partial):
         part = part.func
     target = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)
-    said = json.dumps(options, sort_keys=True, default=lambda value: type(value).__qualname__)
-    text = f"{target.__module__}:{target.__qualname__} {said} {_source(target)}"
+    settings = json.dumps(options, sort_keys=True, default=lambda value: type(value).__qualname__)
+    text = f"{target.__module__}:{target.__qualname__} {settings} {_source(target)}"
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def run_recipe_file(path: Path) -> ModuleType:
-    """The module of a Python recipe, run anew: it can import its neighbours, and what it defines is found by other processes. Raises
-    ConfigError."""
+    """Run a Python recipe anew and return its module: it can import its neighbours, and other processes find what it
+    defines. Raises ConfigError."""
     path = path.resolve()
     sys.modules.pop(_module_name(path), None)
     return _run_file(path, f"recipe {path.name}")
@@ -140,7 +157,9 @@ def _load_module(source: str, base_dir: Path, reference: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (source == error.name or source.startswith(f"{error.name}.")):
             raise _import_failed(reference, source, error) from error
-        raise ConfigError(f"{reference!r}: no file {str(path)!r} and no module {source!r}; check the spelling or install it") from error
+        raise ConfigError(
+            f"{reference!r}: no file {str(path)!r} and no module {source!r}; check the spelling or install it"
+        ) from error
     except (Exception, SystemExit) as error:
         raise _import_failed(reference, source, error) from error
 

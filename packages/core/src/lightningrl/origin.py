@@ -1,5 +1,4 @@
-"""The origin of a run: the two files in its folder that say what it was started with, and the settings of each `--resume` since, read
-wherever it lies now.
+"""The origin of a run, read wherever it lies now: what it was started with, and the settings of each `--resume` since.
 
 <run>/recipe.json   the frozen recipe
 <run>/run.json      {"source", "folder", "run", "models": {policy: place}, "settings", "store"}
@@ -15,56 +14,61 @@ from typing import Any
 
 import pydantic
 
-from lightningrl.clean import parse_json
-from lightningrl.config import Recipe, recipe_file
 from lightningrl.errors import RunFolderError
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import recipe_path
+from lightningrl.sanitize import parse_json
 
 __all__ = ["RunOrigin", "flatten", "is_own", "read_models", "read_object", "read_run_file", "read_values"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOrigin:
-    """The recipe and settings that a run was started with, as its folder tells without being locked: also while the run trains, and when
-    the recipe is gone."""
+    """The recipe and settings that a run was started with. Read without a lock: also while the run trains, and when the
+    recipe is gone."""
 
     recipe: Recipe
-    """As it was frozen; keys that did not exist then have their default."""
+    """The frozen recipe; keys that it lacks have their default."""
     values: Mapping[str, Any]
-    """As they were frozen, by dotted key."""
+    """The frozen values, by dotted key."""
     source: Path | None
     """The recipe's file; None for a run that Python code started."""
     settings: Mapping[str, Any]
     """Given beside the recipe, by dotted key."""
     models: Mapping[str, str]
-    """By policy: hub name or absolute folder."""
+    """Hub name or absolute folder, by policy."""
 
     @classmethod
     def read(cls, folder: Path) -> RunOrigin:
-        """Where the run was moved along with its recipe and models, they are found where they lie now. Raises RunFolderError."""
-        told = read_run_file(folder)
+        """Read a run's origin; recipe and models that were moved along are found where they lie now. Raises
+        RunFolderError."""
+        run_file = read_run_file(folder)
         try:
             recipe = Recipe.model_validate_json((folder / "recipe.json").read_bytes())
         except OSError:
-            raise RunFolderError(f"no run in {str(folder)!r} that has a recipe; `lightningrl train RECIPE` starts one") from None
+            raise RunFolderError(
+                f"no run in {str(folder)!r} that has a recipe; `lightningrl train RECIPE` starts one"
+            ) from None
         except pydantic.ValidationError as error:
             key = ".".join(map(str, error.errors()[0]["loc"]))
             raise RunFolderError(
-                f"run {str(folder)!r} was started by another version of LightningRL, which read {key!r} otherwise; go on with that "
+                f"run {str(folder)!r} was started by another version of LightningRL, which read {key!r} otherwise; go "
+                "on with that "
                 "version, or start a new run"
             ) from None
-        source = recipe_file(_find(told["source"], folder, told)) if told.get("source") else None
-        home = source.parent if source else _find(told.get("folder", "."), folder, told)
+        source = recipe_path(_find(run_file["source"], folder, run_file)) if run_file.get("source") else None
+        home = source.parent if source else _find(run_file.get("folder", "."), folder, run_file)
         return cls(
             recipe=recipe.model_copy(update={"folder": home}),
             values=read_values(folder),
             source=source,
-            settings=told.get("settings", {}),
+            settings=run_file.get("settings", {}),
             models=read_models(folder),
         )
 
 
 def is_own(folder: Path) -> bool:
-    """Whether a run of ours was made in a folder: its `run.json` is no other program's."""
+    """True where a run of ours was made in a folder: its `run.json` is no other program's."""
     values = read_run_file(folder)
     return "source" in values and all(isinstance(values.get(name), dict) for name in ("models", "settings"))
 
@@ -84,16 +88,19 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_models(folder: Path) -> dict[str, str]:
-    """By policy, where they lie now: hub name or absolute folder."""
-    told = read_run_file(folder)
-    models = told.get("models")
+    """Hub name or absolute folder, where it lies now, by policy."""
+    run_file = read_run_file(folder)
+    models = run_file.get("models")
     if not isinstance(models, dict):
         return {}
-    return {name: str(_find(model, folder, told)) if Path(model).is_absolute() else model for name, model in models.items()}
+    return {
+        name: str(_find(model, folder, run_file)) if Path(model).is_absolute() else model
+        for name, model in models.items()
+    }
 
 
 def read_values(folder: Path) -> dict[str, Any]:
-    """The frozen recipe's by dotted key, of whatever version; empty where there is none."""
+    """Values of the frozen recipe by dotted key; empty where there is none."""
     return flatten(read_object(folder / "recipe.json"))
 
 
@@ -105,10 +112,11 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _find(path: str, folder: Path, told: Mapping[str, Any]) -> Path:
-    """Where a file lies that the run knew as `path`: there still, or as far from the run's folder as when that was where it says."""
+def _find(path: str, folder: Path, run_file: Mapping[str, Any]) -> Path:
+    """Find a file that the run knew as `path`: there still, or as far from the run's folder as when the run was
+    made."""
     if Path(path).exists():
         return Path(path)
     now = folder.resolve()
-    moved = Path(os.path.normpath(now / os.path.relpath(path, told.get("run", now))))
+    moved = Path(os.path.normpath(now / os.path.relpath(path, run_file.get("run", now))))
     return moved if moved.exists() else Path(path)

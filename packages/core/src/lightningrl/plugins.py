@@ -19,8 +19,8 @@ import pluggy
 from lightningrl.errors import LightningError, PluginError, describe_raised
 
 if TYPE_CHECKING:
-    from lightningrl.config import Recipe
     from lightningrl.protocols import Capabilities, StepReport
+    from lightningrl.recipe import Recipe
     from lightningrl.types import Advantages, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
 
 __all__ = ["HookSpecs", "Plugin", "PluginManager", "hookimpl", "load_plugins"]

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from lightningrl.clean import as_text, one_line
+from lightningrl.sanitize import as_text, one_line
 from lightningrl.types import (
     Array,
     BranchPoint,

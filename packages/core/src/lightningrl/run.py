@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightningrl.beside import Show, run_beside, show_nobody
-from lightningrl.config import Recipe, read_recipe, recipe_file
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError, Stopped
 from lightningrl.loading import refuse_in_import
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import read_recipe, recipe_path, with_settings
 from lightningrl.terminal import accept_any_text
 from lightningrl.training.run_folder import LoopState, RunFolder, checkpoints, default_run, explain_name, find_checkpoint, newest_run
 from lightningrl.types import Trajectory
@@ -157,7 +158,7 @@ class Run:
         from lightningrl.training.recredit import recredit
 
         chosen = {} if credit is None else {"credit.use": credit, "credit.options": {}}
-        return run_beside(recredit(self.folder, self.recipe.with_settings({**chosen, **(settings or {})}), steps))
+        return run_beside(recredit(self.folder, with_settings(self.recipe, {**chosen, **(settings or {})}), steps))
 
     def xray(
         self,
@@ -484,7 +485,7 @@ def begin_run(
     for why in parts.without_tools:
         logger.warning("%s", why)
     path = Path(run) if run is not None else default_run(runs, whole.name)
-    origin = str(recipe_file(source).resolve()) if isinstance(source, Path) else None
+    origin = str(recipe_path(source).resolve()) if isinstance(source, Path) else None
     folder = RunFolder.create(path, whole, origin, settings, models=parts.models, overwrite=overwrite)
     try:
         folder.match_tasks(parts.tasks)

@@ -1,9 +1,9 @@
-"""Which calls of a rollout are training data, decided when it is read: the calls of its attempt are all known then.
+"""Decides which calls of a rollout are training data, when it is read: the calls of its attempt are all known then.
 
     the first of the policy's rules that fits   >   its trained_agents   >   side calls are left out   >   trained
 
-A side call (a title, a commit message) names no role and stands in a history of its own that is offered no tools, in an attempt whose other
-calls are offered some.
+A side call (a title, a commit message) names no role and stands in a history of its own that is offered no tools, in an
+attempt whose other calls are offered some.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from lightningrl.config import CallRule, Recipe
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_tables import CallRule
 from lightningrl.roles import is_role_among
 from lightningrl.types import Trajectory, Transition
 
@@ -40,7 +41,7 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedCalls:
-    """Which calls of a policy are trained."""
+    """The calls of a policy that are trained."""
 
     agents: frozenset[str] | None = None
     """Roles; None = all."""
@@ -49,9 +50,11 @@ class TrainedCalls:
 
 
 def trained_calls_of(recipe: Recipe) -> dict[str, TrainedCalls]:
-    """By policy that is trained."""
+    """The trained calls of each policy that is trained."""
     return {
-        name: TrainedCalls(agents=None if policy.trained_agents is None else frozenset(policy.trained_agents), rules=policy.calls)
+        name: TrainedCalls(
+            agents=None if policy.trained_agents is None else frozenset(policy.trained_agents), rules=policy.calls
+        )
         for name, policy in recipe.all_policies.items()
         if policy.trainable
     }
@@ -60,16 +63,19 @@ def trained_calls_of(recipe: Recipe) -> dict[str, TrainedCalls]:
 def calls_left_out(
     calls: Sequence[Transition], trained: Mapping[str, TrainedCalls], side: Collection[str] | None = None
 ) -> dict[str, LeftOut]:
-    """By id, those of an attempt's calls that are not trained. `trained`: by policy; `side`: the side calls, where they are known."""
+    """Reasons of an attempt's calls that are not trained, by id. `trained`: by policy; `side`: the side calls, where
+    they are known."""
     side = side_calls(calls) if side is None else side
     reasons = ((call.id, _reason(call, trained.get(call.policy), is_side=call.id in side)) for call in calls)
     return {call_id: reason for call_id, reason in reasons if reason is not None}
 
 
 def explain_left_out(trajectories: Sequence[Trajectory], recipe: Recipe) -> str | None:
-    """How many calls of trained policies are no training data, and why; None where all are."""
+    """Count the calls of trained policies that are no training data, with the reasons; None where all are."""
     trained = trained_calls_of(recipe)
-    counts = Counter(reason for trajectory in trajectories for reason in calls_left_out(trajectory.transitions, trained).values())
+    counts = Counter(
+        reason for trajectory in trajectories for reason in calls_left_out(trajectory.transitions, trained).values()
+    )
     parts = [f"{counts[reason]} {words}" for reason, words in _WORDS.items() if counts[reason]]
     if not parts:
         return None
@@ -123,7 +129,7 @@ def _fits(rule: CallRule, call: Transition) -> bool:
 
 
 def _goes_on(later: Transition, call: Transition) -> bool:
-    """Whether a call that was rendered anew holds the answer of an earlier one."""
+    """True where a call that was rendered anew holds the answer of an earlier call."""
     if later.index <= call.index:
         return False
     answer = call.completion_ids[:-1] if len(call.completion_ids) > 1 else call.completion_ids  # less what ended it

@@ -43,6 +43,7 @@ __all__ = [
     "Trajectory",
     "TrajectoryGroup",
     "Transition",
+    "common_tokens",
 ]
 
 IntArray = NDArray[np.int32]
@@ -435,3 +436,10 @@ class Sample:
         lengths = {name: len(getattr(self, name)) for name in columns}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"sample of rollout {self.rollout_id!r}: arrays of unequal length {lengths}")
+
+
+def common_tokens(first: IntArray, second: IntArray) -> int:
+    """Length of the prefix that two token arrays share."""
+    shorter = min(len(first), len(second))
+    differs = np.flatnonzero(first[:shorter] != second[:shorter])
+    return int(differs[0]) if len(differs) else shorter

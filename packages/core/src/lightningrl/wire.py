@@ -24,8 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.clean import clean_json
-from lightningrl.plain import to_plain
+from lightningrl.sanitize import clean_json, to_plain
 from lightningrl.types import IntArray, Trajectory, Transition
 
 __all__ = ["assemble", "convert", "decode", "decode_trajectories", "encode", "encode_trajectories"]

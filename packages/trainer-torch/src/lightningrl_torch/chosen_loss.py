@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightningrl.config import check_options
 from lightningrl.errors import ConfigError, describe_raised
 from lightningrl.loading import load_callable
+from lightningrl.recipe_file import check_options
 from lightningrl_torch.losses import LOSSES, TokenBatch, TokenLosses
 
 __all__ = ["ChosenLoss"]

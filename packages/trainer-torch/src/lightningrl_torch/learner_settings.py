@@ -8,10 +8,10 @@ import pydantic
 from pydantic import Field
 from pydantic_core import ErrorDetails
 
-from lightningrl.config import check_options
 from lightningrl.errors import ConfigError
 from lightningrl.loading import is_reference
 from lightningrl.protocols import Capabilities
+from lightningrl.recipe_file import check_options
 from lightningrl_torch.losses import LOSSES
 
 __all__ = ["AtLeast0", "Count", "LearnerSettings", "LoraSettings", "SettingsTable", "Whole", "declare"]

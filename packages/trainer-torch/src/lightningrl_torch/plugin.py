@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from lightningrl.config import Recipe
 from lightningrl.plugins import Plugin, hookimpl
+from lightningrl.recipe import Recipe
 from lightningrl_torch.learner_settings import declare
 from lightningrl_torch.losses import LOSSES
 from lightningrl_torch.settings import Settings

@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from lightningrl.config import Recipe
 from lightningrl.errors import BackendError, ConfigError
+from lightningrl.recipe import Recipe
 from lightningrl_verl.settings import Settings
 
 __all__ = ["check_companions", "check_machine", "check_recipe", "check_versions", "has_gpu", "runs_on_cpu"]

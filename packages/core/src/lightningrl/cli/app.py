@@ -533,7 +533,7 @@ def _new(kind: str, name: str, folder: Path | None) -> None:
 
 
 def _settings(given: list[str] | None, shortcuts: dict[str, Any]) -> dict[str, Any]:
-    from lightningrl.config import parse_setting
+    from lightningrl.recipe_file import parse_setting
 
     settings = dict(parse_setting(text) for text in given or [])
     settings.update({key: value for key, value in shortcuts.items() if value is not None})

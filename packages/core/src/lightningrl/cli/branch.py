@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from lightningrl.clean import one_line, printable
 from lightningrl.cli import write_json
 from lightningrl.cli.stopping import progress_bar
 from lightningrl.look.text import number
 from lightningrl.run import Run
+from lightningrl.sanitize import one_line, printable
 from lightningrl.types import Outcome
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from lightningrl.clean import printable
 from lightningrl.cli import escape, write_json
 from lightningrl.evaluation.certificate import Certificate
 from lightningrl.run import Run
+from lightningrl.sanitize import printable
 
 __all__ = ["certify_command"]
 

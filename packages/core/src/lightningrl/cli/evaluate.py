@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from lightningrl.clean import printable
 from lightningrl.cli import escape, write_json
 from lightningrl.cli.stopping import progress_bar
 from lightningrl.evaluation.comparison import Comparison
@@ -17,6 +16,7 @@ from lightningrl.evaluation.report import EvaluationReport
 from lightningrl.evaluation.result import Evaluation
 from lightningrl.evaluation.statistics import Interval, Verdict
 from lightningrl.run import evaluate
+from lightningrl.sanitize import printable
 
 __all__ = ["evaluate_command"]
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from lightningrl.config import load_recipe
 from lightningrl.look.recipe import list_recipe_keys, written_keys
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe_file import load_recipe
 
 __all__ = ["show_command"]
 

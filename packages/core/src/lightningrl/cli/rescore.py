@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from lightningrl.clean import printable
 from lightningrl.cli import write_json
 from lightningrl.cli.xray import from_here, read_steps, share
 from lightningrl.look.text import number
 from lightningrl.run import Run
+from lightningrl.sanitize import printable
 from lightningrl.training.rescore import Rescore
 
 __all__ = ["rescore_command"]

@@ -12,11 +12,12 @@ from rich.console import Console
 
 from lightningrl.cli.scratch import scratch_folder
 from lightningrl.cli.stopping import cancel_on_signals
-from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.keys import worker_key
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import load_recipe, with_settings
 from lightningrl.training.models import check_on_hub
 from lightningrl.training.parts import Parts
 from lightningrl.training.run_folder import checkpoints
@@ -38,7 +39,7 @@ def serve_command(source: Path | None, *, run: Path | None, host: str, port: int
     console = Console()
     if run is not None:
         saved = next(reversed(checkpoints(run)), None)
-        recipe = RunOrigin.read(run).recipe.with_settings(settings)
+        recipe = with_settings(RunOrigin.read(run).recipe, settings)
         if saved is None:
             raise RunFolderError(f"run {str(run)!r} has no checkpoint yet; train it first")
     else:

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lightningrl.beside import Show
-from lightningrl.clean import printable
 from lightningrl.cli import escape
 from lightningrl.errors import Stopped
+from lightningrl.sanitize import printable
 
 __all__ = ["cancel_on_signals", "progress_bar", "stoppable"]
 

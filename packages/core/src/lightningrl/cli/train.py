@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from lightningrl.cli.stopping import cancel_on_signals
-from lightningrl.config import Recipe
 from lightningrl.errors import ConfigError, Stopped
+from lightningrl.recipe import Recipe
 from lightningrl.run import OpenRun, begin_run
 from lightningrl.training.parts import Parts
 from lightningrl.training.run_folder import best_checkpoint

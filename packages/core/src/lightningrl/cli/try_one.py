@@ -12,10 +12,11 @@ from rich.console import Console
 from lightningrl.cli.rollouts import show_command
 from lightningrl.cli.scratch import scratch_folder
 from lightningrl.cli.stopping import cancel_on_signals
-from lightningrl.config import Recipe, read_recipe
 from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError, Stopped
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import read_recipe
 from lightningrl.trained_calls import explain_left_out
 from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended

@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 
 from lightningrl.cli.stopping import cancel_on_signals
-from lightningrl.config import load_recipe
 from lightningrl.credentials import check_address, check_key
 from lightningrl.dialects import build_dialects
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe_file import load_recipe
 from lightningrl.training.agent_check import check_agent_file
 from lightningrl.training.workers import start_pool
 

@@ -13,13 +13,13 @@ from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
-from lightningrl.clean import printable
 from lightningrl.cli import write_json
 from lightningrl.credit.xray import Agreement, RolloutXRay, XRay
 from lightningrl.errors import ConfigError
 from lightningrl.loading import absolute_reference, is_reference
 from lightningrl.look.text import number
 from lightningrl.run import Run
+from lightningrl.sanitize import printable
 
 __all__ = ["from_here", "read_steps", "share", "signed", "xray_command"]
 

@@ -14,13 +14,13 @@ from functools import partial
 from typing import TypeVar
 
 from lightningrl.beside import is_being_cancelled
-from lightningrl.config import OutcomesConfig
 from lightningrl.credit.evidence import check_evidence
 from lightningrl.credit.judge import Judge
 from lightningrl.credit.services import PolicyQueries, RolloutServices
 from lightningrl.errors import LightningError, PluginError, RewardError, describe_raised
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, GroupWitness, Services, Witness
+from lightningrl.recipe_tables import OutcomesConfig
 from lightningrl.records import Score
 from lightningrl.rewards import RewardSet, TurnReward
 from lightningrl.rewards.processes import FunctionProcesses, ProcessEnded

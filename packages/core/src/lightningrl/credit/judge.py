@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import httpx
 
-from lightningrl.clean import clean_text, parse_json
 from lightningrl.credentials import check_key
 from lightningrl.errors import JudgeError
-from lightningrl.foreign import UNCOMPRESSED, read_at_most
-from lightningrl.masking import Mask
+from lightningrl.inflate import UNCOMPRESSED, read_at_most
+from lightningrl.keys import Mask
+from lightningrl.sanitize import clean_text, parse_json
 from lightningrl.types import OtherCall, OtherCallKind
 
 __all__ = ["Judge", "Questions"]

@@ -29,13 +29,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.clean import as_text
 from lightningrl.credit.baselines import Baseline, FloatArray, baseline_advantages, check_baseline
 from lightningrl.credit.evidence import evidence_of, mean_evidence
 from lightningrl.credit.spread import to_tokens
 from lightningrl.credit.turns import TurnReturns
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import Services
+from lightningrl.sanitize import as_text
 from lightningrl.types import Advantages, Evidence, IntArray, Task, Trajectory, TrajectoryGroup, Transition
 
 __all__ = ["Answer", "Compared", "Follows", "Hindsight", "InformationGain"]

@@ -12,8 +12,8 @@ from lightningrl.errors import ConfigError
 from lightningrl.plugins import Plugin, PluginManager
 
 if TYPE_CHECKING:
-    from lightningrl.config import Recipe
     from lightningrl.protocols import Capabilities
+    from lightningrl.recipe import Recipe
     from lightningrl.types import Task, Trajectory, TrajectoryGroup, Transition
 
 __all__ = ["NEEDS", "PLUGINS", "Need", "check_answers", "check_needs", "find_unrecorded", "installed_needs"]

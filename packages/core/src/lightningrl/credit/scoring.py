@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.config import SamplesConfig
 from lightningrl.credit import Compare, assign_credit, has_signal, whiten
 from lightningrl.credit.comparison import check_comparison
 from lightningrl.credit.farming import FarmingWatch
@@ -30,6 +29,7 @@ from lightningrl.protocols import (
     CreditMonitor,
     CriticTeacher,
 )
+from lightningrl.recipe_tables import SamplesConfig
 from lightningrl.records import Score
 from lightningrl.rewards.weights import RewardWeights
 from lightningrl.roles import is_role_among

@@ -39,7 +39,7 @@ from lightningrl.credit.spread import call_advantages, to_tokens
 from lightningrl.credit.state_keys import StateKey, find_key, normalize, state_keys
 from lightningrl.credit.turns import TurnReturns, check_gamma, turn_rewards
 from lightningrl.errors import ConfigError
-from lightningrl.lineages import following
+from lightningrl.rewards.lineages import following
 from lightningrl.rewards.potential import Joins
 from lightningrl.rewards.tools import tools_of_calls
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final
 
-from lightningrl.clean import as_text, clean_json
+from lightningrl.sanitize import as_text, clean_json
 from lightningrl.types import ToolCall, Trajectory
 
 __all__ = ["Messages", "clip", "shared_lines", "transcripts"]

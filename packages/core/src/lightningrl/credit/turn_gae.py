@@ -21,8 +21,8 @@ import numpy as np
 from lightningrl.credit.baselines import FloatArray
 from lightningrl.credit.turns import turn_rewards
 from lightningrl.errors import ConfigError
-from lightningrl.lineages import successors
 from lightningrl.protocols import Services
+from lightningrl.rewards.lineages import successors
 from lightningrl.rewards.potential import Joins
 from lightningrl.types import Advantages, Array, Evidence, Outcome, Trajectory, TrajectoryGroup, Transition
 

@@ -25,7 +25,7 @@ import numpy as np
 from lightningrl.credit.baselines import Baseline, FloatArray, check_baseline
 from lightningrl.credit.spread import Channel, spread
 from lightningrl.errors import ConfigError
-from lightningrl.lineages import following
+from lightningrl.rewards.lineages import following
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
 
 __all__ = ["ComparedTurns", "TurnReturns", "check_gamma", "turn_rewards"]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from lightningrl.config import Recipe
 from lightningrl.credit.scoring import CreditedGroup, Scorer
+from lightningrl.recipe import Recipe
 from lightningrl.types import Transition
 
 __all__ = ["unread_rewards"]

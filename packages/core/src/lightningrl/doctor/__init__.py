@@ -12,8 +12,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lightningrl.clean import one_line
-from lightningrl.config import Recipe
 from lightningrl.doctor.bill import Bill, BillLine, make_bill
 from lightningrl.doctor.checks import CHECKS
 from lightningrl.doctor.findings import LONGEST, Check, Finding, Verdict, failed, passed
@@ -22,6 +20,8 @@ from lightningrl.doctor.report import Diagnosis, Row
 from lightningrl.errors import ConfigError, LightningError, PluginError
 from lightningrl.loading import refuse_in_import
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
+from lightningrl.sanitize import one_line
 
 __all__ = ["CHECKS", "Bill", "BillLine", "Check", "Diagnosis", "Finding", "Observation", "Row", "Verdict", "diagnose", "examine"]
 

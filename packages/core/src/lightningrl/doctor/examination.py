@@ -19,7 +19,6 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lightningrl.config import Recipe
 from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.scoring import CreditedGroup
 from lightningrl.credit.unread import unread_rewards
@@ -29,6 +28,7 @@ from lightningrl.doctor.observation import Cost, Costs, Lesson, Observation, Rep
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.loggers import JsonlLogger, draw_curve
 from lightningrl.protocols import LearnReport
+from lightningrl.recipe import Recipe
 from lightningrl.training.collector import fetch_ended
 from lightningrl.training.parts import Parts
 from lightningrl.training.tasks import plan_branches, plan_group, plan_validation

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from lightningrl.clean import one_line
+from lightningrl.sanitize import one_line
 
 if TYPE_CHECKING:
     from lightningrl.doctor.observation import Observation

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from lightningrl.config import Recipe
 from lightningrl.doctor.machine import Machine
+from lightningrl.recipe import Recipe
 from lightningrl.training.tasks import TaskSets
 from lightningrl.types import Trajectory, TrajectoryGroup, Transition
 

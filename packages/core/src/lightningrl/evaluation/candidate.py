@@ -12,9 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightningrl.config import NamedUpstreamConfig, Recipe
 from lightningrl.errors import ConfigError
 from lightningrl.origin import RunOrigin
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import with_settings
+from lightningrl.recipe_tables import NamedUpstreamConfig
 from lightningrl.training.run_folder import Checkpoint, find_checkpoint
 
 __all__ = ["Candidate", "find_candidate", "run_of"]
@@ -58,7 +60,7 @@ def find_candidate(text: str, recipe: Recipe | None, *, api_key_env: str | None 
         saved = find_checkpoint(run, place if Path(text) != run else None)
         return Candidate(name=f"{run} after step {saved.state.step}", recipe=_of_run(run, recipe), checkpoint=saved)
     if (Path(text) / "config.json").is_file():
-        return Candidate(name=text, recipe=_wanted(recipe, text).with_settings({"policy.model": str(Path(text).absolute())}))
+        return Candidate(name=text, recipe=with_settings(_wanted(recipe, text), {"policy.model": str(Path(text).absolute())}))
     raise ConfigError(
         f"{text!r} is no run folder, no transformers folder and no model of a provider; write RUN, RUN@best, RUN@40, a folder with a "
         "config.json, or MODEL@https://…"
@@ -76,7 +78,7 @@ def _of_run(run: Path, recipe: Recipe | None) -> Recipe:
     models = {f'policies."{name}".model': model for name, model in origin.models.items() if name != origin.recipe.policy.name}
     if origin.recipe.policy.name in origin.models:
         models["policy.model"] = origin.models[origin.recipe.policy.name]
-    own = origin.recipe.with_settings(models)
+    own = with_settings(origin.recipe, models)
     if recipe is None:
         return own
     return own.model_copy(update={**{name: getattr(recipe, name) for name in EXAMINED}, "folder": recipe.folder})

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.beside import Show, show_nobody
-from lightningrl.config import Recipe, UpstreamConfig
 from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.evaluation.candidate import Candidate
@@ -27,6 +26,8 @@ from lightningrl.evaluation.comparison import Comparison, compare
 from lightningrl.evaluation.result import EvaluatedTask, Evaluation, sample_of
 from lightningrl.evaluation.statistics import Verdict
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_tables import UpstreamConfig
 from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
 from lightningrl.training.parts import Parts

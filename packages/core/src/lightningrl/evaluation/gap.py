@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.config import Recipe
 from lightningrl.evaluation.check import Check
 from lightningrl.evaluation.rounding import FAR, ROUNDING, Rounding, number_format
+from lightningrl.recipe import Recipe
 from lightningrl.types import Transition
 
 __all__ = ["Gap", "TokenGaps", "judge_gaps"]

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from lightningrl.config import Recipe
 from lightningrl.evaluation.check import Check
 from lightningrl.evaluation.gap import Gap, TokenGaps
 from lightningrl.evaluation.rounding import ROUNDING, number_format
@@ -22,6 +21,7 @@ from lightningrl.look.reader import StoredRun
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import Backend, Continuation, TokenScorer
+from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter, StepRecord
 from lightningrl.training.parts import build_backends
 from lightningrl.training.policies import load_backend

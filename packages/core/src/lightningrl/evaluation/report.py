@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 
 from lightningrl.beside import Show, show_nobody
-from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.evaluation.candidate import Candidate, find_candidate, run_of
 from lightningrl.evaluation.comparison import Comparison
 from lightningrl.evaluation.examination import Examination, examine
 from lightningrl.evaluation.result import Evaluation, read_evaluation
 from lightningrl.private import create_private
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import load_recipe, with_settings
 
 __all__ = ["EvaluationReport", "Price", "evaluate_policies"]
 
@@ -83,7 +84,7 @@ def _known(against: str | None) -> Evaluation | None:
 
 
 def _with(candidate: Candidate, settings: dict[str, Any] | None) -> Candidate:
-    return replace(candidate, recipe=candidate.recipe.with_settings(settings)) if settings else candidate
+    return replace(candidate, recipe=with_settings(candidate.recipe, settings)) if settings else candidate
 
 
 def _place(policy: str, out: Path | None) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lightningrl.config import Recipe
+from lightningrl.recipe import Recipe
 
 __all__ = ["FAR", "ROUNDING", "Rounding", "number_format"]
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lightningrl.config import Recipe
 from lightningrl.credit.samples import build_samples, teaching_rows
 from lightningrl.credit.scoring import only_trained
 from lightningrl.evaluation.check import Check
 from lightningrl.evaluation.recomputation import is_sampled, read_trajectories
 from lightningrl.look.reader import StoredRun
+from lightningrl.recipe import Recipe
 from lightningrl.records import StepRecord
 from lightningrl.training.parts import trained_calls
 from lightningrl.types import Sample, Trajectory, TrajectoryGroup

@@ -16,10 +16,9 @@ import numpy as np
 
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import CallRequest
-from lightningrl.lineages import common_tokens
 from lightningrl.records import DIVERGED_CODE, CallRecord
 from lightningrl.rendering.renderer import PolicyRenderer
-from lightningrl.types import FinishReason, IntArray
+from lightningrl.types import FinishReason, IntArray, common_tokens
 
 __all__ = ["Replay"]
 

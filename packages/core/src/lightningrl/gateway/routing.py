@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from lightningrl.config import RoleConfig
+from lightningrl.recipe_tables import RoleConfig
 from lightningrl.roles import is_role_among
 
 __all__ = ["Routing", "fitting_patterns"]

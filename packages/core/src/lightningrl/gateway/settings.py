@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lightningrl.config import RoleConfig
+from lightningrl.recipe_tables import RoleConfig
 from lightningrl.types import SamplingSettings
 
 __all__ = ["GatewaySettings", "Upstream"]

@@ -19,13 +19,13 @@ from urllib.parse import urlsplit, urlunsplit
 
 from lightningrl.dialects import Dialect
 from lightningrl.errors import StoreError, iterate_causes
-from lightningrl.foreign import UNCOMPRESSED, decoded_pieces
 from lightningrl.gateway.calls import PolicyCalls
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.exchange import ReceivedCall
 from lightningrl.gateway.request import CallContext
 from lightningrl.gateway.settings import GatewaySettings, Upstream
-from lightningrl.masking import Mask, MaskedBytes
+from lightningrl.inflate import UNCOMPRESSED, decoded_pieces
+from lightningrl.keys import Mask, MaskedBytes
 from lightningrl.records import AttemptInfo
 from lightningrl.store.protocol import CallLog
 from lightningrl.types import OtherCall, OtherCallKind

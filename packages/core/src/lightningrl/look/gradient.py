@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from lightningrl.config import Recipe
 from lightningrl.look.trace import CallTrace, Trace
+from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutRecord
 from lightningrl.trained_calls import LeftOut, calls_left_out, trained_calls_of
 from lightningrl.types import Outcome, RolloutMode

@@ -16,10 +16,11 @@ from typing import Any, Final, Literal
 
 import pydantic
 
-from lightningrl import config
-from lightningrl.config import Recipe, key_parts
+from lightningrl import recipe, recipe_tables
 from lightningrl.origin import flatten
 from lightningrl.plugins import PluginManager
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import key_parts
 
 __all__ = ["RecipeKey", "is_within", "list_recipe_keys", "written_keys"]
 
@@ -184,7 +185,8 @@ def _shape(key: str) -> str:
 @cache
 def _about() -> dict[str, str]:
     """The sentence under each field of the recipe's classes, by the shape of its key."""
-    classes = {node.name: node for node in ast.parse(inspect.getsource(config)).body if isinstance(node, ast.ClassDef)}
+    nodes = [node for module in (recipe, recipe_tables) for node in ast.parse(inspect.getsource(module)).body]
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     said = {name: _said(node) for name, node in classes.items()}
     found: dict[str, str] = {}
 

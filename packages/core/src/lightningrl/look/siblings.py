@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightningrl.lineages import common_tokens
 from lightningrl.look.segments import SegmentReader
 from lightningrl.records import RolloutRecord, Score
-from lightningrl.types import ToolCall, Trajectory, Transition
+from lightningrl.types import ToolCall, Trajectory, Transition, common_tokens
 
 __all__ = ["Divergence", "Sibling", "SiblingCall", "Siblings", "build_siblings", "find_divergence"]
 

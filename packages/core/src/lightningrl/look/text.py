@@ -13,11 +13,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from lightningrl.clean import as_text, printable
 from lightningrl.look.reader import Group, StoredRun, read_group
 from lightningrl.look.segments import Segment, SegmentKind
 from lightningrl.look.trace import CallTrace, Trace, whole_row
 from lightningrl.records import AttemptRecord
+from lightningrl.sanitize import as_text, printable
 from lightningrl.types import OtherCall, ToolCall
 
 __all__ = ["number", "show_rollout"]

@@ -15,11 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from lightningrl.lineages import common_tokens
 from lightningrl.look.segments import Segment, SegmentKind, SegmentReader
 from lightningrl.records import RolloutRecord, Score
 from lightningrl.trained_calls import side_calls
-from lightningrl.types import Array, OtherCall, ToolCall, Trajectory, Transition
+from lightningrl.types import Array, OtherCall, ToolCall, Trajectory, Transition, common_tokens
 
 __all__ = ["CallTrace", "Trace", "Window", "build_trace", "read_messages", "whole_row"]
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lightningrl.clean import is_deeper
+from lightningrl.sanitize import is_deeper
 
 __all__ = ["MAX_DEPTH", "is_utf8", "parse_arguments", "with_texts", "write_arguments"]
 

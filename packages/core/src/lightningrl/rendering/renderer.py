@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from lightningrl.errors import ConfigError, ContextOverflow
-from lightningrl.recent import Recent
+from lightningrl.lru import LruCache
 from lightningrl.rendering.families import create_renderer, remedy_without_tools, resolve_config, template_of
 from lightningrl.rendering.templates import GIVEN, check_template_kwargs, no_tools, template_variables
 from lightningrl.rendering.tokenizer import (
@@ -141,7 +141,7 @@ class PolicyRenderer:
         self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
         self._has_joined = False
         self._prompts, self._suffixes = (
-            Recent[bytes, tuple[int, ...]](_MOST_PROMPTS, _MOST_TOKENS, together=_MOST_TOKENS) for _ in range(2)
+            LruCache[bytes, tuple[int, ...]](_MOST_PROMPTS, _MOST_TOKENS, together=_MOST_TOKENS) for _ in range(2)
         )
 
     def render(self, messages: Messages, tools: Messages | None, context_length: int | None = None) -> tuple[int, ...]:

@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightningrl.clean import clean_text
 from lightningrl.descendants import MARK, kill_children, list_children
 from lightningrl.errors import ConfigError
 from lightningrl.rewards.fields import Extract, answers_of, pick, text_of
 from lightningrl.rewards.processes import is_function_process, scratch_prefix
 from lightningrl.rewards.value import Range, is_allowed
+from lightningrl.sanitize import clean_text
 from lightningrl.types import Task, Trajectory
 
 __all__ = ["Execution", "Score"]

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightningrl.clean import as_text
 from lightningrl.errors import ConfigError
+from lightningrl.sanitize import as_text
 from lightningrl.types import Task
 
 __all__ = ["LONGEST", "Extract", "answers_of", "pick", "text_of"]

@@ -19,8 +19,8 @@ from typing import Literal
 
 import numpy as np
 
-from lightningrl.lineages import following, successors
 from lightningrl.protocols import CreditAssigner
+from lightningrl.rewards.lineages import following, successors
 from lightningrl.types import Transition
 
 __all__ = ["Joins", "discount_of", "shape"]

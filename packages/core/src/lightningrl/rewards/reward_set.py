@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any
 
 from lightningrl.beside import is_being_cancelled
-from lightningrl.clean import one_line
 from lightningrl.errors import ConfigError, RewardError, describe_raised
 from lightningrl.rewards.execution import Execution
 from lightningrl.rewards.processes import FunctionProcesses, ProcessEnded
 from lightningrl.rewards.value import BadValue, Range, check_range, read_value
 from lightningrl.rewards.weights import RewardWeights, WeightedReward
+from lightningrl.sanitize import one_line
 from lightningrl.types import Trajectory
 
 __all__ = ["NamedReward", "RewardResult", "RewardSet", "describe_failure"]

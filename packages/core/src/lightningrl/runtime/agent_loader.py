@@ -13,7 +13,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.loading import load_callable
 
 if TYPE_CHECKING:
-    from lightningrl.config import Recipe
+    from lightningrl.recipe import Recipe
 
 __all__ = ["LoadedAgent", "agent_reference", "load_agent", "runs_in_process"]
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from lightningrl.config import RuntimeConfig, check_options
 from lightningrl.errors import LightningError, PluginError
 from lightningrl.plugins import PluginManager
+from lightningrl.recipe_file import check_options
+from lightningrl.recipe_tables import RuntimeConfig
 from lightningrl.runtime.settings import WorkerSettings
 
 __all__ = ["WorkerLauncher", "WorkerPlan", "WorkerPoolError", "build_launcher", "check_launcher"]

@@ -11,12 +11,12 @@ import re
 import traceback
 from typing import Any, Final
 
-from lightningrl import clean
+from lightningrl import sanitize
 from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.control.api import Result
 from lightningrl.errors import iterate_causes
-from lightningrl.masking import Mask
-from lightningrl.plain import NotPlain, to_plain
+from lightningrl.keys import Mask
+from lightningrl.sanitize import NotPlain, to_plain
 from lightningrl.types import Outcome
 
 __all__ = ["clean_text", "report_exception", "report_output"]
@@ -27,7 +27,7 @@ BUSY_STATUSES: Final = frozenset({502, 503, 504, 507})
 LONGEST_ERROR: Final = 4_000
 LONGEST_OUTPUT: Final = 8 * 2**20
 """Characters of an output as JSON."""
-DEEPEST_OUTPUT: Final = clean.DEEPEST - 1  # the body that carries it to the server is a level, too
+DEEPEST_OUTPUT: Final = sanitize.DEEPEST - 1  # the body that carries it to the server is a level, too
 """Lists and dicts within each other."""
 FRAMES: Final = 6
 IN_THREAD: Final = (
@@ -133,4 +133,4 @@ def describe(error: BaseException, *, is_in_thread: bool = False) -> str:
 
 def clean_text(text: str, longest: int = LONGEST_ERROR) -> str:
     """Text that anybody can store and show: at most `longest` characters, no lone surrogates."""
-    return clean.clean_text(text if len(text) <= longest else f"{text[: longest - 2]} …")
+    return sanitize.clean_text(text if len(text) <= longest else f"{text[: longest - 2]} …")

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from lightningrl.clean import as_text
 from lightningrl.control import api
 from lightningrl.control.api import ReportedToolCall
 from lightningrl.dialects import Dialect, call_of
 from lightningrl.records import ToolCallRecord
+from lightningrl.sanitize import as_text
 from lightningrl.server.access import Access
 from lightningrl.server.asked_calls import ReadAsked, join_reports
 from lightningrl.server.attempt_routes import attempt_of

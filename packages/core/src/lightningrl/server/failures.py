@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lightningrl.clean import clean_text
 from lightningrl.errors import LightningError, StoreError
+from lightningrl.sanitize import clean_text
 from lightningrl.server.access import Forbidden
 from lightningrl.server.routes import BodyError
 from lightningrl.store.errors import AttemptOver, Conflict, StoreFull, StoreTrouble, UnknownRecord

@@ -18,9 +18,9 @@ from typing import Final
 import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from lightningrl.config import TelemetryConfig
-from lightningrl.foreign import UNCOMPRESSED, read_at_most
-from lightningrl.masking import Mask
+from lightningrl.inflate import UNCOMPRESSED, read_at_most
+from lightningrl.keys import Mask
+from lightningrl.recipe_tables import TelemetryConfig
 from lightningrl.telemetry.otlp import Export
 
 __all__ = ["ExportForwarder", "Forwarders", "create_forwarders"]

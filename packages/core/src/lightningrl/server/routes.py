@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lightningrl import wire
-from lightningrl.clean import parse_json
 from lightningrl.control.api import Endpoint
 from lightningrl.errors import ServerError
+from lightningrl.sanitize import parse_json
 from lightningrl.server.access import Access
 
 __all__ = ["LONG_BYTES", "BodyError", "route"]

@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lightningrl.config import RoleConfig, TelemetryConfig, UpstreamConfig, UpstreamModelConfig
 from lightningrl.credentials import read_key
 from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.errors import ConfigError
 from lightningrl.gateway.settings import Upstream
+from lightningrl.recipe_tables import RoleConfig, TelemetryConfig, UpstreamConfig, UpstreamModelConfig
 from lightningrl.types import SamplingSettings
 
 __all__ = ["PolicySettings", "ServerSettings", "read_upstream"]

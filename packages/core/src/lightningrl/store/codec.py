@@ -1,6 +1,6 @@
 """How values become columns: token ids, logprobs, texts, JSON, span ids. All little-endian; decoding copies nothing it can view.
 
-Texts are clean on both ways (`lightningrl.clean`): what agents send is kept without lone surrogates, and what older versions kept with
+Texts are clean on both ways (`lightningrl.sanitize`): what agents send is kept without lone surrogates, and what older versions kept with
 them can be read.
 """
 
@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.clean import DEEPEST, clean_json, clean_text
 from lightningrl.errors import StoreError
+from lightningrl.sanitize import DEEPEST, clean_json, clean_text
 from lightningrl.types import Array, IntArray, SamplingSettings
 
 __all__ = [

@@ -10,7 +10,7 @@ from sqlalchemy import Dialect, Enum, Float, LargeBinary, Text
 from sqlalchemy.types import TypeDecorator
 
 from lightningrl import wire
-from lightningrl.clean import finite
+from lightningrl.sanitize import finite
 from lightningrl.store import codec
 from lightningrl.types import Array
 

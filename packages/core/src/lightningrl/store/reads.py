@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from sqlalchemy import BindParameter, ColumnElement, Connection, Row, bindparam, case, func, select
 
-from lightningrl.recent import Recent
+from lightningrl.lru import LruCache
 from lightningrl.records import (
     AttemptInfo,
     AttemptRecord,
@@ -89,9 +89,9 @@ class Reader:
     """Everything that only reads."""
 
     def __init__(self) -> None:
-        self._words = Recent[int, str]()
-        self._sampling = Recent[int, SamplingSettings]()
-        self._offered = Recent[int, str](_MOST_TOOLSETS, _LONGEST_TOOLSET)
+        self._words = LruCache[int, str]()
+        self._sampling = LruCache[int, SamplingSettings]()
+        self._offered = LruCache[int, str](_MOST_TOOLSETS, _LONGEST_TOOLSET)
 
     def word(self, db: Connection, pk: int | None) -> str | None:
         if pk is None:

@@ -14,9 +14,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, bindparam, func, insert, or_, select, update
 
-from lightningrl.clean import clean_text
-from lightningrl.recent import Recent
+from lightningrl.lru import LruCache
 from lightningrl.records import AttemptInfo
+from lightningrl.sanitize import clean_text
 from lightningrl.store.codec import as_number, column_text, count_tokens
 from lightningrl.store.dialects import Database
 from lightningrl.store.errors import AttemptOver, UnknownRecord
@@ -86,8 +86,8 @@ class Transaction:
         """Attempts that are known to be in the database as they are in memory, for as long as nobody else can write."""
         self._fresh: set[tuple[str, int]] = set()
         """Attempts that were leased here, of which nothing is kept yet; not where other servers may write."""
-        self._words = Recent[str, int]()
-        self._toolsets = Recent[bytes, int]()
+        self._words = LruCache[str, int]()
+        self._toolsets = LruCache[bytes, int]()
         self._upserts: dict[tuple[str, ...], PreparedStatement] = {}
         self.now = 0.0
         """Unix seconds at the beginning of the transaction."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from sqlalchemy import Integer, and_, bindparam, delete, func, insert, or_, select, text, update
 
-from lightningrl.clean import clean_text
 from lightningrl.errors import StoreError
 from lightningrl.records import DIALOGUE, DIVERGED_CODE, AttemptEnd, CallRecord, Score, SpanRecord, ToolCallRecord
+from lightningrl.sanitize import clean_text
 from lightningrl.store import schema
 from lightningrl.store.codec import column_text, encode_advantages, encode_json, encode_tokens
 from lightningrl.store.errors import AttemptOver, Conflict, UnknownRecord

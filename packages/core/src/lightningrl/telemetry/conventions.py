@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from lightningrl.clean import as_text
 from lightningrl.roles import LONGEST_ROLE
+from lightningrl.sanitize import as_text
 from lightningrl.telemetry import semconv
 from lightningrl.types import ToolStatus
 

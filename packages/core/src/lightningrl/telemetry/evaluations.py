@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lightningrl.clean import clean_text
+from lightningrl.sanitize import clean_text
 from lightningrl.telemetry import semconv
 from lightningrl.telemetry.tool_spans import SeenSpan
 

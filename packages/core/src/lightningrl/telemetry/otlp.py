@@ -24,9 +24,9 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from starlette.exceptions import HTTPException
 
-from lightningrl.clean import parse_json
 from lightningrl.errors import ServerError
 from lightningrl.records import SpanRecord, ToolCallRecord
+from lightningrl.sanitize import parse_json
 from lightningrl.telemetry import semconv
 from lightningrl.telemetry.conventions import Kind, SpanState, read_span, with_events
 from lightningrl.telemetry.evaluations import Evaluation, ToldRecord, read_evaluations, read_told_records

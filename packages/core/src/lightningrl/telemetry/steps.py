@@ -18,8 +18,8 @@ from typing import Final
 from opentelemetry import trace
 from opentelemetry.trace import NoOpTracer, Span, Tracer
 
-from lightningrl.config import TelemetryConfig
-from lightningrl.masking import Mask
+from lightningrl.keys import Mask
+from lightningrl.recipe_tables import TelemetryConfig
 
 __all__ = ["NO_SPANS", "StepSpans", "open_spans"]
 

@@ -19,7 +19,7 @@ from lightningrl.errors import ConfigError, PluginError
 from lightningrl.runtime.agent_loader import agent_reference, load_agent, runs_in_process
 
 if TYPE_CHECKING:
-    from lightningrl.config import Recipe
+    from lightningrl.recipe import Recipe
 
 __all__ = ["check_agent", "check_agent_file"]
 

@@ -24,6 +24,7 @@ from lightningrl.look.reader import open_run
 from lightningrl.look.segments import SegmentKind
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
+from lightningrl.recipe_file import with_settings
 from lightningrl.records import CallRecord, ToolCallRecord
 from lightningrl.store import SqlStore
 from lightningrl.training.checks import build_checked
@@ -107,7 +108,7 @@ async def branch_rollout(
     spec, recorded, calls, said = await _read(folder, rollout_id)
     points = _points(recorded, at)
     origin = RunOrigin.read(folder)
-    recipe = origin.recipe.with_settings(settings or {})
+    recipe = with_settings(origin.recipe, settings or {})
     saved = next(reversed(checkpoints(folder)), None)
     step = saved.state.step if saved else 0
     own = folder / "branches" / f"step-{step:06d}" / rollout_id

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from lightningrl.config import Recipe
 from lightningrl.errors import ConfigError, PluginError, StoreError, gather
 from lightningrl.loggers.build import check_loggers
 from lightningrl.plugins import PluginManager
+from lightningrl.recipe import Recipe
 from lightningrl.runtime.launcher import check_launcher
 from lightningrl.training.agent_check import check_agent
 from lightningrl.training.models import check_on_hub, resolve_model

@@ -23,7 +23,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from lightningrl.config import Recipe
 from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.metrics import describe_rollouts, judge_failures
 from lightningrl.credit.scoring import CreditedGroup, ScoredStep, Scorer, score_of
@@ -32,6 +31,7 @@ from lightningrl.errors import LightningError, PluginError, RewardError, RunFold
 from lightningrl.look.metrics import read_metrics
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import StepReport
+from lightningrl.recipe import Recipe
 from lightningrl.telemetry.steps import NO_SPANS, StepSpans, note
 from lightningrl.training.collector import Collector, RewardedGroup, Rollouts
 from lightningrl.training.pace import forecast_step

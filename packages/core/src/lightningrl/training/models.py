@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightningrl.config import OtherPolicyConfig, PolicyConfig, Recipe
 from lightningrl.errors import ConfigError
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_tables import OtherPolicyConfig, PolicyConfig
 from lightningrl.rendering.families import check_renderer, refuse_images
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.rendering.templates import added_tokens, no_tools, read_template, template_parsers, template_variables

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lightningrl.config import Recipe
 from lightningrl.protocols import Speed
+from lightningrl.recipe import Recipe
 from lightningrl.types import Trajectory, Transition
 
 __all__ = ["forecast_step", "give_time"]

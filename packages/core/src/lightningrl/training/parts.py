@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.beside import call_in_caller
-from lightningrl.config import Recipe, RewardConfig, check_options
 from lightningrl.credentials import read_key
 from lightningrl.credit.combinators import Combination
 from lightningrl.credit.comparison import check_comparison
@@ -29,6 +28,9 @@ from lightningrl.errors import ConfigError, LightningError, describe_raised, gat
 from lightningrl.loading import digest_of, is_reference, resolve
 from lightningrl.plugins import Plugin, PluginManager
 from lightningrl.protocols import Backend, Capabilities, CreditAssigner, CriticTeacher, GroupWitness, Witness
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import check_options
+from lightningrl.recipe_tables import RewardConfig
 from lightningrl.rewards import NamedReward, Reported, ReportedOfCalls, RewardSet, RewardWeights, TurnReward, WeightedReward
 from lightningrl.rewards.potential import Joins, discount_of
 from lightningrl.trained_calls import TrainedCalls, trained_calls_of

@@ -15,7 +15,7 @@ from rich.progress import Progress as RichBars
 from rich.table import Table
 from rich.text import Text
 
-from lightningrl.clean import as_text
+from lightningrl.sanitize import as_text
 from lightningrl.types import Outcome, Trajectory
 
 __all__ = ["LineProgress", "LiveProgress", "NotebookProgress", "make_progress", "sparkline"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from lightningrl.clean import one_line
+from lightningrl.sanitize import one_line
 from lightningrl.types import OtherCallKind, Outcome, PolicyStatus, Trajectory
 
 __all__ = [

@@ -17,6 +17,7 @@ from lightningrl.credit.baselines import FloatArray, mean
 from lightningrl.credit.xray import Agreement, agree
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.origin import RunOrigin
+from lightningrl.recipe_file import with_settings
 from lightningrl.training.recredit import Recredit, recredit
 from lightningrl.types import Array
 
@@ -97,7 +98,7 @@ async def rescore(
         chosen = {f"rewards.{key}.use": reward, f"rewards.{key}.options": {}}
     elif name is not None or not settings:
         raise ConfigError("no reward is given to try; give one: --reward file.py:new")
-    found = await recredit(folder, recipe.with_settings({**chosen, **(settings or {})}), steps)
+    found = await recredit(folder, with_settings(recipe, {**chosen, **(settings or {})}), steps)
     if not found:
         raise LightningError(f"run {str(folder)!r} has no trained rollouts; there is none to try a reward on")
     return summarize(found)

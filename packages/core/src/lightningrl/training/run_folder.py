@@ -22,11 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from lightningrl.clean import printable
-from lightningrl.config import Recipe, load_recipe
 from lightningrl.errors import RunFolderError, StoreError
 from lightningrl.origin import RunOrigin, flatten, is_own, read_run_file
 from lightningrl.private import create_private
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import load_recipe, with_settings
+from lightningrl.sanitize import printable
 from lightningrl.store.places import find_store, has_store
 from lightningrl.training.belongings import FILES, list_checkpoints, list_made, remove_checkpoint, remove_made
 from lightningrl.training.task_digests import decode_digests, digest_tasks, encode_digests, explain_other_tasks
@@ -163,7 +164,7 @@ class RunFolder:
         merged = {**origin.settings, **settings}
         folder = cls(path, _take_lock(path))
         try:
-            recipe = load_recipe(source, merged) if isinstance(source, Path) else source.with_settings(merged)
+            recipe = load_recipe(source, merged) if isinstance(source, Path) else with_settings(source, merged)
             _check_same(origin.recipe, recipe, path)
             folder._find_database(recipe.store_url)
         except BaseException:

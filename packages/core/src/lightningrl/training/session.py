@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lightningrl.config import OtherPolicyConfig, Recipe
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.link import EngineLink, EngineLinks
 from lightningrl.errors import LightningError, RunFolderError, ServerError
@@ -31,6 +30,8 @@ from lightningrl.origin import read_run_file
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.private import create_private
 from lightningrl.protocols import Backend, Describer, Measured, Speed
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_tables import OtherPolicyConfig
 from lightningrl.records import RolloutFilter
 from lightningrl.runtime.address import reachable_url
 from lightningrl.runtime.pool import WorkerPool

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Final
 
-from lightningrl.config import Recipe
+from lightningrl.recipe import Recipe
 
 __all__ = ["explain_standstill", "has_stood_still", "last_validation"]
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.clean import DEEPEST
-from lightningrl.config import Recipe, check_options
 from lightningrl.errors import ConfigError, describe_raised, gather
-from lightningrl.plain import NotPlain, kind_of, to_plain
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import check_options
+from lightningrl.sanitize import DEEPEST, NotPlain, kind_of, to_plain
 from lightningrl.training.task_files import Columns, Row
 from lightningrl.types import BranchPoint, RolloutMode, RolloutSpec, SamplingSettings, Task, Trajectory
 
@@ -165,7 +165,7 @@ def _tasks(what: str, which: str, items: Sequence[Any], columns: Columns) -> Ite
 
 def _task(item: Any, *, default_id: str) -> Task:
     """A Task of one, of a dict with its fields, or of a text, its input. A number as id becomes text; without an id it has the default.
-    Values are those that JSON has (`lightningrl.plain`). Raises ValueError, which goes on from where the task stands."""
+    Values are those that JSON has (`lightningrl.sanitize`). Raises ValueError, which goes on from where the task stands."""
     if isinstance(item, str):
         item = {"input": item}
     if isinstance(item, Mapping):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightningrl.config import Recipe
 from lightningrl.dialects import DIALECTS, Dialect
 from lightningrl.plugins import PluginManager
+from lightningrl.recipe import Recipe
 from lightningrl.runtime.agent_loader import runs_in_process
 from lightningrl.runtime.in_process import ThreadLauncher
 from lightningrl.runtime.launcher import build_launcher

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.config import Recipe
 from lightningrl.credit.evaluator import classify_tools
 from lightningrl.credit.needs import NEEDS, Need, find_unrecorded, installed_needs
 from lightningrl.credit.scoring import Scorer
@@ -26,6 +25,7 @@ from lightningrl.look.reader import StoredRun, open_run
 from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.protocols import CreditAssigner
+from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter, Score
 from lightningrl.training.parts import build_assigner, build_scorer, required_settings
 from lightningrl.training.recorded import check_steps, find_measured, read_measured, read_rollouts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightningrl.clean import printable
+from lightningrl.sanitize import printable
 
 __all__ = ["Budget", "LongText"]
 

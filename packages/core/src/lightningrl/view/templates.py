@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lightningrl.clean import as_text, one_line, printable
+from lightningrl.sanitize import as_text, one_line, printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from lightningrl.clean import is_deeper
 from lightningrl.gateway.errors import Refusal
 from lightningrl.gateway.request import ForcedCall
 from lightningrl.rendering.arguments import MAX_DEPTH, parse_arguments
+from lightningrl.sanitize import is_deeper
 
 __all__ = [
     "DOCUMENTS",

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lightningrl.clean import as_text
 from lightningrl.errors import RunFolderError
 from lightningrl.look.gradient import NoGradient, explain_calls, explain_rollout
 from lightningrl.look.lineage import LineageNode, read_lineage
@@ -23,6 +22,7 @@ from lightningrl.look.tokens import Token
 from lightningrl.look.trace import CallTrace, Trace, Window
 from lightningrl.origin import RunOrigin
 from lightningrl.records import AttemptRecord
+from lightningrl.sanitize import as_text
 from lightningrl.types import OtherCall, ToolCall
 from lightningrl.view.fold import Budget, LongText
 from lightningrl.view.page import Asked, NoSuchPage, Page, Shown, ViewedRun

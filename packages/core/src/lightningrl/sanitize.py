@@ -1,4 +1,8 @@
-"""Values as JSON has them, so that they come back equal: from tasks' sources and from agents.
+"""Values from outside, made fit to be kept and read again: text that UTF-8 can carry, finite numbers, JSON of bounded
+depth.
+
+bytes ─► parse_json ─► a value whose text is clean
+a Python value of a task or an agent ─► to_plain ─► JSON that comes back equal:
 
     text, true, false, numbers, None, lists, dicts with text keys   as they are
     numpy's and pandas' numbers, arrays, tensors                    Python's (`.tolist()`)
@@ -15,17 +19,40 @@ import datetime
 import decimal
 import enum
 import fractions
+import json
 import math
 import pathlib
+import re
 import sys
 import uuid
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
-from lightningrl.clean import DEEPEST, clean_text
+__all__ = [
+    "DEEPEST",
+    "NotPlain",
+    "as_text",
+    "clean_json",
+    "clean_text",
+    "finite",
+    "is_deeper",
+    "kind_of",
+    "one_line",
+    "parse_json",
+    "printable",
+    "to_plain",
+]
 
-__all__ = ["NotPlain", "kind_of", "to_plain"]
+DEEPEST: Final = 100
+"""Levels of lists and objects in a JSON value."""
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_UNSEEN: Final = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+"""Control characters, and what reorders or hides text; not tab and newline."""
+_ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 LONGEST_SHOWN: Final = 40
 """Characters of a value in a sentence."""
@@ -40,10 +67,80 @@ REMEDIES: Final[tuple[tuple[type[Any] | tuple[type[Any], ...], str], ...]] = (
     ((uuid.UUID, pathlib.PurePath), "text: str(value)"),
     (enum.Enum, "what it stands for: value.value"),
 )
-"""By type, a value that can stand in its place."""
+"""Types that are refused, each with a value that can stand in its place."""
 ANYTHING: Final = "text, numbers, lists or dicts"
 PYTHONS: Final = frozenset({bool, dict, float, int, list, str, tuple, type(None)})
 """Types that another library's value may become."""
+
+
+def clean_text(text: str) -> str:
+    """Replace lone surrogates, which JSON may hold as `\\ud800` and UTF-8 may not, by U+FFFD; join pairs."""
+    if text.isascii() or _SURROGATE.search(text) is None:
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def clean_json(value: Any, *, cut: bool = False, levels: int = DEEPEST) -> Any:
+    """The value with clean text. Where it is deeper than `levels`: None with `cut`, else ValueError."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if not isinstance(value, dict | list):
+        return value
+    if levels == 0:
+        if cut:
+            return None
+        raise ValueError(f"it is nested deeper than {DEEPEST} levels; send something flatter")
+    if isinstance(value, list):
+        return [clean_json(item, cut=cut, levels=levels - 1) for item in value]
+    return {clean_text(str(key)): clean_json(item, cut=cut, levels=levels - 1) for key, item in value.items()}
+
+
+def parse_json(body: bytes) -> Any:
+    """Parse JSON to clean text and bounded depth. Raises ValueError: no JSON, deeper than `DEEPEST`, endless
+    numbers."""
+    text = body.decode("utf-8-sig")  # some clients write a byte order mark before it
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {DEEPEST} levels; send something flatter") from None
+    is_shallow = text.count("[") + text.count("{") <= DEEPEST or not is_deeper(value, DEEPEST)
+    return value if is_shallow and _ESCAPED_SURROGATE.search(text) is None else clean_json(value)
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """True where lists and objects lie within each other more than `levels` deep."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def finite(value: float) -> float:
+    """The number, or 0.0 where it is none (NaN, infinite)."""
+    return value if math.isfinite(value) else 0.0
+
+
+def as_text(value: Any) -> str:
+    """Text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def one_line(text: str, most: int) -> str:
+    """Show somebody else's text to a person: one line of at most `most` characters, made `printable`."""
+    line = printable(" ".join(clean_text(text[: 4 * most]).split()))
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def printable(text: str) -> str:
+    """Show what a terminal would obey or hide as `\\x1b` or `\\u202e`."""
+    return _UNSEEN.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class NotPlain(ValueError):
@@ -51,13 +148,13 @@ class NotPlain(ValueError):
 
 
 def to_plain(value: Any, name: str, *, levels: int = DEEPEST) -> Any:
-    """A copy of `value` that is JSON, at most `levels` lists and dicts deep. Raises NotPlain with the place of what is none, below
-    `name`: `answer['when'] is a date, …`."""
+    """A copy of `value` that is JSON, at most `levels` lists and dicts deep. Raises NotPlain with the place of what is
+    none, below `name`: `answer['when'] is a date, …`."""
     return _Walk(name, levels).plain(value, ())
 
 
 class _Walk:
-    """One value, walked from its top; `place` holds the keys and positions that lead to where it is."""
+    """A walk over one value; `place` holds the keys and positions that lead to the part it is at."""
 
     def __init__(self, name: str, levels: int) -> None:
         self._name = name
@@ -69,7 +166,9 @@ class _Walk:
         if value is None or value is True or value is False:
             return value
         if isinstance(value, str):
-            return clean_text(str.__str__(value))  # of a str alone: an enum's, numpy's and other kinds of text come back as text
+            return clean_text(
+                str.__str__(value)
+            )  # of a str alone: an enum's, numpy's and other kinds of text come back as text
         if isinstance(value, enum.Enum) and not isinstance(value, int | float):
             raise self._refuse(value, place)
         if isinstance(value, int):
@@ -79,8 +178,10 @@ class _Walk:
         if isinstance(value, Mapping):
             return self._inside(value, place, lambda: self._dict(value, place))
         if isinstance(value, list | tuple):
-            return self._inside(value, place, lambda: [self.plain(item, (*place, index)) for index, item in enumerate(value)])
-        return self._of_others(value, place)
+            return self._inside(
+                value, place, lambda: [self.plain(item, (*place, index)) for index, item in enumerate(value)]
+            )
+        return self._from_library(value, place)
 
     def _number(self, value: float, place: tuple[Any, ...]) -> float:
         if not math.isfinite(value):
@@ -90,7 +191,9 @@ class _Walk:
     def _dict(self, value: Mapping[Any, Any], place: tuple[Any, ...]) -> dict[str, Any]:
         for key in value:
             if not isinstance(key, str):
-                raise NotPlain(f"{self._path(place)} has the key {_short(key)}, {kind_of(key)}; JSON's keys are text: str(key)")
+                raise NotPlain(
+                    f"{self._path(place)} has the key {_short(key)}, {kind_of(key)}; JSON's keys are text: str(key)"
+                )
         return {clean_text(str.__str__(key)): self.plain(item, (*place, key)) for key, item in value.items()}
 
     def _inside(self, value: Any, place: tuple[Any, ...], copy: Callable[[], Any]) -> Any:
@@ -104,10 +207,13 @@ class _Walk:
         finally:
             self._around.discard(id(value))
 
-    def _of_others(self, value: Any, place: tuple[Any, ...]) -> Any:
-        """Of another library's number or array, which knows what it is in Python. Dates, records and labels would lose by it."""
+    def _from_library(self, value: Any, place: tuple[Any, ...]) -> Any:
+        """Convert another library's number or array by its `tolist`. Dates, records and labels, which would lose by it,
+        are refused."""
         kind = getattr(getattr(value, "dtype", None), "kind", "")
-        is_array = callable(getattr(value, "tolist", None)) and not hasattr(value, "to_dict") and kind not in ("M", "m", "V")
+        is_array = (
+            callable(getattr(value, "tolist", None)) and not hasattr(value, "to_dict") and kind not in ("M", "m", "V")
+        )
         if not is_array or isinstance(value, type | memoryview):
             raise self._refuse(value, place)
         python = value.tolist()
@@ -134,7 +240,7 @@ class _Walk:
 
 
 def kind_of(value: Any) -> str:
-    """`a set`, `an int`, `a numpy.datetime64`: other libraries' with where they are from."""
+    """`a set`, `an int`, `a numpy.datetime64`: a type's name with its article, and its library's name."""
     kind = type(value)
     root = kind.__module__.partition(".")[0]
     name = kind.__qualname__ if root in sys.stdlib_module_names else f"{root}.{kind.__qualname__}"

@@ -1,21 +1,20 @@
-"""Which calls of an attempt came of which, and where tokens part: a discount or a potential never crosses from one branch of a history to
-another."""
+"""Lineages of an attempt's calls: no discount or potential crosses from one branch of a history to another."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
+from lightningrl.types import Transition
 
-from lightningrl.types import IntArray, Transition
-
-__all__ = ["common_tokens", "following", "successors"]
+__all__ = ["following", "successors"]
 
 
 def following(transitions: Sequence[Transition]) -> list[list[int]]:
-    """For each call the calls that came of it, itself first: all later ones but those that grew beside it from one root.
+    """For each call the calls that came of it, itself first: all later ones but those that grew beside it from its
+    root.
 
-    A root is a history's first call. The choices of one call, which share prompt and start, have a root that is none of them:
+    A root is a history's first call. The choices of one call, which share prompt and start, have a root that is none of
+    them:
 
         main ─► left                  following(main) = main left right        following(left) = left
              └► right                 following(right) = right
@@ -24,7 +23,7 @@ def following(transitions: Sequence[Transition]) -> list[list[int]]:
     position = {transition.id: t for t, transition in enumerate(transitions)}
     roots: dict[object, int] = {}
     origins: list[int] = []
-    """Of each call its parent, or its root, numbered from -1 downwards."""
+    """Each call's parent, or its root, numbered from -1 downwards."""
     for t, call in enumerate(transitions):
         parent = position.get(call.parent_id or "", t)
         request = (call.agent, call.policy, call.started_at, call.prompt_ids.tobytes())
@@ -32,7 +31,7 @@ def following(transitions: Sequence[Transition]) -> list[list[int]]:
     if len(set(origins)) == count:  # nothing branches
         return [list(range(t, count)) for t in range(count)]
     lineages: list[tuple[int, ...]] = []
-    """Of each call its root, then its ancestors, itself last."""
+    """Each call's root, then its ancestors, itself last."""
     for t, origin in enumerate(origins):
         lineages.append((*(lineages[origin] if origin >= 0 else (origin,)), t))
     return [[k for k in range(t, count) if lineages[k][0] != lineages[t][0] or t in lineages[k]] for t in range(count)]
@@ -45,7 +44,7 @@ def successors(transitions: Sequence[Transition]) -> list[list[int]]:
          └► right
     """
     came_of = following(transitions)
-    found: list[list[int]] = []
+    nexts: list[list[int]] = []
     for later in came_of:
         beyond: set[int] = set()
         direct: list[int] = []
@@ -53,12 +52,5 @@ def successors(transitions: Sequence[Transition]) -> list[list[int]]:
             if k not in beyond:
                 direct.append(k)
                 beyond.update(came_of[k])
-        found.append(direct)
-    return found
-
-
-def common_tokens(one: IntArray, other: IntArray) -> int:
-    """How many both begin with."""
-    shorter = min(len(one), len(other))
-    differs = np.flatnonzero(one[:shorter] != other[:shorter])
-    return int(differs[0]) if len(differs) else shorter
+        nexts.append(direct)
+    return nexts

@@ -1,4 +1,4 @@
-"""Answers of foreign servers, piece by piece: nothing is inflated that was not asked for, however small it arrives."""
+"""Bodies of foreign servers' answers, inflated piece by piece: a small one that inflates to gigabytes is cut short."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 __all__ = ["UNCOMPRESSED", "decoded_pieces", "read_at_most"]
 
 UNCOMPRESSED: Final = {"accept-encoding": "identity"}
-"""Asked of a foreign server. One that compresses all the same is read in pieces of `PIECE`."""
+"""Request headers for a foreign server. One that compresses all the same is read in pieces of `PIECE`."""
 PIECE: Final = 64 * 1024
 
 
 def decoded_pieces(answer: httpx.Response) -> AsyncIterator[bytes]:
-    """The body of a streamed answer, in pieces of at most `PIECE` bytes where it is compressed. Raises httpx.DecodingError for what is
-    compressed in a way that nobody asked for, or wrongly."""
+    """The body of a streamed answer, in pieces of at most `PIECE` bytes where it is compressed. Raises
+    httpx.DecodingError for what is compressed in a way that nobody asked for, or wrongly."""
     import httpx
 
     coding = answer.headers.get("content-encoding", "").strip().lower()

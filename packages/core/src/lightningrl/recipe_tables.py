@@ -1,0 +1,364 @@
+"""The tables of a recipe: agents' tasks, policies, endpoints, rewards, credit, sampling, workers.
+
+Unknown keys are errors here; options that the chosen part does not consume are errors when that part is built.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+import pydantic
+from pydantic import Field
+
+from lightningrl.credentials import Address, Endpoint, Variable, read_key
+from lightningrl.types import Outcome, SamplingSettings
+
+__all__ = [
+    "POLICY_NAME",
+    "CallRule",
+    "CreditConfig",
+    "IntermediateConfig",
+    "JudgeConfig",
+    "NamedUpstreamConfig",
+    "OtherPolicyConfig",
+    "OutcomesConfig",
+    "PolicyConfig",
+    "Reference",
+    "RewardConfig",
+    "RoleConfig",
+    "RuntimeConfig",
+    "SamplesConfig",
+    "SamplingConfig",
+    "Table",
+    "TasksConfig",
+    "TelemetryConfig",
+    "UpstreamConfig",
+    "UpstreamModelConfig",
+    "ValidationConfig",
+    "ValidationSamplingConfig",
+    "describe",
+]
+
+POLICY_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Policies are addressed by it, and it names their folder in a checkpoint."""
+
+
+class Table(pydantic.BaseModel):
+    """A table of a recipe: frozen, and without keys that nobody knows."""
+
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
+    )
+
+
+def describe(value: Any) -> Any:
+    """Name a Python object of a recipe as `file.py:name`, for the frozen copy."""
+    if isinstance(value, str):
+        return value
+    target = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
+    # each kernel writes a notebook's cells to files of its own
+    has_file = getattr(sys.modules.get(target.__module__), "__file__", None)
+    return f"{(inspect.getsourcefile(target) if has_file else target.__module__) or '?'}:{target.__qualname__}"
+
+
+def _name_of_path(value: Any) -> Any:
+    return str(value) if isinstance(value, PurePath) else value
+
+
+Reference = Annotated[str | Any, pydantic.BeforeValidator(_name_of_path), pydantic.PlainSerializer(describe)]
+"""`"file.py:name"`, `"package.module:name"`, an installed plugin's name, or the object itself in a Python recipe."""
+
+
+class TasksConfig(Table):
+    """Sources of tasks (docs/tasks.md): files, data sets, or callables that return `Task`s or dicts with its fields."""
+
+    train: Reference
+    """`"data.jsonl"` (`.json`, `.csv`, `.parquet`), `"hf:NAME:SPLIT"`, `"data.py:load"`; read once, at the start."""
+    validation: Reference | None = None
+    """Held-out tasks, which nothing is trained on; None = no validation."""
+    input: str | None = None
+    """Column that the agent is called with; None = the first of `input`, `question`, `prompt`."""
+    answer: str | None = None
+    """Column of the reference answer, for rewards; None = `answer`, where there is one."""
+    id: str | None = None
+    """Column that names a task; None = `id`, else tasks are numbered. All other columns are metadata."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for both callables."""
+
+
+class CallRule(Table):
+    """A rule for which calls are training data: the first of `policy.calls` whose conditions all hold decides. Where
+    none does, `trained_agents` decides, and side calls (titles, commit messages) are left out."""
+
+    role: str | None = None
+    """Role of the call; naming one takes what lies below it too."""
+    system: str | None = None
+    """Shell-style pattern of the call's first system message: `"*title of this conversation*"`."""
+    offers_tools: bool | None = None
+    """True = calls that offer the policy tools, false = those that offer none."""
+    train: bool = True
+    """False = such calls are recorded and shown, and get no gradient."""
+
+
+class _Policy(Table):
+    model: str
+    """Hub name or local folder (relative to the recipe)."""
+    trainable: bool = True
+    """False = it is served and its calls are recorded; its weights stay as they are, bit for bit."""
+    trained_agents: tuple[str, ...] | None = None
+    """Roles whose calls are trained; None = all of them."""
+    calls: tuple[CallRule, ...] = ()
+    """Rules before `trained_agents`: `[{ train = true }]` takes side calls in, too. See `[[policy.calls]]`."""
+    renderer: str = "auto"
+    """Renderer of the `renderers` library; `auto` picks one by the model's name, else its chat template."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Switches of the chat template: `{ enable_thinking = false }`. One that the template never reads is an error."""
+    learner: dict[str, Any] = Field(default_factory=dict)
+    """Settings for this policy alone; they go before those of `[learner]`."""
+
+
+class PolicyConfig(_Policy):
+    """The model being trained. It answers every call that no other policy is given."""
+
+    name: str = Field(default="policy", pattern=POLICY_NAME)
+    """Its name in metrics, in checkpoints, and in calls that ask for it by name."""
+    hosted_tools: Literal["refuse", "drop"] = "refuse"
+    """Calls that offer tools of a provider's servers (web search, …): refuse them, or drop those tools and warn."""
+
+
+class OtherPolicyConfig(_Policy):
+    """One more policy of the run, with weights, engine and optimiser of its own. It answers calls to its name."""
+
+    agents: tuple[str, ...] = ()
+    """Roles whose calls it answers as well, whatever model they ask for."""
+
+
+class RoleConfig(Table):
+    """Patterns (shell-style, both must fit) that give a call its role. With neither, the agent names it (`role`)."""
+
+    model: str | None = None
+    """Pattern of the model that the call asks for: `"gpt-4o*"`."""
+    system: str | None = None
+    """Pattern of the first system message: `"You are a critic*"`."""
+
+
+class UpstreamModelConfig(Table):
+    """Where calls to one model go. What is left out is the upstream's."""
+
+    base_url: Address | None = None
+    """With its version: `https://api.openai.com/v1`."""
+    api_key_env: Variable | None = None
+    """Environment variable that has the key; the key itself stands in no file. None = it asks for none."""
+
+
+class NamedUpstreamConfig(UpstreamModelConfig):
+    """Where calls to one model go, and what it is called there."""
+
+    model: str | None = None
+    """None = as the agent calls it."""
+
+
+class UpstreamConfig(UpstreamModelConfig):
+    """The user's own provider, for embeddings and models that are no policies: calls are recorded, never trained."""
+
+    models: dict[str, NamedUpstreamConfig] = Field(default_factory=dict[str, NamedUpstreamConfig])
+    """Models, by name or pattern (`"gpt-5*"`), that it answers although a default policy serves every other name."""
+
+
+class TelemetryConfig(Table):
+    """Where the spans that reach the server go as well, and those of the trainer's own steps."""
+
+    forward: Address | None = None
+    """The user's own collector, OTLP over HTTP: `http://collector:4318/v1/traces`."""
+    headers_env: dict[Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")], Variable] = Field(
+        default_factory=dict[str, str]
+    )
+    """Request headers, each with the environment variable that has its value; the value stands in no file."""
+
+    def target(self, environment: Mapping[str, str]) -> tuple[str, dict[str, str]] | None:
+        """The collector's whole address and the request headers; None where `forward` is not set. Raises ConfigError
+        for a header whose variable is not set, or holds what no header can carry."""
+        if self.forward is None:
+            return None
+        headers = {
+            name.lower(): read_key(
+                variable, environment, where=f"telemetry.headers_env.{name!r}", what="the header's value"
+            )
+            for name, variable in self.headers_env.items()
+        }
+        parts = urlsplit(self.forward)
+        return urlunsplit(parts._replace(path=parts.path if parts.path.strip("/") else "/v1/traces")), headers
+
+
+class JudgeConfig(Table):
+    """An OpenAI-compatible endpoint that credit asks about finished rollouts. Its calls are recorded, never trained."""
+
+    base_url: Address
+    """With its version: `https://api.openai.com/v1`."""
+    model: str
+    """The name that the endpoint knows it by."""
+    api_key_env: Variable | None = None
+    """Environment variable that has the key; the key itself stands in no file. None = it asks for none."""
+    concurrency: int = Field(default=8, ge=1)
+    """Calls under way at a time."""
+    retries: int = Field(default=4, ge=0)
+    """Further tries where no answer comes, it is overloaded or it limits rates."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds that one call may take."""
+    max_calls: int = Field(default=64, ge=1)
+    """Most calls for one rollout; those that a judge ranks together have theirs together."""
+    max_tokens: int = Field(default=100_000, ge=1)
+    """Most tokens of prompts and answers for one rollout, as the endpoint counts them."""
+
+
+class RewardConfig(Table):
+    """One terminal reward. A recipe may have several; their weighted sum is the return."""
+
+    use: Reference
+    """A function of (task, output, trajectory), sync or async: `"reward.py:right"`, or one of the library by name."""
+    weight: float = 1.0
+    """In the sum; 0.0 = it is computed and reported, and teaches nothing."""
+    agents: tuple[str, ...] | None = None
+    """Roles that this reward pays; None = all. What others do never earns it."""
+    timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds that one try may take."""
+    retries: int = Field(default=2, ge=0)
+    """Further tries where it raises, takes too long or returns NaN: after half a second, a second, two …"""
+    concurrency: int = Field(default=16, ge=1)
+    """Calls at a time: an async reward's on the loop, a sync one's in as many processes as are kept busy."""
+    range: tuple[float, float] | None = None
+    """Least and most that it may return; another value is a failure. None = any; for `reported` 0 to 1."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of what `use` names."""
+
+
+class IntermediateConfig(Table):
+    """One automatic intermediate reward (AIR). Its values are turn rewards, which credit per turn adds up."""
+
+    use: Reference
+    """One of the library by its name (docs/credit/intermediate.md), or your own."""
+    weight: float = 1.0
+    """0.0 = switched off: it adds nothing."""
+    form: Literal["plain", "potential"] = "plain"
+    """`potential`: calls are paid its change by the credit's γ; no policy gains by it (Ng, Harada & Russell 1999)."""
+    range: tuple[float, float] | None = None
+    """Least and most that it may return, before form and weight. None = any; for `reported` -1 to 1."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of what `use` names."""
+
+
+class CreditConfig(Table):
+    """The method that spreads a return over calls."""
+
+    use: Reference = "grpo"
+    """One of docs/credit/index.md, or your own."""
+    compare: Literal["group", "role"] = "group"
+    """Calls that a call is compared with: its group's, or those of its role there (Dr. MAS, arXiv 2602.08847)."""
+    per_reward: bool = False
+    """Compare each terminal reward by itself, then add them by weight; with `whiten`: GDPO (arXiv 2601.05242)."""
+    whiten: bool = False
+    """Give the step's trained tokens together mean 0 and deviation 1 (REINFORCE++, arXiv 2501.03262)."""
+    max_tokens: int = Field(default=4_000_000, ge=1)
+    """Most tokens that policies and critics may read for the evidence of one rollout."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of what `use` names."""
+
+
+class SamplesConfig(Table):
+    """The rows that scored trajectories become."""
+
+    rows: Literal["call", "merged"] = "merged"
+    """`merged`: calls that continue each other's tokens share a row, computed once. `call`: each has its own."""
+    aggregation: Literal["rollout_mean", "token_mean", "constant"] = "token_mean"
+    """Equal weight in a step's loss: of each trained token, each rollout, or each token over `constant_length`."""
+    constant_length: int | None = None
+    """Tokens per rollout that `constant` (Dr. GRPO) divides by."""
+
+
+class SamplingConfig(Table):
+    """Sampling of the policy. Overrides what the agent asks for: recorded logprobs are those of the training policy."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    """0.0 = greedy, which explores nothing."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Least share of probability that is sampled from; 1.0 = all."""
+    top_k: int = Field(default=0, ge=0)
+    """So many likeliest tokens are sampled from; 0 = all."""
+    max_tokens: int = Field(default=256, gt=0)
+    """Most tokens of one answer; an agent may ask for fewer."""
+
+    def settings(self) -> SamplingSettings:
+        return SamplingSettings(**self.model_dump())
+
+
+class ValidationSamplingConfig(Table):
+    """Sampling in validation. None = as `[sampling]` says."""
+
+    temperature: float = Field(default=0.0, ge=0)
+    """0.0 = greedy."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, gt=0)
+
+
+class ValidationConfig(Table):
+    """Validation of the policy on held-out tasks."""
+
+    every: int = Field(default=10, ge=0)
+    """Steps between validations, beside one before the first step and one after the last; 0 = none at all."""
+    tasks: int | None = None
+    """Use the first so many validation tasks; None = all."""
+    sampling: ValidationSamplingConfig = ValidationSamplingConfig()
+
+
+class OutcomesConfig(Table):
+    """Rollouts that did not succeed: left out (`drop`), or trained with the reward their output earns (`train`)."""
+
+    agent_error: Literal["drop", "train"] = "drop"
+    timeout: Literal["drop", "train"] = "drop"
+    context_overflow: Literal["drop", "train"] = "drop"
+    infrastructure_error: Literal["drop"] = "drop"
+    cancelled: Literal["drop"] = "drop"
+    diverged: Literal["drop"] = "drop"
+    max_failed_rewards: float = Field(default=0.25, ge=0, le=1)
+    """Share of a step's (or a validation's) rollouts on which rewards may fail; above it the run stops."""
+
+    def is_trained(self, outcome: Outcome) -> bool:
+        return outcome is Outcome.SUCCEEDED or getattr(self, outcome.value) == "train"
+
+
+class RuntimeConfig(Table):
+    """The Lightning Client: worker processes that run the agent."""
+
+    workers: int = Field(default=2, ge=0)
+    """Warm worker processes; 0 = none, others join with `lightningrl work`."""
+    launcher: str = "local"
+    """Where they run, by its plugin name: `local` = this machine, `ray` = over a Ray cluster."""
+    launchers: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Settings for one launcher alone, by its name; tables of launchers that do not run are left unread."""
+    server_host: str = "127.0.0.1"
+    """Address that the server of a run listens on; `0.0.0.0` where workers of other machines take part."""
+    server_port: int = Field(default=0, ge=0, lt=65536)
+    """0 = any free one. Further servers take the ports after it."""
+    servers: int = Field(default=1, ge=1, le=64)
+    """Server processes; workers are spread over them. Above 1 with `store_url` alone."""
+    concurrency: int = Field(default=1, ge=1)
+    """Rollouts at a time in each worker; above 1 only for agents without threads or shared runtimes of their own."""
+    environment: tuple[str, ...] = ()
+    """Variables with secrets (of `judge`, `upstream`, `telemetry`, PostgreSQL, loggers) that agents get anyway."""
+    base_urls: tuple[Endpoint, ...] = ()
+    """Model endpoints that the agent's own code names, beside OpenAI's and Anthropic's; calls to them come here."""
+    timeout_s: float | None = Field(default=None, gt=0)
+    """Seconds after which a rollout ends as `timeout`. None = 120, or eight longest answers of a slow engine."""
+    max_attempts: int = Field(default=3, ge=1)
+    """Tries at a rollout whose attempt ended in an infrastructure error."""
+
+    @property
+    def limit_s(self) -> float:
+        """`timeout_s`, or its default where no engine was measured."""
+        return 120.0 if self.timeout_s is None else self.timeout_s
