@@ -10,7 +10,7 @@ import httpx
 
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.server.app import create_app
-from lightningrl.server.vitals import Vitals
+from lightningrl.server.metrics import Vitals
 from lightningrl.store import SqlStore
 
 

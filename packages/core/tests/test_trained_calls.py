@@ -18,9 +18,9 @@ from lightningrl.credit import IdenticalAssignment, TurnReturns
 from lightningrl.credit.scoring import Scorer
 from lightningrl.errors import ConfigError
 from lightningrl.gateway.settings import GatewaySettings
-from lightningrl.look.gradient import explain_calls
 from lightningrl.look.reader import StoredRun
 from lightningrl.look.text import show_rollout
+from lightningrl.look.why_no_gradient import explain_calls
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import load_recipe
 from lightningrl.recipe_tables import CallRule, SamplesConfig

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from lightningrl.errors import ConfigError, RunFolderError
-from lightningrl.look.gradient import NoGradient
+from lightningrl.look.group_diff import Siblings, build_siblings
 from lightningrl.look.segments import SegmentReader
-from lightningrl.look.siblings import Siblings, build_siblings
 from lightningrl.look.tokens import Token, read_tokens
 from lightningrl.look.trace import CallTrace, Trace, Window, build_trace
+from lightningrl.look.why_no_gradient import NoGradient
 from lightningrl.origin import read_models
 from lightningrl.records import RolloutFilter, RolloutRecord
 from lightningrl.rendering.tokenizer import load_tokenizer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lightningrl.look.gradient import NoGradient
 from lightningrl.look.segments import SegmentReader
 from lightningrl.look.trace import CallTrace
+from lightningrl.look.why_no_gradient import NoGradient
 
 __all__ = ["Token", "read_tokens"]
 
@@ -36,8 +36,8 @@ class Token:
 def read_tokens(
     call: CallTrace, reason: NoGradient | None, reader: SegmentReader, *, start: int = 0, count: int | None = None
 ) -> Iterator[Token]:
-    """Sampled tokens from the completion's `start`-th on. `reason`: why the whole call has no gradient (`look.gradient`); `reader`: of its
-    policy."""
+    """Yield `count` sampled tokens from the completion's `start`-th on. `reason`: why the whole call has no gradient
+    (`look.why_no_gradient`); `reader`: its policy's."""
     made = call.call
     stop = len(made.completion_ids) if count is None else min(start + count, len(made.completion_ids))
     before = made.completion_ids[:start] if start else made.prompt_ids

@@ -21,8 +21,7 @@ from lightningrl.records import ToolCallRecord
 from lightningrl.sanitize import as_text
 from lightningrl.server.access import Access
 from lightningrl.server.asked_calls import ReadAsked, join_reports
-from lightningrl.server.attempt_routes import attempt_of
-from lightningrl.server.routes import route
+from lightningrl.server.routes import attempt_of, route
 from lightningrl.store.errors import UnknownRecord
 from lightningrl.store.protocol import CallLog
 from lightningrl.types import ToolCall, ToolStatus

@@ -27,17 +27,14 @@ from lightningrl.server.access import Access
 from lightningrl.server.agent_routes import agent_routes
 from lightningrl.server.asked_calls import ReadAsked
 from lightningrl.server.attempt_routes import AttemptMemory, attempt_routes
-from lightningrl.server.export_reader import ExportReader
 from lightningrl.server.failures import ERROR_HANDLERS, BoundedBodies
 from lightningrl.server.forwarding import Forwarders
-from lightningrl.server.metrics import TEXT, ServerMetrics
+from lightningrl.server.metrics import TEXT, Engines, ServerMetrics, Vitals, memory_bytes
 from lightningrl.server.mounts import Live, MakePages, ServedRun
 from lightningrl.server.openapi import describe
-from lightningrl.server.run_routes import Engines, run_routes
-from lightningrl.server.telemetry_routes import telemetry_routes
-from lightningrl.server.vitals import Vitals, memory_bytes
-from lightningrl.server.worker_routes import worker_routes
-from lightningrl.server.workers import Workers
+from lightningrl.server.run_routes import run_routes
+from lightningrl.server.telemetry_routes import ExportReader, telemetry_routes
+from lightningrl.server.workers import Workers, worker_routes
 from lightningrl.store.protocol import Store
 from lightningrl.telemetry.otlp import parse_export, parse_logs
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute
-from starlette.types import Message
 
 from lightningrl.control import api
 from lightningrl.errors import ServerError
 from lightningrl.records import AttemptEnd, Lease
 from lightningrl.server.access import Access
-from lightningrl.server.export_reader import ExportContents, ExportReader
-from lightningrl.server.routes import BodyError, route
+from lightningrl.server.routes import BodyError, attempt_of, is_gone, route, while_connected
+from lightningrl.server.telemetry_routes import ExportContents, ExportReader
 from lightningrl.server.workers import Workers
 from lightningrl.store.protocol import CallLog, Queue
 from lightningrl.types import OtherCall, OtherCallKind, Outcome
 
-__all__ = ["AttemptMemory", "attempt_of", "attempt_routes", "while_connected"]
-
-T = TypeVar("T")
+__all__ = ["AttemptMemory", "attempt_routes"]
 
 
 class AttemptMemory(Protocol):
@@ -46,7 +41,7 @@ def attempt_routes(
         """The lease, undone where nobody is there to take it."""
         if lease is None:
             return None
-        if _is_gone(request):
+        if is_gone(request):
             await queue.release(lease.rollout_id, lease.attempt)
             return None
         workers.note_lease(worker_id)
@@ -86,11 +81,6 @@ def attempt_routes(
     ]
 
 
-def attempt_of(request: Request) -> tuple[str, int]:
-    """Rollout and number of the attempt in the path, once `Access` has looked at it."""
-    return request.path_params["rid"], int(request.path_params["n"])
-
-
 async def _end_of(
     place: tuple[str, int], body: api.Result, contents: ExportContents | None, memory: AttemptMemory | None, *, may_go_again: bool
 ) -> AttemptEnd:
@@ -114,33 +104,3 @@ async def _read_result_spans(spans: ExportReader, place: tuple[str, int], body: 
         return await spans.read(place, body)
     except ServerError as error:
         raise BodyError(f"the spans of the result: {error}; the attempt has not ended: send its result without them") from error
-
-
-def _is_gone(request: Request) -> bool:
-    """Whether the client has left, asked without waiting. The same as Starlette's `is_disconnected`, which takes as long as a lease."""
-    asking = cast("Coroutine[Any, Any, Message]", request.receive())
-    try:
-        asking.send(None)
-    except StopIteration as told:
-        return bool(told.value["type"] == "http.disconnect")
-    asking.close()  # it would wait
-    return False
-
-
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """Wait for the work, or give it up when the client goes away."""
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        watcher.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-    return None if task.cancelled() else task.result()
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -6,22 +6,22 @@ store, engines, workers, vitals, metrics.jsonl ─ when asked ─┴► text
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from lightningrl.server.run_routes import Engines
-from lightningrl.server.vitals import Vitals, memory_bytes
 from lightningrl.server.workers import Workers
 from lightningrl.store.protocol import Look
-from lightningrl.types import Outcome, RolloutState
+from lightningrl.types import Outcome, PolicyStatus, RolloutState
 
-__all__ = ["TEXT", "ServerMetrics", "newest_metrics"]
+__all__ = ["TEXT", "Engines", "ServerMetrics", "Vitals", "memory_bytes", "newest_metrics"]
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -30,6 +30,12 @@ _TAIL_BYTES: Final = 256 * 1024
 """Of `metrics.jsonl`."""
 _MOST_NAMES: Final = 1000
 """Metrics of a step: a hook may report what it likes."""
+
+
+class Engines(Protocol):
+    """Link to whatever samples: says how policies are served now."""
+
+    def status(self) -> Sequence[PolicyStatus]: ...
 
 
 class ServerMetrics:
@@ -140,3 +146,32 @@ def _by_label(name: str, about: str, label: str, values: Mapping[str, float | No
             family.add_metric([key], value)
     if family.samples:
         yield family
+
+
+INTERVAL_S: Final = 0.25
+_STATM: Final = Path("/proc/self/statm")
+
+
+class Vitals:
+    """Of one event loop. `watch` runs beside everything else and wakes four times a second."""
+
+    def __init__(self, interval_s: float = INTERVAL_S) -> None:
+        self.longest_pause_s = 0.0
+        """The longest that nothing else could run, since the start: one body that takes long, or a machine that is too busy."""
+        self._interval_s = interval_s
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            before = loop.time()
+            await asyncio.sleep(self._interval_s)
+            self.longest_pause_s = max(self.longest_pause_s, loop.time() - before - self._interval_s)
+
+
+def memory_bytes() -> int | None:
+    """Resident memory of this process; None where the system does not say."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None

@@ -117,8 +117,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket, on_ready: Ca
     from lightningrl.server.asked_calls import read_kept_answers
     from lightningrl.server.bounded_http import BoundedHttp
     from lightningrl.server.forwarding import create_forwarders
-    from lightningrl.server.metrics import ServerMetrics
-    from lightningrl.server.vitals import Vitals
+    from lightningrl.server.metrics import ServerMetrics, Vitals
     from lightningrl.store import SqlStore
 
     upstream, upstream_models = read_upstream(settings.upstream, os.environ)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Message
 
 from lightningrl import wire
 from lightningrl.control.api import Endpoint
@@ -18,13 +19,14 @@ from lightningrl.errors import ServerError
 from lightningrl.sanitize import parse_json
 from lightningrl.server.access import Access
 
-__all__ = ["LONG_BYTES", "BodyError", "route"]
+__all__ = ["LONG_BYTES", "BodyError", "attempt_of", "is_gone", "route", "while_connected"]
 
 LONG_BYTES: Final = 64 * 1024
 """Bodies above this are parsed in a thread: the event loop has other calls to serve."""
 
 B = TypeVar("B")
 A = TypeVar("A")
+T = TypeVar("T")
 
 
 class BodyError(ServerError):
@@ -64,3 +66,38 @@ async def _read(request: Request, endpoint: Endpoint[B, A]) -> B:
 
 def _parse(body: bytes, kind: Any) -> Any:
     return wire.convert(parse_json(body), kind)
+
+
+def attempt_of(request: Request) -> tuple[str, int]:
+    """Rollout and number of the attempt in the path, once `Access` has looked at it."""
+    return request.path_params["rid"], int(request.path_params["n"])
+
+
+def is_gone(request: Request) -> bool:
+    """Whether the client has left, asked without waiting. The same as Starlette's `is_disconnected`, which takes as long as a lease."""
+    asking = cast("Coroutine[Any, Any, Message]", request.receive())
+    try:
+        asking.send(None)
+    except StopIteration as told:
+        return bool(told.value["type"] == "http.disconnect")
+    asking.close()  # it would wait
+    return False
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Wait for the work, or give it up when the client goes away."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watcher.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    return None if task.cancelled() else task.result()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

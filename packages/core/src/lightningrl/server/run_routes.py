@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,22 +16,15 @@ from lightningrl import wire
 from lightningrl.control import api
 from lightningrl.records import RolloutFilter, RolloutRecord, StepRecord
 from lightningrl.server.access import Access
-from lightningrl.server.attempt_routes import while_connected
 from lightningrl.server.forwarding import ExportForwarder
-from lightningrl.server.routes import BodyError, route
-from lightningrl.server.vitals import Vitals, memory_bytes
+from lightningrl.server.metrics import Engines, Vitals, memory_bytes
+from lightningrl.server.routes import BodyError, route, while_connected
 from lightningrl.store.protocol import Ledger, Look, Queue
-from lightningrl.types import PolicyStatus, RolloutSpec
+from lightningrl.types import RolloutSpec
 
-__all__ = ["Engines", "run_routes"]
+__all__ = ["run_routes"]
 
 _ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,200}")
-
-
-class Engines(Protocol):
-    """How policies are served now."""
-
-    def status(self) -> Sequence[PolicyStatus]: ...
 
 
 def run_routes(  # noqa: C901  (one short function per endpoint)

@@ -1,7 +1,7 @@
 """Evaluations in an agent's own telemetry: `gen_ai.evaluation.result`, as an event of a span, a span of its own, or a log record.
 
 attributes of the event ─► name, score ─┐
-gen_ai.response.id, spans around it ────┴► Evaluation ─► `server.evaluations` finds the call
+gen_ai.response.id, spans around it ────┴► Evaluation ─► `server.telemetry_routes` finds the call
 """
 
 from __future__ import annotations

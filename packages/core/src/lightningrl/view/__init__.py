@@ -16,7 +16,7 @@ A page is added in three steps; nothing else knows the pages by name.
 3. A template in `templates/` that extends `base.html`. It has `url("rollouts", step=3)` for links within the run, the filters of
    `templates.py` (`number`, `signed`, `plain`, `percent`, `duration`, `size`, `count`, `clean`, `short`, `preview`), and the macros of
    `parts.html` (`bar`, `badge`, `stat`, `empty`) and `charts.html`. Policies write hostile text: autoescape is on, never `|safe`, and
-   text of a model goes through `|clean`. What is dear to compute: `await viewed.memory.recall(key, make)`.
+   text of a model goes through `|clean`. What is dear to compute: `await viewed.cache.get(key, make)`.
 
 What a browser may do is said in the markup, so that keyboard and mouse are one:
 - `data-key="t"` on a link or button: the key presses it, and `?` lists it by its text or `aria-label`.

@@ -86,8 +86,8 @@ def _of_run(runs: Runs, page: Page) -> Callable[[Request], Awaitable[Response]]:
             if not page.tells_of_run_alone:
                 return HTMLResponse(await make())
             key = "page", request.url.path, request.url.query, _theme(request)
-            viewed.memory.see(position)
-            html, fresh_in = await viewed.memory.recall(key, make), viewed.memory.fresh_in(key)
+            viewed.cache.see(position)
+            html, fresh_in = await viewed.cache.get(key, make), viewed.cache.fresh_in(key)
             return HTMLResponse(html, headers={} if fresh_in is None else {FRESH_IN: f"{fresh_in:.2f}"})
 
     return _answer(handle)

@@ -13,8 +13,8 @@ from starlette.datastructures import QueryParams
 from lightningrl.errors import LightningError
 from lightningrl.look.reader import StoredRun
 from lightningrl.server.mounts import Live
+from lightningrl.view.cache import Cache
 from lightningrl.view.credit import CreditXRays
-from lightningrl.view.memory import Memory
 
 __all__ = ["Asked", "NoSuchPage", "Page", "Shown", "ViewedRun", "read_state"]
 
@@ -39,13 +39,13 @@ class ViewedRun:
     """Where its pages lie below the viewer: "" or "/runs/NAME", as an address has it."""
     live: Callable[[], Awaitable[Live]] | None = None
     """Asks the run's server; None = the run is read from its folder."""
-    memory: Memory = field(init=False)
-    """Of values that are dear: `await viewed.memory.recall(key, make)`."""
+    cache: Cache = field(init=False)
+    """Of values that are dear: `await viewed.cache.get(key, make)`."""
     credit: CreditXRays = field(init=False)
     """What methods of credit make of it."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "memory", Memory(self.folder))
+        object.__setattr__(self, "cache", Cache(self.folder))
         object.__setattr__(self, "credit", CreditXRays(self.folder))
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lightningrl.look.siblings import Sibling, SiblingCall
-from lightningrl.view.fold import Budget, LongText
+from lightningrl.look.group_diff import Sibling, SiblingCall
 from lightningrl.view.page import Asked, NoSuchPage, Page, Shown, ViewedRun
+from lightningrl.view.truncate import Budget, LongText
 
 __all__ = ["PAGE"]
 
@@ -54,8 +54,8 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
 
 
 def _call(call: SiblingCall, budget: Budget, most: int) -> _Call:
-    same = budget.fold("", call.text[: call.same], most // 3)
-    return _Call(call=call, same=same, own=budget.fold("", call.text[call.same :], most - most // 3))
+    same = budget.truncate("", call.text[: call.same], most // 3)
+    return _Call(call=call, same=same, own=budget.truncate("", call.text[call.same :], most - most // 3))
 
 
 PAGE = Page("groups/{group_id:path}", show)

@@ -7,8 +7,8 @@ from itertools import groupby
 
 from lightningrl.look.recipe import list_recipe_keys
 from lightningrl.origin import RunOrigin
-from lightningrl.view.fold import Budget
 from lightningrl.view.page import Asked, Page, Shown, ViewedRun
+from lightningrl.view.truncate import Budget
 
 __all__ = ["PAGE"]
 
@@ -23,7 +23,7 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
     changed = asked.query.get("show") == "changed"
     shown = [one for one in keys if not changed or one.origin != "default"]
     budget = Budget(PAGE_BYTES)
-    rows = [(one, budget.fold("", json.dumps(one.value, ensure_ascii=False, default=str), _MOST)) for one in shown]
+    rows = [(one, budget.truncate("", json.dumps(one.value, ensure_ascii=False, default=str), _MOST)) for one in shown]
     tables = [(name, list(found)) for name, found in groupby(rows, key=lambda row: row[0].key.rpartition(".")[0].partition(".")[0])]
     return Shown("recipe.html", title="Recipe", source=origin.source, tables=tables, changed=changed, total=len(keys), count=len(rows))
 

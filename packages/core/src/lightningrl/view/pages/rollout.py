@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightningrl.errors import RunFolderError
-from lightningrl.look.gradient import NoGradient, explain_calls, explain_rollout
 from lightningrl.look.lineage import LineageNode, read_lineage
 from lightningrl.look.reader import read_group
 from lightningrl.look.segments import Segment, SegmentKind
 from lightningrl.look.tokens import Token
 from lightningrl.look.trace import CallTrace, Trace, Window
+from lightningrl.look.why_no_gradient import NoGradient, explain_calls, explain_rollout
 from lightningrl.origin import RunOrigin
 from lightningrl.records import AttemptRecord
 from lightningrl.sanitize import as_text
 from lightningrl.types import OtherCall, ToolCall
-from lightningrl.view.fold import Budget, LongText
 from lightningrl.view.page import Asked, NoSuchPage, Page, Shown, ViewedRun
+from lightningrl.view.truncate import Budget, LongText
 
 __all__ = ["PAGE", "TEXT"]
 
@@ -124,8 +124,10 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
         "nodes_left": max(0, len(nodes) - 300),
         "current": current,
         "as_tokens": as_tokens,
-        "task": budget.fold("task", as_text(rollout.spec.task.input), _MOST_SHORT),
-        "expected": None if rollout.spec.task.answer is None else budget.fold("expected", as_text(rollout.spec.task.answer), _MOST_SHORT),
+        "task": budget.truncate("task", as_text(rollout.spec.task.input), _MOST_SHORT),
+        "expected": None
+        if rollout.spec.task.answer is None
+        else budget.truncate("expected", as_text(rollout.spec.task.answer), _MOST_SHORT),
         "attempts": [_attempt(attempt, budget) for attempt in rollout.attempts[-20:]],
         "output": _output(trace, budget),
         "steps": _steps(trace, nodes, current),
@@ -158,7 +160,7 @@ async def show_text(viewed: ViewedRun, asked: Asked) -> Shown:
         text = next((text for known, text in _texts(trace) if known == name), None)
     if text is None:
         raise NoSuchPage(f"rollout {trace.rollout.spec.id!r} has no text {name[:40]!r}; go back to it and follow a link")
-    found = Budget(TEXT_BYTES).fold(name, text, TEXT_BYTES, start=start)
+    found = Budget(TEXT_BYTES).truncate(name, text, TEXT_BYTES, start=start)
     back = name.split("-")[1] if name.startswith(("call-", "tool-", "other-")) and name.split("-")[1].isdigit() else None
     return Shown(
         "text.html",
@@ -176,7 +178,7 @@ async def show_text(viewed: ViewedRun, asked: Asked) -> Shown:
 async def _read(viewed: ViewedRun, rollout_id: str, window: Window) -> tuple[Trace, Mapping[str, NoGradient | None], NoGradient | None]:
     trace = await viewed.run.trace(rollout_id, window)
     try:
-        recipe = (await viewed.memory.recall("recipe", lambda: asyncio.to_thread(RunOrigin.read, viewed.folder))).recipe
+        recipe = (await viewed.cache.get("recipe", lambda: asyncio.to_thread(RunOrigin.read, viewed.folder))).recipe
     except RunFolderError:  # a store alone: nobody says what is trained
         return trace, dict.fromkeys(call.call.id for call in trace.calls), None
     group = await read_group(viewed.run, trace.rollout.spec.group_id)
@@ -252,7 +254,7 @@ def _part(index: int, segment: Segment, budget: Budget) -> _Part:
     return _Part(
         who="" if _is_gap(segment) else segment.kind.value.replace("_", " "),
         is_sampled=segment.is_sampled,
-        text=budget.fold(f"call-{index}-{segment.start}-{segment.end}", segment.text, most, start=_blank_lines(segment.text)),
+        text=budget.truncate(f"call-{index}-{segment.start}-{segment.end}", segment.text, most, start=_blank_lines(segment.text)),
         unread=segment.end - segment.start if _is_gap(segment) else 0,
     )
 
@@ -265,28 +267,28 @@ def _blank_lines(text: str) -> int:
 def _tool(tool: ToolCall, name: str, budget: Budget) -> _Tool:
     return _Tool(
         call=tool,
-        arguments=budget.fold(f"{name}-arguments", tool.arguments, _MOST_SHORT),
-        result=budget.fold(f"{name}-result", tool.result, 2 * _MOST_SHORT),
+        arguments=budget.truncate(f"{name}-arguments", tool.arguments, _MOST_SHORT),
+        result=budget.truncate(f"{name}-result", tool.result, 2 * _MOST_SHORT),
     )
 
 
 def _others(others: Sequence[OtherCall], name: str, budget: Budget) -> list[_Other]:
-    def fold(number: int, what: str, value: object) -> LongText | None:
-        return None if value is None else budget.fold(f"{name}-{number}-{what}", as_text(value), _MOST_SHORT)
+    def shorten(number: int, what: str, value: object) -> LongText | None:
+        return None if value is None else budget.truncate(f"{name}-{number}-{what}", as_text(value), _MOST_SHORT)
 
     return [
         _Other(
             call=other,
-            message=budget.fold(f"{name}-{number}-message", other.message, _MOST_SHORT),
-            request=fold(number, "request", other.request),
-            answer=fold(number, "answer", other.answer),
+            message=budget.truncate(f"{name}-{number}-message", other.message, _MOST_SHORT),
+            request=shorten(number, "request", other.request),
+            answer=shorten(number, "answer", other.answer),
         )
         for number, other in enumerate(others[:50])
     ]
 
 
 def _attempt(attempt: AttemptRecord, budget: Budget) -> _Attempt:
-    error = budget.fold(f"error-{attempt.attempt}", attempt.error, 2 * _MOST_SHORT) if attempt.error else None
+    error = budget.truncate(f"error-{attempt.attempt}", attempt.error, 2 * _MOST_SHORT) if attempt.error else None
     return _Attempt(record=attempt, error=error)
 
 
@@ -294,7 +296,7 @@ def _output(trace: Trace, budget: Budget) -> LongText | None:
     shown = next((attempt for attempt in trace.rollout.attempts if attempt.attempt == trace.attempt), None)
     if shown is None or shown.outcome is None:
         return None
-    return budget.fold(f"output-{shown.attempt}", as_text(shown.output), 2 * _MOST_SHORT)
+    return budget.truncate(f"output-{shown.attempt}", as_text(shown.output), 2 * _MOST_SHORT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

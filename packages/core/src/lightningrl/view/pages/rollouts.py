@@ -70,8 +70,8 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
     state = {name: asked.query[name] for name in _STATE if asked.query.get(name)}
     query, sort = read_query(asked), _choice("sort", state.get("sort"), Sort) or Sort.DISAGREE
     rows = await viewed.run.look.list_rows(query, sort, asked.query.get("after") or None, PER_PAGE + 1)
-    facets = await viewed.memory.recall(("facets", query), lambda: read_facets(viewed.run, query))
-    parts = await viewed.memory.recall("parts", lambda: read_parts(viewed.run))
+    facets = await viewed.cache.get(("facets", query), lambda: read_facets(viewed.run, query))
+    parts = await viewed.cache.get("parts", lambda: read_parts(viewed.run))
     peek = asked.query.get("peek")
     trace = await viewed.run.trace(peek) if peek else None
     return Shown(

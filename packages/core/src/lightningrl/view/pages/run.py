@@ -33,7 +33,7 @@ class ToolLine:
 
 
 async def show(viewed: ViewedRun, asked: Asked) -> Shown:
-    summary = await viewed.memory.recall("summary", lambda: read_summary(viewed.run, viewed.folder))
+    summary = await viewed.cache.get("summary", lambda: read_summary(viewed.run, viewed.folder))
     recipe = await asyncio.to_thread(read_values, viewed.folder)
     until = asked.number("until")
     lines = [line for line in summary.steps if until is None or line.step <= until]

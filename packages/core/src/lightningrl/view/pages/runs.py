@@ -60,7 +60,7 @@ async def show_runs(runs: RunsFolder, asked: Asked) -> Shown:
 async def _summary(runs: RunsFolder, name: str) -> Summary:
     try:
         async with runs.viewed(name) as viewed:
-            return await viewed.memory.recall("summary", lambda: read_summary(viewed.run, viewed.folder))
+            return await viewed.cache.get("summary", lambda: read_summary(viewed.run, viewed.folder))
     except NoSuchPage:
         raise
     except LightningError as error:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from lightningrl.view.fold import Budget
 from lightningrl.view.page import Asked, Page, Shown, ViewedRun
+from lightningrl.view.truncate import Budget
 
 __all__ = ["PAGE"]
 
@@ -25,8 +25,8 @@ async def show(viewed: ViewedRun, _: Asked) -> Shown:
         live=None if viewed.live is None else await viewed.live(),
         leases=found.leases[:_MOST],
         workers=found.workers[:_MOST],
-        errors=[budget.fold("", failure.error, 1_500) for failure in found.failures],
-        messages=[budget.fold("", refusal.message, 1_500) for refusal in found.refusals[:_MOST]],
+        errors=[budget.truncate("", failure.error, 1_500) for failure in found.failures],
+        messages=[budget.truncate("", refusal.message, 1_500) for refusal in found.refusals[:_MOST]],
     )
 
 

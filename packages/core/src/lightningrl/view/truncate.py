@@ -1,6 +1,6 @@
 """Long texts, folded: a page shows the beginning of each and links to the rest, so that a megabyte of one line does not make it heavy.
 
-Budget(100_000).fold("call-2-0", text, 2_000)  ─►  LongText(text="…", rest=998_000)
+Budget(100_000).truncate("call-2-0", text, 2_000)  ─►  LongText(text="…", rest=998_000)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Budget:
     def __init__(self, size: int) -> None:
         self._left = size
 
-    def fold(self, name: str, text: str, most: int, *, start: int = 0) -> LongText:
+    def truncate(self, name: str, text: str, most: int, *, start: int = 0) -> LongText:
         """At most `most` bytes of it, from the character `start` on; nothing where the page is full."""
         limit = min(most, self._left)
         count = min(len(text) - start, limit)

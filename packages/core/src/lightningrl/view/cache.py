@@ -1,6 +1,6 @@
 """What pages show is computed again only when it may have changed, and never so often that a run would notice.
 
-recall(key, make) ─► as before where the run is as it was ─► as before where the last computing is not paid for yet ─► make()
+get(key, make) ─► as before where the run is as it was ─► as before where the last computing is not paid for yet ─► make()
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lightningrl.look.summary import is_live
 from lightningrl.store.condition import Position
 from lightningrl.store.places import find_store
 
-__all__ = ["Memory"]
+__all__ = ["Cache"]
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class _Known:
     """The last that had finished."""
 
 
-class Memory:
+class Cache:
     """Values of one run, pages among them. What took 25 ms stands for 5 s while the run goes on, or until a step finishes."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +56,7 @@ class Memory:
         """How far the store has come: all that tells of it where it is no file of the run's folder."""
         self._position = position
 
-    async def recall(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
+    async def get(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         token, began = self._token(), self._clock()
         known, step = self._known.get(key), self._position.step if self._position else 0
         if known is not None and (known.token == token or (began < self._free_at and known.step == step)):
