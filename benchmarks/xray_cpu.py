@@ -23,7 +23,7 @@ from recorded_runs import make_recipe, record_run
 
 from lightningrl.look.reader import open_run
 from lightningrl.run import Run
-from lightningrl.training.xray import open_xray
+from lightningrl.training.lab.xray import open_xray
 from lightningrl.view.app import create_viewer
 from lightningrl.view.page import ViewedRun
 from lightningrl.view.runs import OneRun

@@ -16,7 +16,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.protocols import Capabilities
 from lightningrl.recipe import Recipe
-from lightningrl.training.parts import Parts
+from lightningrl.training.build import Parts
 from lightningrl_torch.losses import LOSSES
 from lightningrl_torch.plugin import lightningrl_trainers
 

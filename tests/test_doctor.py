@@ -43,8 +43,8 @@ from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import load_recipe, with_settings
+from lightningrl.training.build import build_backends, build_credit
 from lightningrl.training.checks import build_checked
-from lightningrl.training.parts import build_backends, build_credit
 from lightningrl.training.tasks import TaskSets
 from lightningrl.types import FinishReason
 

@@ -18,7 +18,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import Backend
 from lightningrl.recipe_file import load_recipe
-from lightningrl.training.parts import Parts
+from lightningrl.training.build import Parts
 from lightningrl.training.progress import LineProgress
 from lightningrl.training.run_folder import RunFolder
 from lightningrl.training.session import train_run

@@ -18,7 +18,7 @@ from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.testing.groups import make_trajectory, make_transition
-from lightningrl.training.parts import Parts
+from lightningrl.training.build import Parts
 from lightningrl.types import Sample
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import make_sample, save_policy

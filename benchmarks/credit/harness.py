@@ -23,7 +23,7 @@ from lightningrl.credit.scoring import ScoredStep
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import Ask
 from lightningrl.recipe import Recipe
-from lightningrl.training.parts import build_credit
+from lightningrl.training.build import build_credit
 from lightningrl.types import (
     Advantages,
     BranchPoint,

@@ -30,7 +30,7 @@ from lightningrl.rendering.completion import CompletionText
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.store import SqlStore
 from lightningrl.store.places import find_store
-from lightningrl.training.parts import Parts
+from lightningrl.training.build import Parts
 from lightningrl.training.policies import load_backend
 from lightningrl.training.run_folder import RunFolder
 from lightningrl.training.tasks import plan_group

@@ -23,7 +23,7 @@ from lightningrl.credit.scoring import ScoredStep
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway
-from lightningrl.training.parts import build_credit
+from lightningrl.training.build import build_credit
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutMode, RolloutSpec, Task, Trajectory
 
 __all__ = ["RECIPE", "RecordedRun", "play_rollout", "record_run", "write_recipe"]

@@ -12,7 +12,7 @@ import pytest_asyncio
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.testing.whole_path import WholePath, repeated_calls, running_services
-from lightningrl.training.reasons import explain_silence
+from lightningrl.training.explanations import explain_silence
 from lightningrl.types import Outcome, ToolStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

@@ -21,7 +21,7 @@ from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, Witness
 from lightningrl.recipe import Recipe
 from lightningrl.testing.groups import make_group
-from lightningrl.training.parts import build_credit
+from lightningrl.training.build import build_credit
 from lightningrl.types import Advantages, Evidence, Trajectory, TrajectoryGroup
 
 

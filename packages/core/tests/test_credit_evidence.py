@@ -25,7 +25,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.store import SqlStore
 from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.testing.store_conformance import leased, make_call, make_spec
-from lightningrl.training.parts import Parts
+from lightningrl.training.build import Parts
 from lightningrl.types import OtherCallKind, Outcome, Trajectory
 
 FILE = '''

@@ -13,7 +13,7 @@ from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
-from lightningrl.training.parts import build_credit
+from lightningrl.training.build import build_credit
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
 
 WEIGHTS = {"right": 1.0, "format": 0.5}

@@ -30,7 +30,7 @@ from lightningrl.testing.credit_conformance import CreditConformance, grpo_advan
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.testing.store_conformance import leased, make_call, make_spec
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.training.parts import build_credit
+from lightningrl.training.build import build_credit
 from lightningrl.types import Evidence, OtherCallKind, Outcome, Task, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
 
 FILE = """

@@ -22,7 +22,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.testing.credit_conformance import CreditConformance, grpo_advantages
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.testing.scripted_services import ScriptedServices
-from lightningrl.training.parts import build_credit
+from lightningrl.training.build import build_credit
 from lightningrl.types import Task, Trajectory, TrajectoryGroup
 
 Logprobs = Callable[[list[int], list[int]], Sequence[float]]

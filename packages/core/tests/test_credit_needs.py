@@ -17,7 +17,7 @@ from lightningrl.protocols import Capabilities
 from lightningrl.recipe import Recipe
 from lightningrl.testing.credit_conformance import CreditConformance, grpo_advantages
 from lightningrl.testing.groups import make_group
-from lightningrl.training.parts import build_credit
+from lightningrl.training.build import build_credit
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "plugins" / "credit.md"
 REMEDY = "credit assigner .* needs 'large_group'; the median of few says little: set loop.group_size to 4 or more"

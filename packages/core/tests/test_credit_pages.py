@@ -10,7 +10,7 @@ import pytest
 
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.training.parts import build_credit
+from lightningrl.training.build import build_credit
 
 DOCS = Path(__file__).parents[3] / "docs" / "credit"
 PARTS = [

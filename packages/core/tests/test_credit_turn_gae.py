@@ -22,7 +22,7 @@ from lightningrl.testing.credit_conformance import CreditConformance
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.scripted_services import ScriptedServices
 from lightningrl.trained_calls import TrainedCalls
-from lightningrl.training.parts import Parts
+from lightningrl.training.build import Parts
 from lightningrl.types import Outcome, Trajectory, TrajectoryGroup
 
 Value = Callable[[list[int]], float]

@@ -32,7 +32,7 @@ from lightningrl.rewards import RewardWeights, WeightedReward
 from lightningrl.run import Run
 from lightningrl.testing.groups import make_group
 from lightningrl.trained_calls import TrainedCalls
-from lightningrl.training.xray import TriedMethod, open_xray
+from lightningrl.training.lab.xray import TriedMethod, open_xray
 from lightningrl.types import Advantages, Evidence, TrajectoryGroup
 from lightningrl.view.app import create_viewer
 from lightningrl.view.credit import CreditXRays, Question

@@ -20,16 +20,16 @@ from lightningrl.cli import run_command
 from lightningrl.cli.train import train_command
 from lightningrl.cli.try_one import try_command
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError
-from lightningrl.origin import RunOrigin
+from lightningrl.look.origin import RunOrigin
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.recipe_file import load_recipe
 from lightningrl.run import Run, begin_run, doctor
 from lightningrl.runtime.agent_loader import agent_reference
 from lightningrl.testing.tokenizers import CHATML_TEMPLATE, tiny_tokenizer
 from lightningrl.training.agent_check import check_agent
+from lightningrl.training.build import Parts
+from lightningrl.training.lab.recorded import find_measured
 from lightningrl.training.models import check_on_hub
-from lightningrl.training.parts import Parts
-from lightningrl.training.recorded import find_measured
 from lightningrl.training.run_folder import LoopState, RunFolder, newest_run
 from lightningrl.training.session import server_settings
 from lightningrl.training.task_digests import digest_tasks, encode_digests, explain_other_tasks

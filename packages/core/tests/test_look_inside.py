@@ -12,12 +12,12 @@ from recorded import RECIPE, RecordedRun
 from lightningrl.errors import RunFolderError
 from lightningrl.look.group_diff import Siblings
 from lightningrl.look.lineage import Link, read_lineage
+from lightningrl.look.origin import RunOrigin
 from lightningrl.look.reader import open_run, read_group
 from lightningrl.look.recipe import list_recipe_keys
 from lightningrl.look.tokens import Token
 from lightningrl.look.trace import Trace, Window
 from lightningrl.look.why_no_gradient import NoGradient, NoGradientKind, explain_calls, explain_rollout
-from lightningrl.origin import RunOrigin
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import with_settings
 from lightningrl.types import Outcome, RolloutState

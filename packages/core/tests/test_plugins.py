@@ -20,7 +20,7 @@ from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl.testing import _factories
 from lightningrl.testing.credit_conformance import CreditConformance
-from lightningrl.training.parts import Parts, build_assigner
+from lightningrl.training.build import Parts, build_assigner
 from lightningrl.types import Advantages, TrajectoryGroup
 
 

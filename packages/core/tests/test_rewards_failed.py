@@ -22,8 +22,8 @@ from lightningrl.rewards import NamedReward, RewardSet, reward_set
 from lightningrl.store import SqlStore
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.store_conformance import leased, make_call, make_spec
-from lightningrl.training.parts import Parts, build_credit
-from lightningrl.training.reasons import explain_failed_rewards
+from lightningrl.training.build import Parts, build_credit
+from lightningrl.training.explanations import explain_failed_rewards
 from lightningrl.types import Outcome, Trajectory
 
 EPISODE = make_trajectory("r7", [make_transition("r7/0")], output="4", answer="4", reward=None)

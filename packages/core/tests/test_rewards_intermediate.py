@@ -41,7 +41,7 @@ from lightningrl.rewards.potential import discount_of
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.reward_conformance import IntermediateRewardConformance
 from lightningrl.testing.scripted_services import ScriptedServices
-from lightningrl.training.parts import build_credit
+from lightningrl.training.build import build_credit
 from lightningrl.types import Task, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
 
 NAP_S = 0.05

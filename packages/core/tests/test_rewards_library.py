@@ -20,7 +20,7 @@ from lightningrl.rewards import F1, Exact, Execution, JsonSchema, NamedReward, N
 from lightningrl.rewards.matching import read_number
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.reward_conformance import RewardConformance
-from lightningrl.training.parts import build_credit
+from lightningrl.training.build import build_credit
 from lightningrl.types import Trajectory
 
 PYTHON = sys.executable

@@ -24,7 +24,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import with_settings
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.testing.groups import make_trajectory, make_transition
-from lightningrl.training.parts import build_credit
+from lightningrl.training.build import build_credit
 from lightningrl.types import Trajectory
 
 EPISODE = make_trajectory("r7", [make_transition("r7/0")], output="$0.5$", answer=r"$\frac{1}{2}$", reward=None)

@@ -23,9 +23,9 @@ from lightningrl.protocols import LearnReport
 from lightningrl.recipe import Recipe
 from lightningrl.records import Score
 from lightningrl.testing.groups import make_trajectory, make_transition
+from lightningrl.training.build import Parts
 from lightningrl.training.collector import Collector
 from lightningrl.training.loop import Trainer
-from lightningrl.training.parts import Parts
 from lightningrl.training.policies import Policies, RunningPolicy
 from lightningrl.training.progress import LineProgress
 from lightningrl.training.run_folder import LoopState, RunFolder

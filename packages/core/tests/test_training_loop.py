@@ -24,8 +24,8 @@ from lightningrl.recipe import Recipe
 from lightningrl.records import Score
 from lightningrl.telemetry.steps import StepSpans
 from lightningrl.testing.groups import make_trajectory, make_transition
+from lightningrl.training.build import Parts
 from lightningrl.training.loop import Trainer
-from lightningrl.training.parts import Parts
 from lightningrl.training.policies import Policies
 from lightningrl.training.progress import LineProgress
 from lightningrl.training.run_folder import LoopState, RunFolder, find_checkpoint

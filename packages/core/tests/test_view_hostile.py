@@ -21,8 +21,8 @@ from sizes import sized
 from viewing import ReadPage, parse_page, read_page, viewing
 
 from lightningrl.control.client import ServerClient
+from lightningrl.look.origin import RunOrigin
 from lightningrl.look.reader import open_run
-from lightningrl.origin import RunOrigin
 from lightningrl.records import Score
 from lightningrl.sanitize import clean_text, printable
 from lightningrl.testing.live_gateway import LiveGateway, live_gateway

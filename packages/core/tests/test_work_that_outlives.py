@@ -16,7 +16,7 @@ from lightningrl.runtime.pool import WorkerPool
 from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.testing.scripted_server import ScriptedServer
 from lightningrl.testing.store_conformance import make_spec
-from lightningrl.training.reasons import explain_left_threads, explain_silence
+from lightningrl.training.explanations import explain_left_threads, explain_silence
 from lightningrl.types import OtherCallKind
 
 AGENT = """

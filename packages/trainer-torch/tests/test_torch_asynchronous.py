@@ -16,7 +16,7 @@ from sizes import PATIENCE_S
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.training.parts import build_backends
+from lightningrl.training.build import build_backends
 from lightningrl.types import GenerateRequest, SamplingSettings, TokenChunk
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.engine import TorchEngine

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightningrl.errors import BackendError
-from lightningrl.training.exported import name_stops, stop_tokens
+from lightningrl.training.export import name_stops, stop_tokens
 from lightningrl.types import GenerateRequest, SamplingSettings
 from lightningrl_torch import policy as policy_module
 from lightningrl_torch.backend import TorchBackend

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lightningrl.beside import Show, run_beside, show_nobody
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError, Stopped
 from lightningrl.loading import refuse_in_import
-from lightningrl.origin import RunOrigin
+from lightningrl.look.origin import RunOrigin
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import read_recipe, recipe_path, with_settings
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from lightningrl.look.trace import Trace
     from lightningrl.protocols import StepReport
     from lightningrl.records import RolloutFilter, RolloutRecord
-    from lightningrl.training.branching import BranchedRollout
-    from lightningrl.training.parts import Parts
-    from lightningrl.training.recredit import Recredit
-    from lightningrl.training.rescore import Rescore
+    from lightningrl.training.build import Parts
+    from lightningrl.training.lab.branching import BranchedRollout
+    from lightningrl.training.lab.recredit import Recredit
+    from lightningrl.training.lab.rescore import Rescore
     from lightningrl.training.session import Address
 
 __all__ = ["OpenRun", "Run", "begin_run", "doctor", "evaluate", "problems", "train", "train_async"]
@@ -155,7 +155,7 @@ class Run:
 
         Rewards and evidence are taken from the record where what computed them is the same; others are asked anew. Raises LightningError.
         """
-        from lightningrl.training.recredit import recredit
+        from lightningrl.training.lab.recredit import recredit
 
         chosen = {} if credit is None else {"credit.use": credit, "credit.options": {}}
         return run_beside(recredit(self.folder, with_settings(self.recipe, {**chosen, **(settings or {})}), steps))
@@ -177,7 +177,7 @@ class Run:
 
         From the record: nobody is asked, nothing is trained or written. Raises LightningError.
         """
-        from lightningrl.training.xray import open_xray
+        from lightningrl.training.lab.xray import open_xray
 
         async def look() -> XRay:
             async with open_xray(self.folder, methods) as xray:
@@ -201,7 +201,7 @@ class Run:
 
         Other rewards and evidence are taken from the record where what computed them is the same. Raises LightningError.
         """
-        from lightningrl.training.rescore import rescore
+        from lightningrl.training.lab.rescore import rescore
 
         return run_beside(rescore(self.folder, reward=reward, name=name, settings=settings, steps=steps))
 
@@ -217,7 +217,7 @@ class Run:
         """What a rollout's states are worth: the agent runs anew, its first calls are answered as they were, and from there the newest
         weights are sampled, `samples` times. `at`: after so many calls; None = everywhere. The run's own store stays as it is. Raises
         LightningError."""
-        from lightningrl.training.branching import branch_rollout
+        from lightningrl.training.lab.branching import branch_rollout
 
         refuse_in_import("Run.branch")
         return run_beside(branch_rollout(self.folder, rollout_id, at=at, samples=samples, settings=settings, show=show))
@@ -251,8 +251,8 @@ class Run:
 
         Raises ConfigError where the run trains no such policy, RunFolderError where it has no such checkpoint or `target` is not empty.
         """
-        from lightningrl.training.exported import name_stops, stop_tokens
-        from lightningrl.training.parts import build_backends
+        from lightningrl.training.build import build_backends
+        from lightningrl.training.export import name_stops, stop_tokens
         from lightningrl.training.policies import load_backend
 
         target, name = Path(target), policy or self.recipe.policy.name

@@ -18,7 +18,7 @@ from lightningrl.sanitize import one_line, printable
 from lightningrl.types import Outcome
 
 if TYPE_CHECKING:
-    from lightningrl.training.branching import BranchedRollout
+    from lightningrl.training.lab.branching import BranchedRollout
 
 __all__ = ["branch_command"]
 

@@ -15,7 +15,7 @@ from lightningrl.cli.xray import from_here, read_steps, share
 from lightningrl.look.text import number
 from lightningrl.run import Run
 from lightningrl.sanitize import printable
-from lightningrl.training.rescore import Rescore
+from lightningrl.training.lab.rescore import Rescore
 
 __all__ = ["rescore_command"]
 

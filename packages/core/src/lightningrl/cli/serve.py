@@ -14,12 +14,12 @@ from lightningrl.cli.scratch import scratch_folder
 from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.keys import worker_key
-from lightningrl.origin import RunOrigin
+from lightningrl.look.origin import RunOrigin
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import load_recipe, with_settings
+from lightningrl.training.build import Parts
 from lightningrl.training.models import check_on_hub
-from lightningrl.training.parts import Parts
 from lightningrl.training.run_folder import checkpoints
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 

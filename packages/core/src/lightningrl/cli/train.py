@@ -16,7 +16,7 @@ from lightningrl.cli.stopping import cancel_on_signals
 from lightningrl.errors import ConfigError, Stopped
 from lightningrl.recipe import Recipe
 from lightningrl.run import OpenRun, begin_run
-from lightningrl.training.parts import Parts
+from lightningrl.training.build import Parts
 from lightningrl.training.run_folder import best_checkpoint
 from lightningrl.training.session import Address
 

@@ -18,10 +18,10 @@ from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import read_recipe
 from lightningrl.trained_calls import explain_left_out
+from lightningrl.training.build import Parts
 from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
-from lightningrl.training.parts import Parts
-from lightningrl.training.reasons import explain_ignored
+from lightningrl.training.explanations import explain_ignored
 from lightningrl.types import RolloutMode, RolloutSpec, Task
 
 __all__ = ["try_command"]

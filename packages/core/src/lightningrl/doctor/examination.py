@@ -29,8 +29,8 @@ from lightningrl.errors import ConfigError, LightningError
 from lightningrl.loggers import JsonlLogger, draw_curve
 from lightningrl.protocols import LearnReport
 from lightningrl.recipe import Recipe
+from lightningrl.training.build import Parts
 from lightningrl.training.collector import fetch_ended
-from lightningrl.training.parts import Parts
 from lightningrl.training.tasks import plan_branches, plan_group, plan_validation
 from lightningrl.types import BranchPoint, RolloutSpec, Sample, Task, Trajectory
 

@@ -11,7 +11,7 @@ import numpy as np
 from lightningrl.doctor.findings import Finding, failed, passed, warned
 from lightningrl.doctor.observation import Observation
 from lightningrl.trained_calls import explain_left_out
-from lightningrl.training.reasons import CACHES, explain_cache
+from lightningrl.training.explanations import CACHES, explain_cache
 from lightningrl.types import FinishReason, OtherCallKind, Outcome, ToolStatus, Trajectory, Transition
 
 __all__ = [

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightningrl.errors import ConfigError
-from lightningrl.origin import RunOrigin
+from lightningrl.look.origin import RunOrigin
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import with_settings
 from lightningrl.recipe_tables import NamedUpstreamConfig

@@ -16,8 +16,8 @@ from lightningrl.evaluation.check import Check
 from lightningrl.evaluation.gap import Gap, judge_gaps
 from lightningrl.evaluation.recomputation import find_places, judge_steps, recompute
 from lightningrl.evaluation.trained_tokens import find_trained
+from lightningrl.look.origin import RunOrigin
 from lightningrl.look.reader import open_run
-from lightningrl.origin import RunOrigin
 from lightningrl.training.run_folder import checkpoints
 
 __all__ = ["Certificate", "certify"]

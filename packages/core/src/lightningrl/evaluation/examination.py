@@ -28,10 +28,10 @@ from lightningrl.evaluation.statistics import Verdict
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import UpstreamConfig
+from lightningrl.training.build import Parts
 from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
-from lightningrl.training.parts import Parts
-from lightningrl.training.reasons import explain_no_rewards
+from lightningrl.training.explanations import explain_no_rewards
 from lightningrl.training.session import RunningServices, serve_recipe
 from lightningrl.training.task_files import task_source
 from lightningrl.training.tasks import columns_of, plan_evaluation, read_tasks

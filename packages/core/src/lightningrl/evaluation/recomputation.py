@@ -17,13 +17,13 @@ import numpy as np
 from lightningrl.evaluation.check import Check
 from lightningrl.evaluation.gap import Gap, TokenGaps
 from lightningrl.evaluation.rounding import ROUNDING, number_format
+from lightningrl.look.origin import RunOrigin
 from lightningrl.look.reader import StoredRun
-from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import Backend, Continuation, TokenScorer
 from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter, StepRecord
-from lightningrl.training.parts import build_backends
+from lightningrl.training.build import build_backends
 from lightningrl.training.policies import load_backend
 from lightningrl.training.run_folder import checkpoints
 from lightningrl.types import Trajectory, Transition

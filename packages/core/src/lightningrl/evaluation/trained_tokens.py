@@ -17,7 +17,7 @@ from lightningrl.evaluation.recomputation import is_sampled, read_trajectories
 from lightningrl.look.reader import StoredRun
 from lightningrl.recipe import Recipe
 from lightningrl.records import StepRecord
-from lightningrl.training.parts import trained_calls
+from lightningrl.training.build import trained_calls
 from lightningrl.types import Sample, Trajectory, TrajectoryGroup
 
 __all__ = ["TrainedTokens", "find_trained"]

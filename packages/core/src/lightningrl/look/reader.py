@@ -18,11 +18,11 @@ import numpy as np
 
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.look.group_diff import Siblings, build_siblings
+from lightningrl.look.origin import read_models
 from lightningrl.look.segments import SegmentReader
 from lightningrl.look.tokens import Token, read_tokens
 from lightningrl.look.trace import CallTrace, Trace, Window, build_trace
 from lightningrl.look.why_no_gradient import NoGradient
-from lightningrl.origin import read_models
 from lightningrl.records import RolloutFilter, RolloutRecord
 from lightningrl.rendering.tokenizer import load_tokenizer
 from lightningrl.store import SqlStore

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import pydantic
 
 from lightningrl import recipe, recipe_tables
-from lightningrl.origin import flatten
+from lightningrl.look.origin import flatten
 from lightningrl.plugins import PluginManager
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import key_parts

@@ -12,8 +12,8 @@ from typing import Any
 
 from lightningrl.errors import RunFolderError
 from lightningrl.look.metrics import read_rows
+from lightningrl.look.origin import read_values
 from lightningrl.look.summary import is_live
-from lightningrl.origin import read_values
 from lightningrl.store.places import has_store
 
 __all__ = ["RunLine", "differences", "is_run", "read_runs", "run_folders"]

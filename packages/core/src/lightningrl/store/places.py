@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightningrl.origin import read_run_file
+from lightningrl.sanitize import parse_json
 
 __all__ = ["find_store", "has_store"]
 
@@ -25,5 +25,9 @@ def has_store(folder: Path) -> bool:
 
 def _named(folder: Path) -> str | None:
     """Another program may have a run.json, too."""
-    store = read_run_file(folder).get("store")
+    try:
+        origin = parse_json((folder / "run.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    store = origin.get("store") if isinstance(origin, dict) else None
     return store if isinstance(store, str) and store.startswith("postgresql") else None

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from lightningrl.plugins import load_plugins
-from lightningrl.training.parts import required_settings
+from lightningrl.training.build import required_settings
 
 __all__ = ["call_factories"]
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from lightningrl.origin import read_object, read_run_file
+from lightningrl.look.origin import read_object, read_run_file
 
 __all__ = ["FILES", "list_checkpoints", "list_made", "remove_checkpoint", "remove_made"]
 

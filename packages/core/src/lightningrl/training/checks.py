@@ -12,8 +12,8 @@ from lightningrl.plugins import PluginManager
 from lightningrl.recipe import Recipe
 from lightningrl.runtime.launcher import check_launcher
 from lightningrl.training.agent_check import check_agent
+from lightningrl.training.build import Parts
 from lightningrl.training.models import check_on_hub, resolve_model
-from lightningrl.training.parts import Parts
 
 __all__ = ["build_checked"]
 

@@ -34,9 +34,7 @@ from lightningrl.protocols import StepReport
 from lightningrl.recipe import Recipe
 from lightningrl.telemetry.steps import NO_SPANS, StepSpans, note
 from lightningrl.training.collector import Collector, RewardedGroup, Rollouts
-from lightningrl.training.pace import forecast_step
-from lightningrl.training.policies import Policies
-from lightningrl.training.reasons import (
+from lightningrl.training.explanations import (
     explain_cache,
     explain_failed_rewards,
     explain_failures,
@@ -45,8 +43,10 @@ from lightningrl.training.reasons import (
     explain_silence,
     explain_timeouts,
 )
+from lightningrl.training.policies import Policies
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.standstill import explain_standstill, has_stood_still, last_validation
+from lightningrl.training.step_forecast import forecast_step
 from lightningrl.training.tasks import TaskSets, plan_branches, plan_group, plan_validation
 from lightningrl.types import RolloutMode, RolloutSpec, Trajectory
 

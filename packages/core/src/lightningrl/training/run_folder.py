@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lightningrl.errors import RunFolderError, StoreError
-from lightningrl.origin import RunOrigin, flatten, is_own, read_run_file
+from lightningrl.look.origin import RunOrigin, flatten, is_own, read_run_file
 from lightningrl.private import create_private
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import load_recipe, with_settings

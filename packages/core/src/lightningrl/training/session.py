@@ -26,7 +26,7 @@ from lightningrl.errors import LightningError, RunFolderError, ServerError
 from lightningrl.keys import view_key, worker_key
 from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_curve
 from lightningrl.look.metrics import read_metrics
-from lightningrl.origin import read_run_file
+from lightningrl.look.origin import read_run_file
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.private import create_private
 from lightningrl.protocols import Backend, Describer, Measured, Speed
@@ -38,12 +38,12 @@ from lightningrl.runtime.pool import WorkerPool
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.telemetry.steps import NO_SPANS, StepSpans, open_spans
+from lightningrl.training.build import Parts
+from lightningrl.training.explanations import explain_ignored
 from lightningrl.training.loop import Progress, Trainer
-from lightningrl.training.pace import give_time
-from lightningrl.training.parts import Parts
 from lightningrl.training.policies import Policies, RunningPolicy, load_backend
-from lightningrl.training.reasons import explain_ignored
 from lightningrl.training.run_folder import LoopState, RunFolder
+from lightningrl.training.step_forecast import give_time
 from lightningrl.training.workers import start_pool
 from lightningrl.types import RolloutMode, RolloutState
 

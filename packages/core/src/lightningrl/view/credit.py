@@ -1,4 +1,4 @@
-"""What the credit page asks of a run: X-rays, computed by a process of their own (`lightningrl.training.xray_process`), so that the
+"""What the credit page asks of a run: X-rays, computed by a process of their own (`lightningrl.training.lab.xray_process`), so that the
 server's event loop and memory stay with the agents.
 
     page ─► CreditXRays.ask(Question) ─► stdin │ process: every method, kept by step │ stdout ─► Answer
@@ -119,7 +119,7 @@ class _Process:
         if self._process is not None and self._process.poll() is not None:
             self._end()
         if self._process is None:
-            command = [sys.executable, "-m", "lightningrl.training.xray_process", str(self._folder)]
+            command = [sys.executable, "-m", "lightningrl.training.lab.xray_process", str(self._folder)]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         return self._process
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from itertools import groupby
 
+from lightningrl.look.origin import RunOrigin
 from lightningrl.look.recipe import list_recipe_keys
-from lightningrl.origin import RunOrigin
 from lightningrl.view.page import Asked, Page, Shown, ViewedRun
 from lightningrl.view.truncate import Budget
 

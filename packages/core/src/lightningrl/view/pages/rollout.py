@@ -15,12 +15,12 @@ from typing import Final
 
 from lightningrl.errors import RunFolderError
 from lightningrl.look.lineage import LineageNode, read_lineage
+from lightningrl.look.origin import RunOrigin
 from lightningrl.look.reader import read_group
 from lightningrl.look.segments import Segment, SegmentKind
 from lightningrl.look.tokens import Token
 from lightningrl.look.trace import CallTrace, Trace, Window
 from lightningrl.look.why_no_gradient import NoGradient, explain_calls, explain_rollout
-from lightningrl.origin import RunOrigin
 from lightningrl.records import AttemptRecord
 from lightningrl.sanitize import as_text
 from lightningrl.types import OtherCall, ToolCall

@@ -21,14 +21,14 @@ from lightningrl.credit.needs import NEEDS, Need, find_unrecorded, installed_nee
 from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.xray import CreditTable, MissingMethod, XRay, join_tables, make_table, read_table
 from lightningrl.errors import ConfigError, LightningError, PluginError, describe_raised
+from lightningrl.look.origin import RunOrigin
 from lightningrl.look.reader import StoredRun, open_run
-from lightningrl.origin import RunOrigin
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter, Score
-from lightningrl.training.parts import build_assigner, build_scorer, required_settings
-from lightningrl.training.recorded import check_steps, find_measured, read_measured, read_rollouts
+from lightningrl.training.build import build_assigner, build_scorer, required_settings
+from lightningrl.training.lab.recorded import check_steps, find_measured, read_measured, read_rollouts
 from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
 
 __all__ = ["RunXRay", "TriedMethod", "open_xray"]

@@ -20,9 +20,9 @@ from lightningrl.beside import Show, show_nobody
 from lightningrl.credit.branches import states
 from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError
+from lightningrl.look.origin import RunOrigin
 from lightningrl.look.reader import open_run
 from lightningrl.look.segments import SegmentKind
-from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe_file import with_settings
 from lightningrl.records import CallRecord, ToolCallRecord
@@ -34,7 +34,7 @@ from lightningrl.training.tasks import plan_branches
 from lightningrl.types import BranchPoint, Outcome, RolloutSpec, Trajectory
 
 if TYPE_CHECKING:
-    from lightningrl.training.parts import Parts
+    from lightningrl.training.build import Parts
     from lightningrl.training.session import RunningServices
 
 __all__ = ["BranchedRollout", "BranchedState", "branch_rollout"]

@@ -1,4 +1,4 @@
-"""`python -m lightningrl.training.xray_process FOLDER`: X-rays for a viewer, in a process of their own.
+"""`python -m lightningrl.training.lab.xray_process FOLDER`: X-rays for a viewer, in a process of their own.
 
 A server that answers an agent's calls computes no credit and runs none of the user's code. One question on each line of stdin
 (`lightningrl.view.credit.Question`), one `Answer` on each line of stdout, which the user's code does not reach; it ends with its stdin, or
@@ -17,7 +17,7 @@ import msgspec
 
 from lightningrl.errors import LightningError
 from lightningrl.parent import take_stdout
-from lightningrl.training.xray import RunXRay, open_xray
+from lightningrl.training.lab.xray import RunXRay, open_xray
 from lightningrl.view.credit import Answer, Question
 
 __all__ = ["main"]

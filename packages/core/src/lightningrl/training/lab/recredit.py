@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from lightningrl.look.origin import RunOrigin
 from lightningrl.look.reader import open_run
-from lightningrl.origin import RunOrigin
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.training.parts import build_credit
-from lightningrl.training.recorded import check_steps, read_rollouts
+from lightningrl.training.build import build_credit
+from lightningrl.training.lab.recorded import check_steps, read_rollouts
 from lightningrl.types import Array, Trajectory
 
 __all__ = ["Recredit", "recredit"]

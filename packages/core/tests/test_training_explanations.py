@@ -40,11 +40,11 @@ from lightningrl.store import SqlStore
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.testing.store_conformance import make_call
+from lightningrl.training.build import Parts
+from lightningrl.training.explanations import explain_cache, explain_silence, explain_timeouts
 from lightningrl.training.loop import Trainer
-from lightningrl.training.parts import Parts
 from lightningrl.training.policies import Policies, RunningPolicy
 from lightningrl.training.progress import LineProgress
-from lightningrl.training.reasons import explain_cache, explain_silence, explain_timeouts
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.tasks import plan_group, plan_validation
 from lightningrl.types import EngineInfo, Outcome, RolloutMode, Sample, Task, Trajectory, TrajectoryGroup

@@ -16,9 +16,9 @@ import numpy as np
 from lightningrl.credit.baselines import FloatArray, mean
 from lightningrl.credit.xray import Agreement, agree
 from lightningrl.errors import ConfigError, LightningError
-from lightningrl.origin import RunOrigin
+from lightningrl.look.origin import RunOrigin
 from lightningrl.recipe_file import with_settings
-from lightningrl.training.recredit import Recredit, recredit
+from lightningrl.training.lab.recredit import Recredit, recredit
 from lightningrl.types import Array
 
 __all__ = ["Rescore", "RescoredRollout", "Rewards", "rescore", "summarize"]

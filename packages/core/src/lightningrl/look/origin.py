@@ -46,9 +46,7 @@ class RunOrigin:
         try:
             recipe = Recipe.model_validate_json((folder / "recipe.json").read_bytes())
         except OSError:
-            raise RunFolderError(
-                f"no run in {str(folder)!r} that has a recipe; `lightningrl train RECIPE` starts one"
-            ) from None
+            raise RunFolderError(f"no run in {str(folder)!r} that has a recipe; `lightningrl train RECIPE` starts one") from None
         except pydantic.ValidationError as error:
             key = ".".join(map(str, error.errors()[0]["loc"]))
             raise RunFolderError(
@@ -93,10 +91,7 @@ def read_models(folder: Path) -> dict[str, str]:
     models = run_file.get("models")
     if not isinstance(models, dict):
         return {}
-    return {
-        name: str(_find(model, folder, run_file)) if Path(model).is_absolute() else model
-        for name, model in models.items()
-    }
+    return {name: str(_find(model, folder, run_file)) if Path(model).is_absolute() else model for name, model in models.items()}
 
 
 def read_values(folder: Path) -> dict[str, Any]:
