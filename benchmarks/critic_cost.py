@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightningrl.credit.samples import build_samples
-from lightningrl.credit.services import PolicyQueries, RolloutServices
+from lightningrl.advantages.samples import build_samples
 from lightningrl.credit.turn_gae import Level, TurnGae
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.scripted_services import ScriptedServices
+from lightningrl.training.services import PolicyQueries, RolloutServices
 from lightningrl.types import Sample, Trajectory, TrajectoryGroup
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import save_policy

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.credit.samples import build_samples
+from lightningrl.advantages.samples import build_samples
 from lightningrl.store import SqlStore
 from lightningrl.store.database import open_database
 from lightningrl.store.reads import Reader

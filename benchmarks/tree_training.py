@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lightningrl.credit.samples import Rows, build_samples, count_distinct
+from lightningrl.advantages.samples import Rows, build_samples, count_distinct
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Sample, TrajectoryGroup
 from lightningrl_torch.backend import TorchBackend

@@ -19,8 +19,8 @@ import torch
 from openai import AsyncOpenAI
 from sizes import PATIENCE_S
 
+from lightningrl.advantages.samples import build_samples
 from lightningrl.control.client import ServerClient
-from lightningrl.credit.samples import build_samples
 from lightningrl.engines.link import EngineLink
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings

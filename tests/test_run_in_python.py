@@ -26,11 +26,11 @@ from warm import WarmCommand
 
 import lightningrl
 from lightningrl.attribution.redirect import installed_redirection
-from lightningrl.beside import run_beside
 from lightningrl.cli.train import train_command
 from lightningrl.look.segments import SegmentKind
 from lightningrl.rewards import RewardSet
 from lightningrl.training.run_folder import RunFolder
+from lightningrl.training.run_sync import run_sync
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = {
@@ -272,7 +272,7 @@ def test_an_interrupt_in_a_notebook_cancels_the_training() -> None:
             ended.append("in order")
 
     with pytest.raises(KeyboardInterrupt):
-        run_beside(training())
+        run_sync(training())
     assert ended == ["in order"]
 
 
@@ -286,7 +286,7 @@ def test_an_interrupt_before_the_training_has_begun_cancels_it_too(monkeypatch: 
 
     monkeypatch.setattr(threading.Thread, "start", interrupted_start)
     with pytest.raises(KeyboardInterrupt):
-        run_beside(asyncio.sleep(3600))
+        run_sync(asyncio.sleep(3600))
 
 
 def test_an_agent_that_no_other_process_can_import_runs_in_this_one(

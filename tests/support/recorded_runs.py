@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 import lightningrl
-from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.scoring import Scorer, score_of
 from lightningrl.look.origin import RunOrigin
 from lightningrl.plugins import load_plugins
@@ -22,6 +21,7 @@ from lightningrl.recipe_file import with_settings
 from lightningrl.records import CallRecord, ToolCallRecord
 from lightningrl.store import SqlStore
 from lightningrl.training.build import build_credit
+from lightningrl.training.evaluator import Evaluator
 from lightningrl.training.run_folder import RunFolder
 from lightningrl.training.tasks import plan_branches, plan_group
 from lightningrl.types import BranchPoint, FinishReason, Outcome, RolloutSpec, Task, ToolCall, ToolStatus, Trajectory, Transition

@@ -16,7 +16,6 @@ import pytest
 from typer.testing import CliRunner
 
 from lightningrl import errors
-from lightningrl.beside import run_beside
 from lightningrl.cli import main, write_json
 from lightningrl.cli.app import app
 from lightningrl.cli.scratch import scratch_folder
@@ -24,6 +23,7 @@ from lightningrl.cli.stopping import cancel_on_signals, progress_bar
 from lightningrl.run import Run, open_to_readers
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import make_spec
+from lightningrl.training.run_sync import run_sync
 from lightningrl.types import RolloutMode
 
 RECIPE = """
@@ -152,7 +152,7 @@ def test_what_takes_minutes_is_stopped_in_order_and_with_a_sentence(number: sign
 
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(errors.Stopped, match="stopped; go on"), progress_bar("stopped; go on"):
-        run_beside(work())
+        run_sync(work())
     assert ended == ["in order"]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lightningrl.advantages.needs import NEEDS
 from lightningrl.credit import DiscountedReturns, IdenticalAssignment, assign_credit
 from lightningrl.credit.comparison import check_comparison
-from lightningrl.credit.needs import NEEDS
 from lightningrl.credit.plugins import PLUGINS
 from lightningrl.errors import ConfigError
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lightningrl.advantages.needs import check_needs
+from lightningrl.advantages.samples import build_samples
 from lightningrl.credit import Branches, IdenticalAssignment, Sum, Whiten, assign_credit
-from lightningrl.credit.needs import check_needs
-from lightningrl.credit.samples import build_samples
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe import Recipe

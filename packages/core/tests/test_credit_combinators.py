@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from lightningrl.credit import Clip, IdenticalAssignment, PerAgent, StateGroups, Sum, TurnReturns, Whiten, assign_credit
-from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.evidence import check_evidence
 from lightningrl.credit.scoring import Scorer
 from lightningrl.errors import ConfigError
@@ -22,6 +21,7 @@ from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, W
 from lightningrl.recipe import Recipe
 from lightningrl.testing.groups import make_group
 from lightningrl.training.build import build_credit
+from lightningrl.training.evaluator import Evaluator
 from lightningrl.types import Advantages, Evidence, Trajectory, TrajectoryGroup
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightningrl.advantages.baselines import Baseline
 from lightningrl.credit import (
     Clip,
     DiscountedReturns,
@@ -23,7 +24,6 @@ from lightningrl.credit import (
     assign_credit,
     baseline_advantages,
 )
-from lightningrl.credit.baselines import Baseline
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner
 from lightningrl.testing.credit_conformance import CreditConformance, grpo_advantages

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
+from lightningrl.advantages.samples import teaching_rows
 from lightningrl.credit import Baseline, DiscountedReturns, IdenticalAssignment, assign_credit, center, has_signal, mean, whiten
-from lightningrl.credit.samples import teaching_rows
 from lightningrl.credit.scoring import Scorer
 from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe_tables import SamplesConfig
@@ -203,7 +203,7 @@ def test_the_suite_says_what_is_wrong_with_equal_rewards() -> None:
         def make_assigner(self) -> CreditAssigner:
             return Loud()
 
-    with pytest.raises(AssertionError, match=r"equal rewards of 1 gave an advantage of 1; take their mean with lightningrl\.credit\.mean"):
+    with pytest.raises(AssertionError, match=r"equal rewards of 1 gave an advantage of 1; take their mean with lightningrl\.mean"):
         Suite().test_equal_rewards_are_scored_without_gradient()
 
 

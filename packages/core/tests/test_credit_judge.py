@@ -16,7 +16,6 @@ from posts import PostServer
 
 from lightningrl.credit import DiscountedReturns
 from lightningrl.credit import judge as judging
-from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.judge_assigner import Bench, GroupJudge, TurnJudge, read_grades
 from lightningrl.credit.metrics import describe_rollouts
 from lightningrl.credit.scoring import Scorer
@@ -31,6 +30,7 @@ from lightningrl.testing.groups import make_group, make_trajectory, make_transit
 from lightningrl.testing.store_conformance import leased, make_call, make_spec
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.training.build import build_credit
+from lightningrl.training.evaluator import Evaluator
 from lightningrl.types import Evidence, OtherCallKind, Outcome, Task, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
 
 FILE = """

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightningrl.advantages.needs import check_answers
+from lightningrl.advantages.samples import build_samples
 from lightningrl.credit.likelihood import Hindsight, InformationGain
-from lightningrl.credit.needs import check_answers
-from lightningrl.credit.samples import build_samples
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, Services, Witness

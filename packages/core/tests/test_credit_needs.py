@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from distributions import install_in_place, write_blocks
 
+from lightningrl.advantages.needs import Need, check_needs, find_unrecorded, installed_needs
 from lightningrl.credit.identical import IdenticalAssignment
-from lightningrl.credit.needs import Need, check_needs, find_unrecorded, installed_needs
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.protocols import Capabilities

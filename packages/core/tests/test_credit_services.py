@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightningrl.credit.needs import check_needs
+from lightningrl.advantages.needs import check_needs
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import Capabilities
 from lightningrl.recipe import Recipe

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightningrl.advantages.baselines import Baseline
+from lightningrl.advantages.samples import build_samples
 from lightningrl.credit import IdenticalAssignment, PerAgent, StateGroups, TurnReturns, assign_credit, whiten
-from lightningrl.credit.baselines import Baseline
-from lightningrl.credit.samples import build_samples
 from lightningrl.protocols import CreditAssigner
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup

@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from sizes import PATIENCE_S
 from starlette.applications import Starlette
 
-from lightningrl.credit.samples import build_samples
+from lightningrl.advantages.samples import build_samples
 from lightningrl.gateway.app import create_gateway
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.testing.groups import make_trajectory

@@ -14,7 +14,6 @@ from openai import AsyncOpenAI
 from starlette.applications import Starlette
 
 from lightningrl.control.client import ServerClient
-from lightningrl.credit.evaluator import classify_tools
 from lightningrl.gateway.app import create_gateway
 from lightningrl.plugins import PluginManager, hookimpl
 from lightningrl.rendering.renderer import PolicyRenderer
@@ -22,6 +21,7 @@ from lightningrl.rewards import ToolStatusReward
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl.testing.scripted_engine import ScriptedEngine
 from lightningrl.testing.tokenizers import tiny_tokenizer
+from lightningrl.training.evaluator import classify_tools
 from lightningrl.types import BranchPoint, Outcome, ToolCall, ToolStatus, Trajectory
 
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}

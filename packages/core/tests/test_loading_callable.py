@@ -119,14 +119,14 @@ CALLS = {
     "evaluate": "lightningrl.evaluate('runs/one')",
     "doctor": "asyncio.run(doctor(lightningrl.Recipe.model_construct()))",
     "problems": "list(lightningrl.problems('recipe.toml'))",
-    "beside": "run_beside(lightningrl.train_async('recipe.toml'))",
+    "beside": "run_sync(lightningrl.train_async('recipe.toml'))",
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("reference", ["lrl_script.py:answer", "lrl_module.inner:answer", "lrl_neighbour.py:answer"])
 def test_a_run_that_an_import_would_start_is_one_sentence_about_the_main_guard(tmp_path: Path, call: str, reference: str) -> None:
-    imports = "import asyncio\nimport lightningrl\nfrom lightningrl.run import doctor\nfrom lightningrl.beside import run_beside\n"
+    imports = "import asyncio\nimport lightningrl\nfrom lightningrl.run import doctor\nfrom lightningrl.training.run_sync import run_sync\n"
     text = f"{imports}def answer(question): return '1'\n{CALLS[call]}\n"
     for name in ("lrl_script.py", "lrl_module/inner.py"):
         write(tmp_path, name, text)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.metrics import describe_rollouts
 from lightningrl.credit.scoring import score_of
 from lightningrl.errors import RewardError
@@ -23,6 +22,7 @@ from lightningrl.store import SqlStore
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.store_conformance import leased, make_call, make_spec
 from lightningrl.training.build import Parts, build_credit
+from lightningrl.training.evaluator import Evaluator
 from lightningrl.training.explanations import explain_failed_rewards
 from lightningrl.types import Outcome, Trajectory
 

@@ -19,7 +19,6 @@ import pytest
 from sizes import sized
 
 from lightningrl.credit import Baseline, DiscountedReturns
-from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.farming import FarmingWatch
 from lightningrl.credit.scoring import Scorer
 from lightningrl.plugins import load_plugins
@@ -27,6 +26,7 @@ from lightningrl.recipe_tables import OutcomesConfig, SamplesConfig
 from lightningrl.rewards import NamedReward, RewardSet, ToolStatusReward, ToolStatusShaping, TurnReward
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.trained_calls import TrainedCalls
+from lightningrl.training.evaluator import Evaluator
 from lightningrl.types import ToolCall, ToolStatus, Trajectory
 
 TURNS = 3

@@ -19,8 +19,6 @@ import pytest
 from sizes import PATIENCE_S
 
 from lightningrl.credit import DiscountedReturns, IdenticalAssignment, StateGroups, Sum, TurnReturns, Whiten
-from lightningrl.credit import evaluator as evaluator_module
-from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.judge_assigner import TurnJudge
 from lightningrl.credit.turn_gae import TurnGae
 from lightningrl.errors import ConfigError, RewardError
@@ -41,7 +39,9 @@ from lightningrl.rewards.potential import discount_of
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.testing.reward_conformance import IntermediateRewardConformance
 from lightningrl.testing.scripted_services import ScriptedServices
+from lightningrl.training import evaluator as evaluator_module
 from lightningrl.training.build import build_credit
+from lightningrl.training.evaluator import Evaluator
 from lightningrl.types import Task, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
 
 NAP_S = 0.05
@@ -526,7 +526,7 @@ def test_every_reward_of_ours_is_in_the_table_that_says_how_it_finds_its_call() 
 
 
 def test_json_is_compared_by_what_it_says() -> None:
-    from lightningrl.rewards.tools import canonical
+    from lightningrl.tool_schemas import canonical
 
     assert canonical('{"b": 1, "a": [1, 2]}') == canonical('{ "a":[1,2],"b":1}')
     assert canonical("not json") == "not json"

@@ -18,13 +18,13 @@ import pytest
 from processes import all_ended, is_alive, written
 from sizes import PATIENCE_S
 
-from lightningrl.beside import run_beside
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import with_settings
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.training.build import build_credit
+from lightningrl.training.run_sync import run_sync
 from lightningrl.types import Trajectory
 
 EPISODE = make_trajectory("r7", [make_transition("r7/0")], output="$0.5$", answer=r"$\frac{1}{2}$", reward=None)
@@ -121,7 +121,7 @@ def test_it_does_so_where_a_notebooks_cell_waits_for_the_run(tmp_path: Path) -> 
         return (await evaluator.reward([EPISODE]))[0]
 
     async def cell() -> Trajectory:
-        return run_beside(reward())
+        return run_sync(reward())
 
     rewarded = asyncio.run(cell())
     assert (rewarded.unrewarded, dict(rewarded.rewards)) == (None, dict.fromkeys((*BY_HAND, "cell"), 0.5))

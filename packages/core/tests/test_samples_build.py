@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightningrl.advantages.samples import build_samples, teaching_rows
 from lightningrl.credit import IdenticalAssignment
-from lightningrl.credit.samples import build_samples, teaching_rows
 from lightningrl.errors import ConfigError, PluginError
 from lightningrl.testing.groups import make_group, make_trajectory, make_transition
 from lightningrl.types import Advantages, RolloutMode, Sample, TrajectoryGroup

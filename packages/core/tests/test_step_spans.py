@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from lightningrl.credit.samples import build_samples
+from lightningrl.advantages.samples import build_samples
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.protocols import LearnReport
 from lightningrl.recipe_tables import TelemetryConfig

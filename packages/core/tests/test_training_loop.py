@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from rich.console import Console
 
+from lightningrl.advantages.samples import teaching_rows
 from lightningrl.credit.identical import IdenticalAssignment
-from lightningrl.credit.samples import teaching_rows
 from lightningrl.credit.unread import unread_rewards
 from lightningrl.errors import LightningError, PluginError
 from lightningrl.loggers import JsonlLogger

@@ -17,8 +17,8 @@ import pytest
 import typer
 
 import lightningrl
+from lightningrl.advantages import samples
 from lightningrl.cli.certify import certify_command
-from lightningrl.credit import samples
 from lightningrl.errors import RunFolderError
 from lightningrl.evaluation import recomputation
 from lightningrl.evaluation.certificate import Certificate

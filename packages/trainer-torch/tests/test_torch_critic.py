@@ -13,9 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.scoring import Scorer
-from lightningrl.credit.services import PolicyQueries
 from lightningrl.credit.turn_gae import TurnGae
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.plugins import load_plugins
@@ -24,6 +22,8 @@ from lightningrl.recipe_tables import OutcomesConfig, SamplesConfig
 from lightningrl.rewards import NamedReward, RewardSet
 from lightningrl.testing.groups import make_trajectory
 from lightningrl.trained_calls import TrainedCalls
+from lightningrl.training.evaluator import Evaluator
+from lightningrl.training.services import PolicyQueries
 from lightningrl.types import FinishReason, GenerateRequest, Sample, SamplingSettings, Task, Trajectory, Transition
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.critic import value_losses

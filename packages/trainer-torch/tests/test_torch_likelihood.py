@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lightningrl.credit.likelihood import Hindsight, InformationGain
-from lightningrl.credit.services import PolicyQueries, RolloutServices
 from lightningrl.testing.groups import make_trajectory, make_transition
+from lightningrl.training.services import PolicyQueries, RolloutServices
 from lightningrl.types import Evidence, Trajectory
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import make_sample

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightningrl.credit.services import PolicyQueries, RolloutServices
 from lightningrl.errors import BackendError, PluginError
 from lightningrl.protocols import Backend, Continuation, TokenScorer
 from lightningrl.testing.groups import make_trajectory, make_transition
+from lightningrl.training.services import PolicyQueries, RolloutServices
 from lightningrl.types import Array, GenerateRequest, SamplingSettings
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import make_sample

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightningrl.credit.samples import build_samples
+from lightningrl.advantages.samples import build_samples
 from lightningrl.errors import BackendError
 from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Sample, TrajectoryGroup

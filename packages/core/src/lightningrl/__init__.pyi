@@ -3,9 +3,9 @@
 from lightningrl.attribution.origin import CallOrigin as CallOrigin
 from lightningrl.attribution.role import role as role
 from lightningrl.client import report_reward as report_reward, tool as tool
-from lightningrl.credit.baselines import center as center, mean as mean
-from lightningrl.credit.needs import Need as Need
-from lightningrl.credit.spread import spread as spread
+from lightningrl.advantages.baselines import center as center, mean as mean
+from lightningrl.advantages.needs import Need as Need
+from lightningrl.advantages.spread import spread as spread
 from lightningrl.dialects import DIALECTS as DIALECTS, Dialect as Dialect
 from lightningrl.errors import (
     BackendError as BackendError,

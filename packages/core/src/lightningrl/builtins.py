@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from lightningrl.credit import needs
+from lightningrl.advantages import needs
 from lightningrl.credit import plugins as credit_plugins
 from lightningrl.plugins import Plugin, hookimpl
 from lightningrl.rewards import plugins as reward_plugins

@@ -182,7 +182,7 @@ class CreditAssigner(Protocol):
 
     @property
     def requires(self) -> frozenset[str]:
-        """What the run must provide, by the names of `lightningrl.credit.needs`. Checked when the run starts."""
+        """What the run must provide, by the names of `lightningrl.advantages.needs`. Checked when the run starts."""
         ...
 
     def assign(self, group: TrajectoryGroup) -> Advantages: ...
@@ -261,7 +261,7 @@ class Backend(Protocol):
         """Take one optimisation step (all minibatches and epochs of it). Blocking; run it in a thread. The engine serves the new
         version afterwards.
 
-        Rows without any advantage are among `samples`: leave them out (`lightningrl.credit.samples.teaching_rows`) where the loss has
+        Rows without any advantage are among `samples`: leave them out (`lightningrl.advantages.samples.teaching_rows`) where the loss has
         no other term, and where none is left make no step: the version stays."""
         ...
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lightningrl.beside import Show, run_beside, show_nobody
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError, Stopped
 from lightningrl.loading import refuse_in_import
 from lightningrl.look.origin import RunOrigin
@@ -28,6 +27,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import read_recipe, recipe_path, with_settings
 from lightningrl.terminal import accept_any_text
 from lightningrl.training.run_folder import LoopState, RunFolder, checkpoints, default_run, explain_name, find_checkpoint, newest_run
+from lightningrl.training.run_sync import Show, run_sync, show_nobody
 from lightningrl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Run:
         from lightningrl.training.lab.recredit import recredit
 
         chosen = {} if credit is None else {"credit.use": credit, "credit.options": {}}
-        return run_beside(recredit(self.folder, with_settings(self.recipe, {**chosen, **(settings or {})}), steps))
+        return run_sync(recredit(self.folder, with_settings(self.recipe, {**chosen, **(settings or {})}), steps))
 
     def xray(
         self,
@@ -183,7 +183,7 @@ class Run:
             async with open_xray(self.folder, methods) as xray:
                 return await (xray.of_run(steps, most=most) if rollout is None else xray.of_rollout(rollout))
 
-        return run_beside(look())
+        return run_sync(look())
 
     def rescore(
         self,
@@ -203,7 +203,7 @@ class Run:
         """
         from lightningrl.training.lab.rescore import rescore
 
-        return run_beside(rescore(self.folder, reward=reward, name=name, settings=settings, steps=steps))
+        return run_sync(rescore(self.folder, reward=reward, name=name, settings=settings, steps=steps))
 
     def branch(
         self,
@@ -220,7 +220,7 @@ class Run:
         from lightningrl.training.lab.branching import branch_rollout
 
         refuse_in_import("Run.branch")
-        return run_beside(branch_rollout(self.folder, rollout_id, at=at, samples=samples, settings=settings, show=show))
+        return run_sync(branch_rollout(self.folder, rollout_id, at=at, samples=samples, settings=settings, show=show))
 
     def evaluate(self, *, step: str | int | None = None, against: str | Run | None = None, **options: Any) -> EvaluationReport:
         """`lightningrl.evaluate` of this run's weights; `step` as in `export`."""
@@ -231,7 +231,7 @@ class Run:
         """Whether each trained token was sampled, once, and is as probable to the trainer as to the engine. Raises LightningError."""
         from lightningrl.evaluation.certificate import certify
 
-        return run_beside(certify(self.folder))
+        return run_sync(certify(self.folder))
 
     def _look(self, question: Callable[[StoredRun], Coroutine[Any, Any, T]]) -> T:
         from lightningrl.look.reader import open_run
@@ -240,7 +240,7 @@ class Run:
             async with open_run(self.folder) as run:
                 return await question(run)
 
-        return run_beside(ask())
+        return run_sync(ask())
 
     def export(self, target: str | Path, *, policy: str | None = None, step: str | int | None = None, dtype: str | None = None) -> int:
         """Write a trained policy's weights as an ordinary transformers folder (LoRA merged). Returns the step that they are of. Whoever
@@ -299,7 +299,7 @@ def train(
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(training)
-    return run_beside(training)
+    return run_sync(training)
 
 
 async def train_async(
@@ -374,7 +374,7 @@ def evaluate(
 
     refuse_in_import("lightningrl.evaluate")
     how = Examination(tasks=tasks, limit=limit, samples=samples, temperature=temperature, passes=passes, batch=stop_every)
-    return run_beside(
+    return run_sync(
         evaluate_policies(
             policy,
             how,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.credit.samples import sort_by_tokens
+from lightningrl.advantages.samples import sort_by_tokens
 from lightningrl.types import Sample
 from lightningrl_torch._paths import Costs, Plan, Strip, plan_attention
 

@@ -24,7 +24,7 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from lightningrl.credit.samples import count_distinct
+from lightningrl.advantages.samples import count_distinct
 from lightningrl.errors import BackendError, LightningError
 from lightningrl.protocols import LearnReport
 from lightningrl.types import Sample

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from lightningrl.beside import run_beside
 from lightningrl.cli import write_json
 from lightningrl.cli.stopping import stoppable
 from lightningrl.run import doctor
+from lightningrl.training.run_sync import run_sync
 
 if TYPE_CHECKING:
     from lightningrl.doctor import Bill, Diagnosis
@@ -32,7 +32,7 @@ def doctor_command(source: Path, *, as_json: bool, is_brief: bool, runs: Path, r
 
     with stoppable("stopped"), Console(stderr=True).status("starting") as status:
         trying = doctor(source, settings=settings, runs=runs, rehearse=rehearse, starting=lambda what: status.update(f"trying {what}"))
-        diagnosis = run_beside(trying)
+        diagnosis = run_sync(trying)
     if as_json:
         write_json(diagnosis.as_json())
     else:

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lightningrl.beside import Show
 from lightningrl.cli import escape
 from lightningrl.errors import Stopped
 from lightningrl.sanitize import printable
+from lightningrl.training.run_sync import Show
 
 __all__ = ["cancel_on_signals", "progress_bar", "stoppable"]
 

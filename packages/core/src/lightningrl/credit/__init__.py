@@ -25,15 +25,15 @@ normalises over all of a step:
 `sum(rewards) / len(rewards)` may leave a rounding. `has_signal` says whether a group teaches anything.
 """
 
-from lightningrl.credit.baselines import Baseline, baseline_advantages, center, mean
+from lightningrl.advantages.baselines import Baseline, baseline_advantages, center, mean
+from lightningrl.advantages.spread import Channel, ReturnBased
 from lightningrl.credit.branches import Branches
 from lightningrl.credit.combinators import Clip, PerAgent, Sum, Whiten
 from lightningrl.credit.comparison import Compare, assign_credit
 from lightningrl.credit.identical import IdenticalAssignment
 from lightningrl.credit.judge_assigner import GroupJudge, TurnJudge
 from lightningrl.credit.likelihood import Hindsight, InformationGain
-from lightningrl.credit.signal import has_signal
-from lightningrl.credit.spread import Channel, ReturnBased
+from lightningrl.credit.scoring import has_signal
 from lightningrl.credit.states import StateGroups
 from lightningrl.credit.turn_gae import TurnGae
 from lightningrl.credit.turns import TurnReturns

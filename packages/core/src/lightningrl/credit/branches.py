@@ -19,8 +19,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from lightningrl.credit.baselines import FloatArray, mean
-from lightningrl.credit.spread import to_tokens
+from lightningrl.advantages.baselines import FloatArray, mean
+from lightningrl.advantages.spread import to_tokens
 from lightningrl.errors import ConfigError
 from lightningrl.types import Advantages, Array, BranchPoint, Trajectory, TrajectoryGroup, Transition
 

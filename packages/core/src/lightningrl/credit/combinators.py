@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from lightningrl.advantages.spread import Counted, ReturnBased
 from lightningrl.credit.comparison import ComparesRoles, assign_by_role, check_comparison, of_members
-from lightningrl.credit.spread import Counted, ReturnBased
 from lightningrl.credit.whiten import whiten
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import Brancher, CreditAssigner, CreditMemory, CreditMonitor, CriticTeacher, GroupWitness, Services, Witness

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from lightningrl.credit.spread import Counted, ReturnBased, spread
+from lightningrl.advantages.spread import Counted, ReturnBased, spread
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import CreditAssigner
 from lightningrl.rewards.weights import RewardWeights

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightningrl.credit.baselines import center
+from lightningrl.advantages.baselines import center
 from lightningrl.types import Trajectory, TrajectoryGroup
 
 __all__ = ["FarmingWatch"]

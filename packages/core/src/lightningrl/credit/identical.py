@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightningrl.credit.baselines import Baseline, FloatArray, check_baseline
-from lightningrl.credit.spread import spread
+from lightningrl.advantages.baselines import Baseline, FloatArray, check_baseline
+from lightningrl.advantages.spread import spread
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
 
 __all__ = ["IdenticalAssignment"]

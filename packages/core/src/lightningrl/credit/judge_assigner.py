@@ -23,9 +23,9 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from lightningrl.credit.baselines import Baseline, FloatArray, check_baseline
+from lightningrl.advantages.baselines import Baseline, FloatArray, check_baseline
+from lightningrl.advantages.spread import Channel, spread
 from lightningrl.credit.evidence import evidence_of, mean_evidence
-from lightningrl.credit.spread import Channel, spread
 from lightningrl.credit.transcript import clip, shared_lines, transcripts
 from lightningrl.credit.turns import TurnReturns
 from lightningrl.errors import ConfigError, JudgeError

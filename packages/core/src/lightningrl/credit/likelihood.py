@@ -29,9 +29,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.credit.baselines import Baseline, FloatArray, baseline_advantages, check_baseline
+from lightningrl.advantages.baselines import Baseline, FloatArray, baseline_advantages, check_baseline
+from lightningrl.advantages.spread import to_tokens
 from lightningrl.credit.evidence import evidence_of, mean_evidence
-from lightningrl.credit.spread import to_tokens
 from lightningrl.credit.turns import TurnReturns
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import Services

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from lightningrl.advantages.spread import Counted
 from lightningrl.credit import Baseline, Branches, Clip, IdenticalAssignment, PerAgent, StateGroups, Sum, TurnReturns, Whiten
 from lightningrl.credit.judge_assigner import Aggregate, Bench, GroupJudge, OutcomeUse, Prompt, Scale, TurnJudge
 from lightningrl.credit.likelihood import Answer, Compared, Follows, Hindsight, InformationGain
-from lightningrl.credit.spread import Counted
 from lightningrl.credit.turn_gae import TurnGae
 from lightningrl.errors import ConfigError
 from lightningrl.loading import load_callable

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.credit import Compare, assign_credit, has_signal, whiten
-from lightningrl.credit.comparison import check_comparison
+from lightningrl.advantages.samples import build_samples, check_advantages
+from lightningrl.credit.comparison import Compare, assign_credit, check_comparison
 from lightningrl.credit.farming import FarmingWatch
 from lightningrl.credit.metrics import describe_branches, describe_rollouts, describe_rows
-from lightningrl.credit.samples import build_samples, check_advantages
+from lightningrl.credit.whiten import whiten
 from lightningrl.errors import LightningError, PluginError, describe_raised
 from lightningrl.protocols import (
     Brancher,
@@ -44,7 +44,10 @@ from lightningrl.types import (
     Transition,
 )
 
-__all__ = ["CreditedGroup", "ScoredStep", "Scorer", "only_trained", "score_of"]
+__all__ = ["CreditedGroup", "ScoredStep", "Scorer", "has_signal", "only_trained", "score_of"]
+
+_ROUNDING = 1e-9
+"""Advantages below this share of the group's largest reward are what rounding left of equal ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -296,6 +299,18 @@ class Scorer:
             constant_length=self._samples.constant_length,
             value_targets=value_targets,
         )
+
+
+def has_signal(group: TrajectoryGroup, advantages: Advantages) -> bool:
+    """Whether some trained call has an advantage that is not 0, nor a rounding of 0 beside the rewards of the group."""
+    rewards = [one.reward for one in group.members]
+    rewards += [value for one in group.members for call in one.transitions for value in call.rewards.values()]
+    least = _ROUNDING * max((abs(reward) for reward in rewards if reward is not None), default=0.0)
+    return any(
+        credit is not None and call.trainable and bool((abs(credit) > least).any())
+        for trajectory, calls in zip(group.members, advantages, strict=True)
+        for call, credit in zip(trajectory.transitions, calls, strict=True)
+    )
 
 
 def only_trained(trajectory: Trajectory, trained: Mapping[str, TrainedCalls]) -> Trajectory:

@@ -33,9 +33,9 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.credit.baselines import FloatArray, are_equal, baseline_advantages
+from lightningrl.advantages.baselines import FloatArray, are_equal, baseline_advantages
+from lightningrl.advantages.spread import call_advantages, to_tokens
 from lightningrl.credit.identical import IdenticalAssignment
-from lightningrl.credit.spread import call_advantages, to_tokens
 from lightningrl.credit.state_keys import StateKey, find_key, normalize, state_keys
 from lightningrl.credit.turns import TurnReturns, check_gamma, turn_rewards
 from lightningrl.errors import ConfigError

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from lightningrl.credit.baselines import FloatArray
+from lightningrl.advantages.baselines import FloatArray
 from lightningrl.credit.turns import turn_rewards
 from lightningrl.errors import ConfigError
 from lightningrl.protocols import Services

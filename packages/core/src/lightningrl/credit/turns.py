@@ -22,8 +22,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from lightningrl.credit.baselines import Baseline, FloatArray, check_baseline
-from lightningrl.credit.spread import Channel, spread
+from lightningrl.advantages.baselines import Baseline, FloatArray, check_baseline
+from lightningrl.advantages.spread import Channel, spread
 from lightningrl.errors import ConfigError
 from lightningrl.rewards.lineages import following
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition

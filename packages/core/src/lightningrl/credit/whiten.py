@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lightningrl.credit.baselines import mean
+from lightningrl.advantages.baselines import mean
 from lightningrl.types import Advantages, Array, TrajectoryGroup, Transition
 
 __all__ = ["whiten"]

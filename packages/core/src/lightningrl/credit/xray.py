@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.credit.baselines import FloatArray, mean
+from lightningrl.advantages.baselines import FloatArray, mean
 from lightningrl.credit.branches import Branches
 from lightningrl.credit.state_keys import KEYS, state_keys
 from lightningrl.types import Advantages, Array, Trajectory, TrajectoryGroup

@@ -19,7 +19,6 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.scoring import CreditedGroup
 from lightningrl.credit.unread import unread_rewards
 from lightningrl.doctor.lesson import failed_lesson, teach
@@ -31,6 +30,7 @@ from lightningrl.protocols import LearnReport
 from lightningrl.recipe import Recipe
 from lightningrl.training.build import Parts
 from lightningrl.training.collector import fetch_ended
+from lightningrl.training.evaluator import Evaluator
 from lightningrl.training.tasks import plan_branches, plan_group, plan_validation
 from lightningrl.types import BranchPoint, RolloutSpec, Sample, Task, Trajectory
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lightningrl.credit.samples import teaching_rows
+from lightningrl.advantages.samples import teaching_rows
 from lightningrl.doctor.machine import MemoryGrowth
 from lightningrl.doctor.observation import GpuMemory, Lesson
 from lightningrl.errors import LightningError

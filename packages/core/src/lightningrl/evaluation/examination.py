@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lightningrl.beside import Show, show_nobody
 from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.evaluation.candidate import Candidate
@@ -32,6 +31,7 @@ from lightningrl.training.build import Parts
 from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
 from lightningrl.training.explanations import explain_no_rewards
+from lightningrl.training.run_sync import Show, show_nobody
 from lightningrl.training.session import RunningServices, serve_recipe
 from lightningrl.training.task_files import task_source
 from lightningrl.training.tasks import columns_of, plan_evaluation, read_tasks

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from lightningrl.beside import Show, show_nobody
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.evaluation.candidate import Candidate, find_candidate, run_of
 from lightningrl.evaluation.comparison import Comparison
@@ -19,6 +18,7 @@ from lightningrl.evaluation.result import Evaluation, read_evaluation
 from lightningrl.private import create_private
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import load_recipe, with_settings
+from lightningrl.training.run_sync import Show, show_nobody
 
 __all__ = ["EvaluationReport", "Price", "evaluate_policies"]
 

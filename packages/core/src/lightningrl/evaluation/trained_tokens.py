@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lightningrl.credit.samples import build_samples, teaching_rows
+from lightningrl.advantages.samples import build_samples, teaching_rows
 from lightningrl.credit.scoring import only_trained
 from lightningrl.evaluation.check import Check
 from lightningrl.evaluation.recomputation import is_sampled, read_trajectories

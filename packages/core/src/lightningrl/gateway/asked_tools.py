@@ -20,8 +20,7 @@ from lightningrl.gateway.request import CallRequest
 from lightningrl.records import DIALOGUE, CallRecord, ToolCallRecord
 from lightningrl.rendering.completion import ToolRequest, read_recorded
 from lightningrl.rendering.renderer import PolicyRenderer
-from lightningrl.rewards.tool_arguments import fit_offered, is_offered
-from lightningrl.rewards.tools import canonical
+from lightningrl.tool_schemas import canonical, fit_offered, is_offered
 from lightningrl.types import ToolCall, ToolStatus, Transition
 
 __all__ = ["AskedTools", "ShownTool"]

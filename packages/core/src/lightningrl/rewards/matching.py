@@ -1,25 +1,29 @@
-"""Rewards for saying what the task's answer says. Where a task has several right answers, the best match counts.
+"""Rewards for the text of an output: what the task's answer says, or a form. Of several right answers, the best match counts.
 
-Exact      1.0 for the same normalised text            exact match of SQuAD (Rajpurkar et al., arXiv 1606.05250)
-Numeric    1.0 for the same number, within a tolerance
-F1         2PR / (P + R) over the words of both        token F1 of SQuAD
-Pattern    1.0 where a regular expression matches
+Exact       1.0 for the same normalised text            exact match of SQuAD (Rajpurkar et al., arXiv 1606.05250)
+Numeric     1.0 for the same number, within a tolerance
+F1          2PR / (P + R) over the words of both        token F1 of SQuAD
+Pattern     1.0 where a regular expression matches
+JsonSchema  1.0 where the text is JSON that fits a schema
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import string
 import unicodedata
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from lightningrl.errors import ConfigError
 from lightningrl.rewards.fields import Extract, answers_of, compile_pattern, pick, text_of
+from lightningrl.tool_schemas import build_check
 from lightningrl.types import Task, Trajectory
 
-__all__ = ["F1", "Exact", "Numeric", "Pattern", "normalize", "read_number"]
+__all__ = ["F1", "Exact", "JsonSchema", "Numeric", "Pattern", "normalize", "read_number"]
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,_]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 _CURRENCY = re.compile(r"^([-+]?)[$€£]+\s*")
@@ -147,3 +151,25 @@ def _f1(right: list[str], said: list[str]) -> float:
         return 0.0
     precision, recall = common / len(said), common / len(right)
     return 2 * precision * recall / (precision + recall)
+
+
+class JsonSchema:
+    """1.0 where the output, or the text of it that `field` and `extract` take, is JSON that fits `schema`."""
+
+    def __init__(self, *, schema: Mapping[str, Any], field: str | None = None, extract: str | None = None) -> None:
+        self.field = field
+        self._extract = Extract(extract)
+        self._check = build_check(schema, what="reward 'json_schema': `schema`")
+
+    def __call__(self, task: Task, output: Any, trajectory: Trajectory, /) -> float:
+        value = pick(output, self.field)
+        if isinstance(value, str):
+            try:
+                value = json.loads(self._extract(text_of(value)), parse_constant=_refuse)
+            except (ValueError, RecursionError):
+                return 0.0
+        return float(self._check(value))
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")  # Python's own reader takes NaN and Infinity

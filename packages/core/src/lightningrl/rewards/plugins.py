@@ -5,8 +5,7 @@ from __future__ import annotations
 from lightningrl.plugins import Plugin
 from lightningrl.rewards.budgets import LatencyBudget, TokenBudget
 from lightningrl.rewards.execution import Execution
-from lightningrl.rewards.json_schema import JsonSchema
-from lightningrl.rewards.matching import F1, Exact, Numeric, Pattern
+from lightningrl.rewards.matching import F1, Exact, JsonSchema, Numeric, Pattern
 from lightningrl.rewards.reported import Reported, ReportedOfCalls
 from lightningrl.rewards.tool_arguments import RepeatedCalls, ValidArguments
 from lightningrl.rewards.tool_status import ExecutionErrors, ToolStatusReward, ToolStatusShaping

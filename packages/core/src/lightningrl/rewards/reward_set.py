@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lightningrl.beside import is_being_cancelled
 from lightningrl.errors import ConfigError, RewardError, describe_raised
 from lightningrl.rewards.execution import Execution
 from lightningrl.rewards.processes import FunctionProcesses, ProcessEnded
@@ -25,7 +24,7 @@ from lightningrl.rewards.weights import RewardWeights, WeightedReward
 from lightningrl.sanitize import one_line
 from lightningrl.types import Trajectory
 
-__all__ = ["NamedReward", "RewardResult", "RewardSet", "describe_failure"]
+__all__ = ["NamedReward", "RewardResult", "RewardSet", "describe_failure", "is_being_cancelled"]
 
 logger = logging.getLogger(__name__)
 
@@ -216,3 +215,10 @@ def _failed(reward: NamedReward, why: str) -> _RewardFailure:
 def describe_failure(name: str, why: str) -> str:
     """One clean line of bounded length."""
     return one_line(f"{name}: {why}", _LONGEST_FAILURE)
+
+
+def is_being_cancelled() -> bool:
+    """Whether somebody cancels the task that runs. A CancelledError without that came out of what it awaits, and is a failure like others:
+    of a task that somebody else gave up, say."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -6,20 +6,15 @@ RepeatedCalls     -charge for the tool and arguments of an earlier call of the e
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
-from lightningrl.errors import ConfigError
-from lightningrl.rewards.json_schema import build_check, load_jsonschema
-from lightningrl.rewards.tools import canonical, mean_over_tools, tools_of_calls, value_over_tools
+from lightningrl.rewards.tools import mean_over_tools, tools_of_calls, value_over_tools
+from lightningrl.tool_schemas import build_check, canonical, fits, load_jsonschema, offered_check
 from lightningrl.types import ToolCall, ToolStatus, Trajectory
 
-__all__ = ["RepeatedCalls", "ValidArguments", "fit_offered", "is_offered"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["RepeatedCalls", "ValidArguments"]
 
 _REFUSED = frozenset({ToolStatus.INVALID_ARGUMENTS, ToolStatus.UNKNOWN_TOOL})
 
@@ -54,63 +49,8 @@ class ValidArguments:
             return self.error
         if not tool.arguments:  # nobody told; a call without arguments has {}
             return None if tool.status is ToolStatus.UNKNOWN else self.ok
-        is_valid = _fits(tool.arguments, self._checks.get(tool.name) or _offered_check(tool.name, offered))
+        is_valid = fits(tool.arguments, self._checks.get(tool.name) or offered_check(tool.name, offered))
         return self.ok if is_valid else self.error
-
-
-def is_offered(name: str, offered: str) -> bool:
-    """Whether a tool is one of `Transition.offered`; where nobody kept what was offered, any may be."""
-    return not offered or name in _offered_schemas(offered)
-
-
-def fit_offered(name: str, arguments: str, offered: str) -> bool:
-    """Whether a tool's arguments are an object that fits the schema in `Transition.offered`; any object does where there is none."""
-    return _fits(arguments, _offered_check(name, offered))
-
-
-def _fits(text: str, check: Callable[[Any], bool] | None) -> bool:
-    try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(arguments, dict) and (check is None or check(arguments))
-
-
-@lru_cache(maxsize=64)
-def _offered_schemas(offered: str) -> Mapping[str, Mapping[str, Any] | None]:
-    """By the name of each tool of `Transition.offered`."""
-    schemas: dict[str, Mapping[str, Any] | None] = json.loads(offered or "{}")
-    return schemas
-
-
-@lru_cache(maxsize=1024)
-def _offered_check(name: str, offered: str) -> Callable[[Any], bool] | None:
-    """Of a tool of `Transition.offered` that came with a schema."""
-    schema = _offered_schemas(offered).get(name)
-    return None if schema is None else _check_offered(name, schema)
-
-
-def _check_offered(name: str, schema: Mapping[str, Any]) -> Callable[[Any], bool]:
-    """An agent's schema may be none, name what it does not hold, or have patterns of another language: then any object fits."""
-    try:
-        check = build_check(schema, what=f"the schema that was offered for tool {name!r}")
-    except ConfigError as error:
-        logger.warning("valid_arguments: %s; any object is taken", error)
-        return lambda _: True
-
-    is_warned = False
-
-    def fits(arguments: Any) -> bool:
-        nonlocal is_warned
-        try:
-            return check(arguments)
-        except Exception as error:  # noqa: BLE001 — whatever the library makes of it
-            if not is_warned:
-                logger.warning("valid_arguments: the schema offered for tool %r cannot be used (%s); any object is taken", name, error)
-            is_warned = True
-            return True
-
-    return fits
 
 
 class RepeatedCalls:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 
 from lightningrl.types import ToolCall, Trajectory, Transition
 
-__all__ = ["canonical", "mean_over_tools", "tools_of_calls", "value_over_tools"]
+__all__ = ["mean_over_tools", "tools_of_calls", "value_over_tools"]
 
 
 def tools_of_calls(trajectory: Trajectory) -> list[list[ToolCall]]:
@@ -38,14 +37,6 @@ def value_over_tools(call: Transition, tools: Sequence[ToolCall], value_of: Call
         return of_asked
     worst = min(unasked)
     return worst if of_asked is None else min(of_asked, (sum(asked) + worst) / (len(asked) + 1))
-
-
-def canonical(arguments: str) -> str:
-    """The same text for the same arguments: JSON with sorted keys and no spaces; other text as it is."""
-    try:
-        return json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"))
-    except (ValueError, RecursionError):
-        return arguments
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from lightningrl.advantages.needs import installed_needs
+from lightningrl.advantages.samples import Rows, build_samples
 from lightningrl.credit import Compare, assign_credit, has_signal
 from lightningrl.credit.evidence import check_evidence
-from lightningrl.credit.needs import installed_needs
-from lightningrl.credit.samples import Rows, build_samples
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, CreditMemory, CreditMonitor, GroupWitness, Services, Witness
 from lightningrl.testing._factories import call_factories
@@ -161,7 +161,7 @@ class CreditConformance:
             assert all(math.isfinite(value) for value in values)
             assert not self.is_group_relative or not has_signal(group, advantages), (
                 f"equal rewards of {reward:g} gave an advantage of {max(values, key=abs):g}; "
-                "take their mean with lightningrl.credit.mean, or lightningrl.credit.center, which leaves exactly 0.0"
+                "take their mean with lightningrl.mean, or lightningrl.center, which leaves exactly 0.0"
             )
 
     def test_equal_turns_of_equal_episodes_are_scored_without_gradient(self) -> None:

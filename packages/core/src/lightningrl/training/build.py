@@ -14,15 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightningrl.beside import call_in_caller
+from lightningrl.advantages.needs import check_answers, check_needs, installed_needs
 from lightningrl.credentials import read_key
 from lightningrl.credit.combinators import Combination
 from lightningrl.credit.comparison import check_comparison
-from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.judge import Judge
-from lightningrl.credit.needs import check_answers, check_needs, installed_needs
 from lightningrl.credit.scoring import Scorer
-from lightningrl.credit.services import PolicyQueries
 from lightningrl.dialects import Dialect, build_dialects
 from lightningrl.errors import ConfigError, LightningError, describe_raised, gather
 from lightningrl.loading import digest_of, is_reference, resolve
@@ -34,7 +31,10 @@ from lightningrl.recipe_tables import RewardConfig
 from lightningrl.rewards import NamedReward, Reported, ReportedOfCalls, RewardSet, RewardWeights, TurnReward, WeightedReward
 from lightningrl.rewards.potential import Joins, discount_of
 from lightningrl.trained_calls import TrainedCalls, trained_calls_of
+from lightningrl.training.evaluator import Evaluator
 from lightningrl.training.models import check_lengths, check_rendering, resolve_model
+from lightningrl.training.run_sync import call_in_caller
+from lightningrl.training.services import PolicyQueries
 from lightningrl.training.task_files import task_source
 from lightningrl.training.tasks import TaskSets
 

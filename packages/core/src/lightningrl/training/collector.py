@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from lightningrl.credit.evaluator import Evaluator
 from lightningrl.errors import LightningError, ServerError
 from lightningrl.records import Score
+from lightningrl.training.evaluator import Evaluator
 from lightningrl.types import RolloutSpec, Trajectory
 
 __all__ = ["Collector", "RewardedGroup", "Rollouts", "fetch_ended"]

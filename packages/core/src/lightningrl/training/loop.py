@@ -23,7 +23,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from lightningrl.credit.evaluator import Evaluator
 from lightningrl.credit.metrics import describe_rollouts, judge_failures
 from lightningrl.credit.scoring import CreditedGroup, ScoredStep, Scorer, score_of
 from lightningrl.credit.unread import unread_rewards
@@ -34,6 +33,7 @@ from lightningrl.protocols import StepReport
 from lightningrl.recipe import Recipe
 from lightningrl.telemetry.steps import NO_SPANS, StepSpans, note
 from lightningrl.training.collector import Collector, RewardedGroup, Rollouts
+from lightningrl.training.evaluator import Evaluator
 from lightningrl.training.explanations import (
     explain_cache,
     explain_failed_rewards,

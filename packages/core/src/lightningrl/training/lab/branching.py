@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightningrl.beside import Show, show_nobody
 from lightningrl.credit.branches import states
 from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError
@@ -30,6 +29,7 @@ from lightningrl.store import SqlStore
 from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
 from lightningrl.training.run_folder import checkpoints
+from lightningrl.training.run_sync import Show, show_nobody
 from lightningrl.training.tasks import plan_branches
 from lightningrl.types import BranchPoint, Outcome, RolloutSpec, Trajectory
 

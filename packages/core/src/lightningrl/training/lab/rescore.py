@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lightningrl.credit.baselines import FloatArray, mean
+from lightningrl.advantages.baselines import FloatArray, mean
 from lightningrl.credit.xray import Agreement, agree
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.look.origin import RunOrigin

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.credit.evaluator import classify_tools
-from lightningrl.credit.needs import NEEDS, Need, find_unrecorded, installed_needs
+from lightningrl.advantages.needs import NEEDS, Need, find_unrecorded, installed_needs
 from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.xray import CreditTable, MissingMethod, XRay, join_tables, make_table, read_table
 from lightningrl.errors import ConfigError, LightningError, PluginError, describe_raised
@@ -28,6 +27,7 @@ from lightningrl.protocols import CreditAssigner
 from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter, Score
 from lightningrl.training.build import build_assigner, build_scorer, required_settings
+from lightningrl.training.evaluator import classify_tools
 from lightningrl.training.lab.recorded import check_steps, find_measured, read_measured, read_rollouts
 from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
 

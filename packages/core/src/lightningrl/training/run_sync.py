@@ -1,6 +1,6 @@
 """Asynchronous work for callers that wait, wherever they are: a notebook's thread has an event loop already; and whether it is cancelled.
 
-run_beside(work()) ─► a thread ─► asyncio.run        Ctrl-C ─► the work is cancelled, ends in order ─► KeyboardInterrupt
+run_sync(work()) ─► a thread ─► asyncio.run        Ctrl-C ─► the work is cancelled, ends in order ─► KeyboardInterrupt
        ▲                   └─ call_in_caller(build) ─┐
        └────────── done where the caller waits ◄─────┘   objects that belong to a thread are then the caller's
 """
@@ -17,11 +17,11 @@ from contextvars import ContextVar, copy_context
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["Show", "call_in_caller", "is_being_cancelled", "run_beside", "show_nobody"]
+__all__ = ["Show", "call_in_caller", "run_sync", "show_nobody"]
 
 T = TypeVar("T")
 _CALLER: ContextVar[SimpleQueue[Callable[[], None]] | None] = ContextVar("caller", default=None)
-"""Work for the thread that waits in `run_beside`."""
+"""Work for the thread that waits in `run_sync`."""
 Show = Callable[[str, int, int], None]
 """Told what is being done, and how much of how much is; of 0 = nobody knows."""
 
@@ -30,14 +30,7 @@ def show_nobody(what: str, done: int, total: int) -> None:
     """Nobody looks on."""
 
 
-def is_being_cancelled() -> bool:
-    """Whether somebody cancels the task that runs. A CancelledError without that came out of what it awaits, and is a failure like others:
-    of a task that somebody else gave up, say."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def run_beside(work: Coroutine[Any, Any, T]) -> T:
+def run_sync(work: Coroutine[Any, Any, T]) -> T:
     """Do the work and return what it returns, from an event loop in a thread of its own."""
     running: list[asyncio.Task[Any]] = []
     interrupted = threading.Event()
@@ -79,7 +72,7 @@ def run_beside(work: Coroutine[Any, Any, T]) -> T:
 
 
 def call_in_caller(function: Callable[[], T]) -> T:
-    """Call it in the thread that waits for this work in `run_beside`; here, where none does. What it raises is raised here."""
+    """Call it in the thread that waits for this work in `run_sync`; here, where none does. What it raises is raised here."""
     asked = _CALLER.get()
     if asked is None:
         return function()

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from lightningrl.beside import is_being_cancelled
 from lightningrl.credit.evidence import check_evidence
 from lightningrl.credit.judge import Judge
-from lightningrl.credit.services import PolicyQueries, RolloutServices
 from lightningrl.errors import LightningError, PluginError, RewardError, describe_raised
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import CreditAssigner, GroupWitness, Services, Witness
@@ -24,9 +22,10 @@ from lightningrl.recipe_tables import OutcomesConfig
 from lightningrl.records import Score
 from lightningrl.rewards import RewardSet, TurnReward
 from lightningrl.rewards.processes import FunctionProcesses, ProcessEnded
-from lightningrl.rewards.reward_set import describe_failure
+from lightningrl.rewards.reward_set import describe_failure, is_being_cancelled
 from lightningrl.rewards.threads import DaemonThreads
 from lightningrl.rewards.value import BadValue
+from lightningrl.training.services import PolicyQueries, RolloutServices
 from lightningrl.types import Evidence, RolloutMode, ToolStatus, Trajectory, TrajectoryGroup
 
 __all__ = ["Evaluator", "classify_tools"]

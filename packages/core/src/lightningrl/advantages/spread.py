@@ -9,7 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningrl.credit.baselines import Baseline, FloatArray, are_equal, baseline_advantages
+from lightningrl.advantages.baselines import Baseline, FloatArray, are_equal, baseline_advantages
 from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
 
 __all__ = ["Channel", "Counted", "ReturnBased", "call_advantages", "spread", "to_tokens"]

@@ -1,0 +1,109 @@
+"""Arguments of tools: the text that equal ones share, and the JSON schemas that tools are offered with.
+
+`jsonschema`, which checks them, comes with the extra `server`; it is loaded where the first schema is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from lightningrl.errors import ConfigError
+
+__all__ = ["build_check", "canonical", "fit_offered", "fits", "is_offered", "load_jsonschema", "offered_check"]
+
+logger = logging.getLogger(__name__)
+
+
+def canonical(arguments: str) -> str:
+    """The same text for the same arguments: JSON with sorted keys and no spaces; other text as it is."""
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def load_jsonschema(what: str) -> Any:
+    """The library. Raises ConfigError where it is missing."""
+    try:
+        return importlib.import_module("jsonschema")
+    except ImportError:
+        raise ConfigError(f"{what} cannot be checked: jsonschema is not installed; pip install 'lightningrl[server]'") from None
+
+
+def build_check(schema: Mapping[str, Any], *, what: str) -> Callable[[Any], bool]:
+    """Whether a value fits. Raises ConfigError where the library is missing, or the schema is none."""
+    jsonschema = load_jsonschema(what)
+    kind = jsonschema.validators.validator_for(schema)
+    try:
+        kind.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ConfigError(f"{what} is no JSON schema: {error.message}; mend it") from None
+    validator = kind(schema, registry=importlib.import_module("jsonschema_specifications").REGISTRY)  # a reference fetches nothing
+
+    def check(value: Any) -> bool:
+        try:
+            return bool(validator.is_valid(value))
+        except RecursionError:
+            return False
+
+    return check
+
+
+def is_offered(name: str, offered: str) -> bool:
+    """Whether a tool is one of `Transition.offered`; where nobody kept what was offered, any may be."""
+    return not offered or name in _offered_schemas(offered)
+
+
+def fit_offered(name: str, arguments: str, offered: str) -> bool:
+    """Whether a tool's arguments are an object that fits the schema in `Transition.offered`; any object does where there is none."""
+    return fits(arguments, offered_check(name, offered))
+
+
+def fits(text: str, check: Callable[[Any], bool] | None) -> bool:
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(arguments, dict) and (check is None or check(arguments))
+
+
+@lru_cache(maxsize=64)
+def _offered_schemas(offered: str) -> Mapping[str, Mapping[str, Any] | None]:
+    """By the name of each tool of `Transition.offered`."""
+    schemas: dict[str, Mapping[str, Any] | None] = json.loads(offered or "{}")
+    return schemas
+
+
+@lru_cache(maxsize=1024)
+def offered_check(name: str, offered: str) -> Callable[[Any], bool] | None:
+    """Of a tool of `Transition.offered` that came with a schema."""
+    schema = _offered_schemas(offered).get(name)
+    return None if schema is None else _check_offered(name, schema)
+
+
+def _check_offered(name: str, schema: Mapping[str, Any]) -> Callable[[Any], bool]:
+    """An agent's schema may be none, name what it does not hold, or have patterns of another language: then any object fits."""
+    try:
+        check = build_check(schema, what=f"the schema that was offered for tool {name!r}")
+    except ConfigError as error:
+        logger.warning("valid_arguments: %s; any object is taken", error)
+        return lambda _: True
+
+    is_warned = False
+
+    def fits(arguments: Any) -> bool:
+        nonlocal is_warned
+        try:
+            return check(arguments)
+        except Exception as error:  # noqa: BLE001 — whatever the library makes of it
+            if not is_warned:
+                logger.warning("valid_arguments: the schema offered for tool %r cannot be used (%s); any object is taken", name, error)
+            is_warned = True
+            return True
+
+    return fits
