@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightningrl.look.queries.run_queries import RunQueries
 from lightningrl.records import RolloutFilter, Score
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import make_call
@@ -63,7 +64,7 @@ async def measure(folder: Path, rollouts: int) -> dict[str, list[float]]:
             "list, a group": partial(store.list_rollouts, RolloutFilter(group_id=ids[0], limit=50)),
             "wait for 250 that ended": partial(store.wait_finished, ids, 0.0),
             "64 trajectories": partial(store.trajectories, ids[:64]),
-            "condition": store.condition,
+            "health": RunQueries(store).health,
             "counts": store.counts,
             "steps (on resume)": store.steps,
         }

@@ -194,11 +194,11 @@ async def cost(app: ASGIApp, path: str) -> tuple[float, int]:
 
 
 async def measure_pages(folder: Path, pages: Sequence[str], times: int = 9) -> None:
-    """`anew`: of an earlier page nothing is remembered but the store's census of its rollouts, which the first look reads; `again`: the
+    """`anew`: of an earlier page nothing is remembered but the index of its rollouts, which the first look reads; `again`: the
     store is as it was. Imports and templates are loaded before. Credit is computed by a process of its own, which is not in it."""
     async with open_run(folder) as run:
         began = time.process_time()
-        await run.look.step_rewards()
+        await run.queries.step_rewards()
         print(f"first look at {ROLLOUTS:,} rollouts: {1000 * (time.process_time() - began):.0f} ms")
         print(f"{'page':42} {'anew ms':>8} {'again ms':>9} {'kB':>7}")
 

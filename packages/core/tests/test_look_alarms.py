@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lightningrl.look.alarms import Alarm, find_alarms
+from lightningrl.look.queries.rollout_counts import ToolCount
 from lightningrl.run import Run
-from lightningrl.store.overview import ToolCount
 from lightningrl.types import ToolStatus
 
 WELL: Mapping[str, Any] = {

@@ -161,8 +161,8 @@ async def test_siblings_that_never_part_share_everything_and_a_running_one_has_n
 
 async def test_an_overview_counts_what_the_store_has(run: RecordedRun) -> None:
     async with open_run(run.folder) as reader:
-        found, position = await reader.look.condition(), await reader.look.position()
-        later = await reader.look.position(after=1)
+        found, position = await reader.queries.health(), await reader.queries.position()
+        later = await reader.queries.position(after=1)
     assert found.states == {RolloutState.SUCCEEDED: 8, RolloutState.FAILED: 1, RolloutState.RUNNING: 1, RolloutState.QUEUED: 1}
     assert found.outcomes == {Outcome.SUCCEEDED: 8, Outcome.AGENT_ERROR: 1}
     assert [(one.policy, one.version, one.trainable) for one in found.versions] == [("policy", 0, True)]

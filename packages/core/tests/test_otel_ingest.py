@@ -17,10 +17,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from lightningrl.control.client import ServerClient
 from lightningrl.engines.registry import EngineRegistry
+from lightningrl.look.queries.rollout_counts import FacetCount, Part
+from lightningrl.look.queries.run_queries import RunQueries
 from lightningrl.records import Lease
 from lightningrl.server.app import create_app
 from lightningrl.store import SqlStore
-from lightningrl.store.overview import FacetCount, Part
 from lightningrl.telemetry.otlp import JSON, PROTOBUF, parse_export
 from lightningrl.testing.loopback import serving
 from lightningrl.testing.store_conformance import make_call, make_spec
@@ -135,7 +136,7 @@ async def test_a_call_whose_answer_a_model_span_names_has_the_role_around_that_s
     chat = span("chat", "bb", "aa", gen_ai__operation__name="chat", gen_ai__response__id=answer_id)
     await scene.export(export(agent, chat))
     assert [call.agent for call in (await scene.finished()).transitions] == ["writer"]
-    assert FacetCount(value="writer", count=1) in await scene.store.part_counts(Part.ROLE)
+    assert FacetCount(value="writer", count=1) in await RunQueries(scene.store).part_counts(Part.ROLE)
 
 
 async def test_an_agent_whose_span_comes_in_a_later_export_names_its_calls(scene: Scene) -> None:

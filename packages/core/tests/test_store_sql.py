@@ -278,14 +278,14 @@ async def test_the_key_of_a_lease_opens_its_attempt_without_a_read_and_not_after
     await store.create_rollouts([make_spec("a"), make_spec("b")])
     lease = await leased(store)
     reads = 0
-    read = store._read
+    read = store.read
 
     async def counted(query: Any) -> Any:
         nonlocal reads
         reads += 1
         return await read(query)
 
-    monkeypatch.setattr(store, "_read", counted)
+    monkeypatch.setattr(store, "read", counted)
     found = await store.authorise("a", 1, lease.key)
     assert found is not None and (found.rollout_id, found.attempt, found.timeout_s, found.calls) == ("a", 1, lease.timeout_s, 0)
     assert await store.authorise("a", 1, "another") is None and reads == 0

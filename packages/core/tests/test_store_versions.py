@@ -14,11 +14,12 @@ import pytest
 from postgresql import PostgreSQL
 
 from lightningrl.errors import StoreError
+from lightningrl.look.queries.rollout_counts import FacetCount, Part
+from lightningrl.look.queries.run_queries import RunQueries
 from lightningrl.records import ToolCallRecord
 from lightningrl.rewards import NamedReward, Reported, RewardSet
 from lightningrl.store import SqlStore
 from lightningrl.store.migrations import MIGRATIONS
-from lightningrl.store.overview import FacetCount, Part
 from lightningrl.store.schema import SCHEMA_VERSION
 from lightningrl.testing.store_conformance import make_call, make_spec
 from lightningrl.types import (
@@ -127,8 +128,10 @@ async def test_a_store_of_an_older_version_is_brought_up_to_date_and_loses_nothi
         assert (step.step, step.rollout_ids, step.metrics) == (1, ("a",), {"loss": 0.25})
         (score,) = await store.scores(["a"])
         assert np.array_equal(score.advantages["c0"], [0.5, 0.5]) and score.advantages["c1"] is None  # type: ignore[arg-type]
-        assert {role.value for role in await store.part_counts(Part.ROLE)} == {"planner", "write"}, "the planner was named by a span"
-        assert await store.part_counts(Part.TOOL) == (FacetCount(value="sql", count=1),)
+        assert {role.value for role in await RunQueries(store).part_counts(Part.ROLE)} == {"planner", "write"}, (
+            "the planner was named by a span"
+        )
+        assert await RunQueries(store).part_counts(Part.TOOL) == (FacetCount(value="sql", count=1),)
         failed = await store.rollout("b")
         assert failed.state is RolloutState.FAILED and (failed.attempts[0].error or "").startswith("ValueError: no xxx")
         await store.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightningrl.store.condition import Position
+from lightningrl.look.queries.health import Position
 from lightningrl.view.cache import Cache
 
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from lightningrl.cli.app import app
 from lightningrl.cli.view import viewer_of
 from lightningrl.errors import LightningError, RunFolderError, ServerError
-from lightningrl.store.census import Census
+from lightningrl.look.queries.rollout_index import RolloutIndex
 
 
 def refused(*words: str) -> LightningError:
@@ -96,12 +96,12 @@ async def test_every_rollout_is_read_before_the_link_is_printed(recorded_run: Pa
     """And not for the first page."""
     counts: list[int] = []
 
-    def update(census: Census, db: Connection) -> None:
-        read(census, db)
-        counts.append(len(census.rows))
+    def update(index: RolloutIndex, db: Connection) -> None:
+        read(index, db)
+        counts.append(len(index.rows))
 
-    read = Census.update
-    monkeypatch.setattr(Census, "update", update)
+    read = RolloutIndex.update
+    monkeypatch.setattr(RolloutIndex, "update", update)
     async with viewer_of(recorded_run, "a-key", is_run=True):
         assert len(counts) == 1 and counts[0] > 0
 

@@ -12,6 +12,7 @@ from sizes import PATIENCE_S
 
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope
 from lightningrl.credit.metrics import describe_rollouts
+from lightningrl.look.queries.run_queries import RunQueries
 from lightningrl.runtime.pool import WorkerPool
 from lightningrl.testing.live_gateway import live_gateway
 from lightningrl.testing.scripted_server import ScriptedServer
@@ -103,7 +104,7 @@ async def test_hosts_that_an_agent_called_past_us_are_named_in_the_runs_sentence
     )
 
 
-async def test_threads_that_outlive_their_rollout_are_in_its_record_the_metrics_and_the_systems_condition(tmp_path: Path) -> None:
+async def test_threads_that_outlive_their_rollout_are_in_its_record_the_metrics_and_the_systems_health(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     async with live_gateway(tmp_path, attach=False) as control:
         specs = [make_spec("r0", "leaves a thread"), make_spec("r1", "leaves nothing")]
@@ -111,7 +112,7 @@ async def test_threads_that_outlive_their_rollout_are_in_its_record_the_metrics_
         async with WorkerPool(control.url, control.run_key, "agent.py:answer", workers=1, base_dir=tmp_path, log_folder=tmp_path):
             await control.store.wait_finished([spec.id for spec in specs], PATIENCE_S)
         trajectories = await control.store.trajectories([spec.id for spec in specs])
-        found = await control.store.condition()
+        found = await RunQueries(control.store).health()
         shown = [(await control.store.rollout(spec.id)).attempts[0].left_threads for spec in specs]
     assert [one.left_threads for one in trajectories] == shown == [("memory-writer",), ()]
     assert [one.other_calls for one in trajectories] == [(), ()] and found.refusals == (), "a thread is no call"

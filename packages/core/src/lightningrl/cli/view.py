@@ -56,7 +56,7 @@ async def viewer_of(folder: Path, key: str, *, is_run: bool) -> AsyncIterator[AS
     try:
         if isinstance(runs, OneFolder):
             async with runs.viewed() as viewed:  # one that cannot be read is refused at once
-                await viewed.run.look.reward_values()  # the first look reads every rollout: now, and not for somebody's page
+                await viewed.run.queries.reward_values()  # the first look reads every rollout: now, and not for somebody's page
         yield create_viewer(runs, key=key)
     finally:
         await runs.close()

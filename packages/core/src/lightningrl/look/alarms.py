@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Final, Literal
 
-from lightningrl.store.overview import Mark, ToolCount
+from lightningrl.look.queries.rollout_counts import ToolCount
+from lightningrl.look.queries.rollout_query import Mark
 from lightningrl.types import Outcome
 
 __all__ = ["Alarm", "find_alarms"]

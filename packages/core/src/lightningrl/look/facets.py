@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from lightningrl.look.queries.rollout_counts import Cell, FacetCount, Part, RewardValues
+from lightningrl.look.queries.rollout_query import RolloutQuery
 from lightningrl.look.reader import StoredRun
-from lightningrl.store.overview import Cell, FacetCount, Part, RewardValues, RolloutQuery
 
 __all__ = ["Facets", "PartCounts", "RewardRange", "StepCount", "read_facets", "read_parts", "reward_ranges"]
 
@@ -66,7 +67,7 @@ class PartCounts:
 
 
 async def read_facets(run: StoredRun, query: RolloutQuery, *, most_tasks: int = 12) -> Facets:
-    overview = run.look
+    overview = run.queries
     ranges = reward_ranges(await overview.reward_values())
     wide = replace(query, first_step=None, last_step=None, mode=None, outcome=None, state=None, low=None, high=None, is_unrewarded=False)
     lows = [found.low for found in ranges[1:]]
@@ -109,7 +110,7 @@ async def read_facets(run: StoredRun, query: RolloutQuery, *, most_tasks: int = 
 
 async def read_parts(run: StoredRun, *, most: int = 12) -> PartCounts:
     """Of the whole run, whatever is chosen: what is counted by call costs more than what is counted by rollout."""
-    roles, tools = [await run.look.part_counts(part, most) for part in (Part.ROLE, Part.TOOL)]
+    roles, tools = [await run.queries.part_counts(part, most) for part in (Part.ROLE, Part.TOOL)]
     return PartCounts(roles=roles, tools=tools)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.look.group_diff import Siblings, build_siblings
 from lightningrl.look.origin import read_models
+from lightningrl.look.queries.run_queries import RunQueries
 from lightningrl.look.segments import SegmentReader
 from lightningrl.look.tokens import Token, read_tokens
 from lightningrl.look.trace import CallTrace, Trace, Window, build_trace
@@ -63,6 +64,8 @@ class StoredRun:
         """`tokenizer_of(policy)`: None where nobody has it."""
         self.look = look
         """What its store is asked."""
+        self.queries = RunQueries(look)
+        """What pages and reports ask of it."""
         self._reader_of = cache(lambda policy: SegmentReader(tokenizer_of(policy)))
 
     async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> Sequence[RolloutRecord]:  # noqa: B008

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from lightningrl.look.alarms import Alarm, find_alarms
 from lightningrl.look.metrics import read_rows
+from lightningrl.look.queries.rollout_counts import StepReward, ToolCount
+from lightningrl.look.queries.rollout_query import RolloutQuery
 from lightningrl.look.reader import StoredRun
-from lightningrl.store.overview import RolloutQuery, StepReward, ToolCount
 from lightningrl.types import RolloutMode
 
 __all__ = ["Bill", "Point", "StepLine", "Summary", "interval", "is_live", "read_summary"]
@@ -78,13 +79,13 @@ class Summary:
 
 async def read_summary(run: StoredRun, folder: Path) -> Summary:
     rows = read_rows(folder) or [{"step": record.step, **record.metrics} for record in await run.look.steps()]
-    rewards = await run.look.step_rewards()
+    rewards = await run.queries.step_rewards()
     endings: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    cells = await run.look.cells(RolloutQuery())
+    cells = await run.queries.cells(RolloutQuery())
     for cell in cells:
         if cell.mode is RolloutMode.TRAIN and cell.outcome is not None:
             endings[cell.step][cell.outcome.value] += cell.count
-    tools, cut = await run.look.tool_counts(), await run.look.cut_calls()
+    tools, cut = await run.queries.tool_counts(), await run.queries.cut_calls()
     train = {point.step: point for point in _points(rewards, RolloutMode.TRAIN)}
     of_training = [row for row in rows if "rollouts" in row]
     trained = [

@@ -11,8 +11,8 @@ Every method that writes is *durable when it returns*: what it acknowledged surv
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from lightningrl.errors import StoreError
 from lightningrl.records import (
@@ -29,11 +29,14 @@ from lightningrl.records import (
     StoreCounts,
     ToolCallRecord,
 )
-from lightningrl.store.condition import Standing
-from lightningrl.store.overview import Overview
 from lightningrl.types import OtherCall, Outcome, RolloutSpec, RolloutState, Trajectory
 
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
 __all__ = ["RETRYABLE", "AttemptCalls", "CallLog", "Ledger", "Look", "Queue", "Store"]
+
+T = TypeVar("T")
 
 RETRYABLE = frozenset({Outcome.INFRASTRUCTURE_ERROR})
 """Outcomes that say nothing about the policy: the rollout is queued again while attempts are left."""
@@ -192,7 +195,7 @@ class Ledger(Protocol):
         ...
 
 
-class Look(AttemptCalls, Overview, Standing, Protocol):
+class Look(AttemptCalls, Protocol):
     """What is and was. Changes nothing."""
 
     async def rollout(self, rollout_id: str) -> RolloutRecord:
@@ -213,6 +216,11 @@ class Look(AttemptCalls, Overview, Standing, Protocol):
     async def steps(self) -> tuple[StepRecord, ...]: ...
 
     async def counts(self) -> StoreCounts: ...
+
+    async def read(self, query: Callable[[Connection], T]) -> T:
+        """Ask a query of one's own: it runs in a thread, on a read-only connection, in a transaction. The tables are those of
+        `lightningrl.store.schema`."""
+        ...
 
 
 @runtime_checkable

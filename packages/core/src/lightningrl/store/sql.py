@@ -20,9 +20,7 @@ from sqlalchemy import Connection
 
 from lightningrl.errors import StoreError
 from lightningrl.records import AttemptEnd, AttemptInfo, CallRecord, Lease, StoreCounts, ToolCallRecord
-from lightningrl.store import overview_reads, writes
-from lightningrl.store.census import Census
-from lightningrl.store.condition_reads import read_condition, read_neighbours, read_position
+from lightningrl.store import writes
 from lightningrl.store.database import open_database
 from lightningrl.store.dialects import Database, Peers, explain, patiently
 from lightningrl.store.errors import AttemptOver, StoreTrouble, UnknownRecord
@@ -104,21 +102,7 @@ def _reading(query: Callable[Concatenate[Reader, Connection, P], T]) -> Callable
     """The method that asks `query`."""
 
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._read(lambda db: query(self._reader, db, *args, **kwargs))
-
-    return method
-
-
-def _counting(query: Callable[Concatenate[Census, Reader, Connection, P], T]) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
-    """The method that asks `query` of the census as the store is now."""
-
-    async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        def ask(db: Connection) -> T:
-            with self._census.lock:
-                self._census.update(db)
-                return query(self._census, self._reader, db, *args, **kwargs)
-
-        return await self._read(ask)
+        return await self.read(lambda db: query(self._reader, db, *args, **kwargs))
 
     return method
 
@@ -129,7 +113,6 @@ class SqlStore:
     def __init__(self, database: Database, *, read_only: bool = False) -> None:
         self._database = database
         self._reader = Reader()
-        self._census = Census()
         self._readers = ThreadPoolExecutor(2, "lightningrl-store-reader")
         self._loop = asyncio.get_running_loop()
         self._writer = None if read_only else Writer(database, self._loop, self._on_events)
@@ -189,7 +172,7 @@ class SqlStore:
             self._late += 1
             raise
 
-    async def _read(self, query: Callable[[Connection], T]) -> T:
+    async def read(self, query: Callable[[Connection], T]) -> T:
         def ask() -> T:
             with self._database.reading.connect() as db, db.begin():
                 return query(db)
@@ -247,7 +230,7 @@ class SqlStore:
             self._on_events([QueueEvent()])
             for waiter in tuple(self._waiters):
                 try:
-                    waiter.add(await self._read(lambda db: self._reader.finished(db, tuple(waiter.wanted))))  # noqa: B023  awaited
+                    waiter.add(await self.read(lambda db: self._reader.finished(db, tuple(waiter.wanted))))  # noqa: B023  awaited
                 except StoreError as error:
                     logger.warning("%s", error)
 
@@ -374,7 +357,7 @@ class SqlStore:
         waiter = _Waiter(wanted, len(wanted) if min_finished is None else min(min_finished, len(wanted)))
         self._waiters.add(waiter)
         try:
-            waiter.add(await self._read(lambda db: self._reader.finished(db, tuple(wanted))))
+            waiter.add(await self.read(lambda db: self._reader.finished(db, tuple(wanted))))
             trouble = None if self._writer is None else self._writer.trouble
             if trouble is not None and not waiter.ready.is_set():  # no rollout ends where nothing is kept
                 raise type(trouble)(str(trouble))
@@ -428,31 +411,20 @@ class SqlStore:
         return count
 
     steps = _reading(Reader.steps)
-    position = _reading(read_position)
-    condition = _reading(read_condition)
-    neighbours = _reading(read_neighbours)
 
     # ------------------------------------------------------------------ looking
 
     rollout = _reading(Reader.rollout)
     list_rollouts = _reading(Reader.list_rollouts)
-    list_rows = _counting(overview_reads.list_rows)
-    cells = _counting(overview_reads.cells)
-    task_counts = _counting(overview_reads.task_counts)
-    part_counts = _counting(overview_reads.part_counts)
-    reward_values = _counting(overview_reads.reward_values)
-    step_rewards = _counting(overview_reads.step_rewards)
-    tool_counts = _counting(overview_reads.tool_counts)
-    cut_calls = _counting(overview_reads.cut_calls)
 
     async def counts(self) -> StoreCounts:
-        return await self._read(lambda db: self._reader.counts(db, self._late))
+        return await self.read(lambda db: self._reader.counts(db, self._late))
 
     async def authorise(self, rollout_id: str, attempt: int, key: str) -> AttemptInfo | None:
         known = None if self._database.is_shared else self._keys.get((rollout_id, attempt))
         if known is None:
             ended = self._ended
-            found = await self._read(lambda db: self._reader.attempt_key(db, rollout_id, attempt))
+            found = await self.read(lambda db: self._reader.attempt_key(db, rollout_id, attempt))
             if found is None or found[1] is not None:
                 return None
             known = found[0], found[2]
@@ -461,7 +433,7 @@ class SqlStore:
         return known[1] if hmac.compare_digest(known[0], _digest(key)) else None
 
     async def refusal(self, rollout_id: str, attempt: int, key: str) -> StoreError:
-        found = await self._read(lambda db: self._reader.attempt_key(db, rollout_id, attempt))
+        found = await self.read(lambda db: self._reader.attempt_key(db, rollout_id, attempt))
         if found is None:
             return UnknownRecord(f"there is no attempt {attempt} of rollout {rollout_id!r}; lease one first")
         if not hmac.compare_digest(found[0], _digest(key)):

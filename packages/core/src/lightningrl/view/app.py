@@ -75,7 +75,7 @@ def with_query(path: str, query: dict[str, Any]) -> str:
 def _of_run(runs: Runs, page: Page) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         async with runs.viewed(request.path_params.get("run", "")) as viewed:
-            position = await viewed.run.look.position(2**31)  # before the page is made, so that nothing is missed between them
+            position = await viewed.run.queries.position(2**31)  # before the page is made, so that nothing is missed between them
             values = run_values(viewed, page, root=request.scope.get("root_path", ""), has_runs=isinstance(runs, RunsFolder))
             values["place"] = Place.of(position)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from lightningrl.look.queries.health import Position
 from lightningrl.look.summary import is_live
-from lightningrl.store.condition import Position
 from lightningrl.store.places import find_store
 
 __all__ = ["Cache"]

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightningrl.errors import LightningError
+from lightningrl.look.queries.health import Position
 from lightningrl.look.reader import StoredRun
-from lightningrl.store.condition import Position
 
 __all__ = ["Place", "stream_news"]
 
@@ -66,7 +66,7 @@ async def stream_news(
     place, running, quiet = after, -1, 0
     while not await is_gone():
         try:
-            position = await run.look.position(place.step if place is not None else _LARGEST)
+            position = await run.queries.position(place.step if place is not None else _LARGEST)
         except LightningError:  # its folder went, or its store is closed: the browser asks again
             return
         now = Place.of(position)

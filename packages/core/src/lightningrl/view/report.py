@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from lightningrl.look.queries.rollout_query import RolloutQuery
+from lightningrl.look.queries.rollout_rows import Sort
 from lightningrl.look.reader import StoredRun
-from lightningrl.store.overview import RolloutQuery, Sort
 from lightningrl.view.page import Asked, ViewedRun
 from lightningrl.view.pages import rollouts
 from lightningrl.view.pages import run as run_page
@@ -21,7 +22,7 @@ async def make_report(run: StoredRun, folder: Path) -> str:
     """HTML."""
     viewed = ViewedRun(name=folder.absolute().name, folder=folder, run=run)  # noqa: ASYNC240
     shown = await run_page.PAGE.show(viewed, Asked())
-    rows = await run.look.list_rows(RolloutQuery(), Sort.DISAGREE, None, _ROLLOUTS)
+    rows = await run.queries.list_rows(RolloutQuery(), Sort.DISAGREE, None, _ROLLOUTS)
     found = []
     for row in rows:
         trace = await run.trace(row.id)

@@ -132,7 +132,7 @@ async def show(viewed: ViewedRun, asked: Asked) -> Shown:
         "output": _output(trace, budget),
         "steps": _steps(trace, nodes, current),
         "unread": sorted(policy for policy in {call.call.policy for call in trace.calls} if not viewed.run.has_text(policy)),
-        "around": await viewed.run.look.neighbours(rollout.spec.id),
+        "around": await viewed.run.queries.neighbours(rollout.spec.id),
     }
     if as_tokens:
         call = trace.calls[current or 0]
@@ -184,7 +184,7 @@ async def _read(viewed: ViewedRun, rollout_id: str, window: Window) -> tuple[Tra
     group = await read_group(viewed.run, trace.rollout.spec.group_id)
     versions: dict[str, int] = {}
     if recipe.loop.asynchronous and trace.rollout.trained_step is None:  # it may have become too old
-        versions = {one.policy: one.version for one in reversed((await viewed.run.look.condition()).versions)}
+        versions = {one.policy: one.version for one in reversed((await viewed.run.queries.health()).versions)}
     return trace, explain_calls(trace, group.rollouts, recipe, versions), explain_rollout(trace, recipe, versions)
 
 

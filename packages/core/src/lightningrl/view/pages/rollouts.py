@@ -13,9 +13,10 @@ from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from lightningrl.look.facets import Facets, RewardRange, read_facets, read_parts
+from lightningrl.look.queries.rollout_query import Mark, RolloutQuery
+from lightningrl.look.queries.rollout_rows import Sort
 from lightningrl.look.segments import SegmentKind
 from lightningrl.look.trace import CallTrace, Trace
-from lightningrl.store.overview import Mark, RolloutQuery, Sort
 from lightningrl.types import Outcome, RolloutMode, RolloutState, ToolCall
 from lightningrl.view.page import Asked, NoSuchPage, Page, Shown, ViewedRun
 
@@ -69,7 +70,7 @@ class Bar:
 async def show(viewed: ViewedRun, asked: Asked) -> Shown:
     state = {name: asked.query[name] for name in _STATE if asked.query.get(name)}
     query, sort = read_query(asked), _choice("sort", state.get("sort"), Sort) or Sort.DISAGREE
-    rows = await viewed.run.look.list_rows(query, sort, asked.query.get("after") or None, PER_PAGE + 1)
+    rows = await viewed.run.queries.list_rows(query, sort, asked.query.get("after") or None, PER_PAGE + 1)
     facets = await viewed.cache.get(("facets", query), lambda: read_facets(viewed.run, query))
     parts = await viewed.cache.get("parts", lambda: read_parts(viewed.run))
     peek = asked.query.get("peek")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightningrl.look.origin import read_values
+from lightningrl.look.queries.rollout_counts import ToolCount
 from lightningrl.look.summary import Summary, read_summary
-from lightningrl.store.overview import ToolCount
 from lightningrl.view.charts import Series, draw_chart, sparkline
 from lightningrl.view.page import Asked, Page, Shown, ViewedRun
 

@@ -14,7 +14,7 @@ _MOST = 200
 
 
 async def show(viewed: ViewedRun, _: Asked) -> Shown:
-    found, position = await viewed.run.look.condition(), await viewed.run.look.position()
+    found, position = await viewed.run.queries.health(), await viewed.run.queries.position()
     budget = Budget(PAGE_BYTES)
     return Shown(
         "system.html",

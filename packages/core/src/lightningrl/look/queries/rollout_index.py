@@ -1,12 +1,12 @@
-"""All rollouts of a store, a few numbers each, kept in memory: what is counted over all of them is counted here.
+"""All rollouts of a store, a few numbers each, in memory: counts over all of them are made here.
 
 first look ─► every rollout is read ─┐
 later ─► those that are new ─────────┼─► rows[rollout], in the order in which they were asked for
        └► those that may change ─────┘
 
-A rollout is settled, and not read again, once a finished step has trained it, or once it has a reward of a validation before the newest
-step. A resumed run takes steps back: where the newest step that was seen is gone, or was done again, all is read again; so where rollouts
-were forgotten.
+A rollout is settled, and not read again, once a finished step has trained it, or once a validation before the newest
+step has given it a reward. Everything is read again where the newest step that was seen is gone or was done again (a
+resumed run takes steps back), or where rollouts were forgotten.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lightningrl.store.reads import chunks, read_forgotten
 from lightningrl.store.schema import attempts, rollouts, scores, steps, tasks, trained
 from lightningrl.types import Outcome, RolloutMode, RolloutState
 
-__all__ = ["MODES", "OUTCOMES", "STATES", "Census"]
+__all__ = ["MODES", "OUTCOMES", "STATES", "RolloutIndex"]
 
 MOST: Final = 1_000_000
-"""Rollouts, the newest; 50 MB."""
+"""Newest rollouts that are counted; 50 MB."""
 _AT_ONCE: Final = 10_000
-"""Rollouts that are read."""
+"""Rollouts that are read in one piece."""
 MODES, STATES, OUTCOMES = tuple(RolloutMode), tuple(RolloutState), tuple(Outcome)
-"""By the numbers that rows have."""
+"""Members by the number that stands for each in a row."""
 _MODE, _STATE = ({member.value: number for number, member in enumerate(kind)} for kind in (MODES, STATES))
 _OUTCOME: Final[dict[str | None, int]] = {None: -1, **{member.value: number for number, member in enumerate(OUTCOMES)}}
 _K = TypeVar("_K")
@@ -53,8 +53,8 @@ _ROW: Final = np.dtype(
 )
 
 
-class Census:
-    """Asked by one thread at a time: `with census.lock: census.update(db); …`."""
+class RolloutIndex:
+    """The rollouts in memory, for one thread at a time: `with index.lock: index.update(db); …`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -64,13 +64,14 @@ class Census:
         self._rows = np.empty(1024, _ROW)
         self._count = 0
         self._open: dict[int, int] = {}
-        """The places of rollouts that may change, by pk."""
+        """Places of the rollouts that may change, by pk."""
         self._newest: tuple[int, float] | None = None
         """The last finished step, and when it finished."""
         self._forgotten: tuple[int, int] | None = None
-        """What the store had deleted."""
+        """Rollouts that the store had deleted at the last look (`read_forgotten`)."""
         self.groups: dict[str, int] = {}
-        """Their numbers in rows; so for tasks and for lists of words (`lightningrl.store.participants`), where 0 is None."""
+        """Numbers in rows by name; likewise for tasks, and for lists of words (`lightningrl.store.participants`), where 0
+        is None."""
         self.tasks: dict[str, int] = {}
         self.lists: dict[str | None, int] = {None: 0}
         self._ranks = np.empty(0, np.int64)
@@ -82,7 +83,7 @@ class Census:
 
     @property
     def group_ranks(self) -> NDArray[np.int64]:
-        """By a group's number its place among the names."""
+        """A group's place among all names, by its number."""
         if len(self._ranks) != len(self.groups):
             self._ranks = np.argsort(np.argsort(np.array(list(self.groups), dtype=object)))
         return self._ranks
@@ -93,8 +94,10 @@ class Census:
         if forgotten != self._forgotten:
             self._clear()
             self._forgotten = forgotten
-        if self._newest is not None and db.execute(select(steps.c.at).where(steps.c.step == self._newest[0])).scalar() != self._newest[1]:
-            self._clear()
+        if self._newest is not None:
+            step, at = self._newest
+            if db.execute(select(steps.c.at).where(steps.c.step == step)).scalar() != at:
+                self._clear()
         self._newest = None if newest is None else (newest.step, newest.at)
         for pks in chunks(tuple(self._open)):
             self._put(db.execute(_ROWS.where(rollouts.c.pk.in_(pks))).all())
@@ -105,13 +108,28 @@ class Census:
             self._put(some)
         self._forget(oldest)
 
-    def _put(self, found: Sequence[Row[Any]]) -> None:
-        """Each at its place, or at the end. By column: a first look reads all rollouts."""
-        if not found:
+    def _put(self, read: Sequence[Row[Any]]) -> None:
+        """Put each row at its place, or at the end. By column, because the first look reads all rollouts."""
+        if not read:
             return
-        columns = zip(*found, strict=True)
-        pk, group, task, mode, state, outcome, planned, roles, tools, failed, trained_in, reward, unrewarded, duration = columns
-        rows = np.empty(len(found), _ROW)
+        columns = zip(*read, strict=True)
+        (
+            pk,
+            group,
+            task,
+            mode,
+            state,
+            outcome,
+            planned,
+            roles,
+            tools,
+            failed,
+            trained_in,
+            reward,
+            unrewarded,
+            duration,
+        ) = columns
+        rows = np.empty(len(read), _ROW)
         rows["pk"] = pk
         rows["group"] = _numbers(self.groups, group)
         rows["task"] = _numbers(self.tasks, task)
@@ -121,18 +139,20 @@ class Census:
         rows["reward"] = np.array(reward, np.float64)  # None is nan
         rows["duration"] = np.nan_to_num(np.array(duration, np.float64), nan=-1.0)
         rows["unrewarded"] = [reason is not None for reason in unrewarded]
-        rows["roles"], rows["tools"], rows["failed_tools"] = (_numbers(self.lists, lists) for lists in (roles, tools, failed))
+        for column, lists in (("roles", roles), ("tools", tools), ("failed_tools", failed)):
+            rows[column] = _numbers(self.lists, lists)
         trained_steps = np.array([-1 if step is None else step for step in trained_in])
-        in_order = np.array(planned) + (rows["mode"] != _MODE[RolloutMode.VALIDATION])
-        rows["step"] = np.where((trained_steps < 0) | (rows["mode"] == _MODE[RolloutMode.VALIDATION]), in_order, trained_steps)
-        places = np.array([self._open.get(one, -1) for one in pk])
+        is_validation = rows["mode"] == _MODE[RolloutMode.VALIDATION]
+        planned_steps = np.array(planned) + ~is_validation
+        rows["step"] = np.where((trained_steps < 0) | is_validation, planned_steps, trained_steps)
+        places = np.array([self._open.get(key, -1) for key in pk])
         is_new = places < 0
         places[is_new] = self._count + np.arange(np.count_nonzero(is_new))
         self._make_room(int(places.max()) + 1)
         self._rows[places] = rows
         is_settled = self._are_settled(rows, trained_steps)
-        for one in rows["pk"][is_settled].tolist():
-            self._open.pop(one, None)
+        for key in rows["pk"][is_settled].tolist():
+            self._open.pop(key, None)
         self._open.update(zip(rows["pk"][~is_settled].tolist(), places[~is_settled].tolist(), strict=True))
 
     def _are_settled(self, rows: NDArray[Any], trained_steps: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -151,7 +171,7 @@ class Census:
         self._count = max(self._count, count)
 
     def _forget(self, oldest: int) -> None:
-        """Rollouts up to this one, once they are a tenth of all: what goes moves all others."""
+        """Forget rollouts up to this one, once they are a tenth of all: it moves all others."""
         gone = int(np.searchsorted(self.rows["pk"], oldest, side="right"))
         if gone <= MOST // 10:
             return
@@ -159,13 +179,13 @@ class Census:
         self._open = {pk: place - gone for pk, place in self._open.items() if place >= gone}
 
 
-def _numbers(known: dict[_K, int], values: Sequence[_K]) -> list[int]:
-    """Of each its number, which it is given when it is first seen."""
-    return [known.setdefault(value, len(known)) for value in values]
+def _numbers(numbers: dict[_K, int], values: Sequence[_K]) -> list[int]:
+    """Look up each value's number; a new value gets the next one."""
+    return [numbers.setdefault(value, len(numbers)) for value in values]
 
 
 _NEWEST_STEP = select(steps.c.step, steps.c.at).order_by(steps.c.step.desc()).limit(1)
-_ROWS = select(  # as `Census._put` takes them
+_ROWS = select(  # as `RolloutIndex._put` takes them
     rollouts.c.pk,
     rollouts.c.group_id,
     tasks.c.task_id,
