@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from attribution import Crowd, run_crowd
 
+from lightningrl import conventions
 from lightningrl.loading import load_callable
-from lightningrl.telemetry import semconv
 from lightningrl.testing.adapter_conformance import play_tools
 from lightningrl.testing.scripted_server import ScriptedServer
 
@@ -70,10 +70,10 @@ def check_attribution(server: ScriptedServer, kinds: dict[str, int], crowd: Crow
         assert result is not None
         assert result["outcome"] == "succeeded", json.dumps(result)
         spans = server.spans(rollout_id)
-        chats = {span.span_id for span in spans if span.attributes.get(semconv.OPERATION_NAME) == semconv.CHAT}
+        chats = {span.span_id for span in spans if span.attributes.get(conventions.OPERATION_NAME) == conventions.CHAT}
         assert chats == {call.span_id for call in server.calls if call.rollout_id == rollout_id}
-        assert len({span.trace_id for span in spans if semconv.OPERATION_NAME in span.attributes}) == 1
-        tools = [span for span in spans if span.attributes.get(semconv.OPERATION_NAME) == semconv.EXECUTE_TOOL]
+        assert len({span.trace_id for span in spans if conventions.OPERATION_NAME in span.attributes}) == 1
+        tools = [span for span in spans if span.attributes.get(conventions.OPERATION_NAME) == conventions.EXECUTE_TOOL]
         assert len(tools) == (rollout_id.rpartition("-")[0] in TOOL_TEXTS)
         assert all(tool.parent_id in chats for tool in tools)
 

@@ -18,9 +18,9 @@ from autogen_ext.models.openai import BaseOpenAIChatCompletionClient
 from opentelemetry import trace
 from sizes import sized
 
+from lightningrl import conventions
 from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.loading import load_callable
-from lightningrl.telemetry import semconv
 from lightningrl.testing.adapter_conformance import AdapterConformance, InstrumentedProcess, by_operation, play_tools, said
 from lightningrl.types import ToolStatus
 from lightningrl_autogen import AutoGenAdapter
@@ -115,7 +115,7 @@ def check_rollouts(process: InstrumentedProcess, kind: str, roles: list[str]) ->
         own = [call for call in calls if call.rollout_id == rollout.rollout_id]
         assert [call.agent for call in own] == roles
         spans = process.spans(rollout)
-        chats = {chat.span_id: chat.attributes[semconv.AGENT_NAME] for chat in by_operation(spans, semconv.CHAT)}
+        chats = {chat.span_id: chat.attributes[conventions.AGENT_NAME] for chat in by_operation(spans, conventions.CHAT)}
         assert {call.span_id: call.agent for call in own if call.span_id} == chats
         assert len(chats) == len([call for call in own if call.agent != "raw"])
         assert len({span.trace_id for span in spans}) == 1
@@ -156,19 +156,23 @@ def test_agents_and_teams_that_are_tools_speak_for_themselves(process: Instrumen
 def test_what_an_agent_does_as_a_tool_hangs_below_the_tool(process: InstrumentedProcess, kind: str) -> None:
     for rollout in run_numbered(process, kind):
         spans = process.spans(rollout)
-        (tool,) = by_operation(spans, semconv.EXECUTE_TOOL)
-        chats = by_operation(spans, semconv.CHAT)
-        assert tool.attributes[semconv.AGENT_NAME] == "boss"
+        (tool,) = by_operation(spans, conventions.EXECUTE_TOOL)
+        chats = by_operation(spans, conventions.CHAT)
+        assert tool.attributes[conventions.AGENT_NAME] == "boss"
         assert tool.parent_id == chats[0].span_id
-        assert {chat.attributes[semconv.AGENT_NAME] for chat in chats if chat.parent_id != tool.span_id} == {"boss"}
-        assert "one two three" in tool.attributes[semconv.TOOL_CALL_RESULT]
+        assert {chat.attributes[conventions.AGENT_NAME] for chat in chats if chat.parent_id != tool.span_id} == {"boss"}
+        assert "one two three" in tool.attributes[conventions.TOOL_CALL_RESULT]
 
 
 def test_a_handoff_is_a_tool_call(process: InstrumentedProcess) -> None:
     rollout = run_numbered(process, "swarm")[0]
-    (tool,) = by_operation(process.spans(rollout), semconv.EXECUTE_TOOL)
+    (tool,) = by_operation(process.spans(rollout), conventions.EXECUTE_TOOL)
     found = tool.attributes
-    assert (found[semconv.TOOL_NAME], found[semconv.TOOL_STATUS], found[semconv.AGENT_NAME]) == ("transfer_to_helper", "ok", "boss")
+    assert (found[conventions.TOOL_NAME], found[conventions.TOOL_STATUS], found[conventions.AGENT_NAME]) == (
+        "transfer_to_helper",
+        "ok",
+        "boss",
+    )
 
 
 OUTCOMES = {
@@ -187,15 +191,15 @@ OUTCOMES = {
 )
 def test_a_tool_reports_its_outcome_wherever_it_runs(process: InstrumentedProcess, agent: str, asked: str) -> None:
     (rollout,) = process.run_many(load(agent), 1, asked)
-    (tool,) = by_operation(process.spans(rollout), semconv.EXECUTE_TOOL)
+    (tool,) = by_operation(process.spans(rollout), conventions.EXECUTE_TOOL)
     first, second = process.server.calls
     answered = [message for message in second.body["messages"] if message["role"] == "tool"]
-    assert tool.attributes[semconv.TOOL_STATUS] == OUTCOMES[asked].value
+    assert tool.attributes[conventions.TOOL_STATUS] == OUTCOMES[asked].value
     assert tool.is_error == (OUTCOMES[asked] is not ToolStatus.OK)
-    assert tool.attributes[semconv.TOOL_CALL_ARGUMENTS] == asked.partition("ARGS=")[2]
-    assert tool.attributes[semconv.AGENT_NAME] == "calculator"
+    assert tool.attributes[conventions.TOOL_CALL_ARGUMENTS] == asked.partition("ARGS=")[2]
+    assert tool.attributes[conventions.AGENT_NAME] == "calculator"
     assert tool.parent_id == first.span_id
-    assert [message["tool_call_id"] for message in answered] == [tool.attributes[semconv.TOOL_CALL_ID]]
+    assert [message["tool_call_id"] for message in answered] == [tool.attributes[conventions.TOOL_CALL_ID]]
 
 
 @has_workbench
@@ -211,8 +215,8 @@ def test_tools_that_live_in_another_process_report_what_came_back(
     process: InstrumentedProcess, asked: str, status: ToolStatus, result: str
 ) -> None:
     (rollout,) = process.run_many(load("use_foreign_workbench"), 1, asked)
-    (tool,) = by_operation(process.spans(rollout), semconv.EXECUTE_TOOL)
-    assert (tool.attributes[semconv.TOOL_STATUS], tool.attributes[semconv.TOOL_CALL_RESULT]) == (status.value, result)
+    (tool,) = by_operation(process.spans(rollout), conventions.EXECUTE_TOOL)
+    assert (tool.attributes[conventions.TOOL_STATUS], tool.attributes[conventions.TOOL_CALL_RESULT]) == (status.value, result)
 
 
 def test_streams_that_are_read_in_turns_or_given_up_keep_their_roles_to_themselves(process: InstrumentedProcess) -> None:
@@ -220,9 +224,9 @@ def test_streams_that_are_read_in_turns_or_given_up_keep_their_roles_to_themselv
         calls = [call for call in process.server.calls if call.rollout_id == rollout.rollout_id]
         assert Counter(call.agent for call in calls) == {"draft": 1, "review": 1, "quitter": 1, None: 3}
         assert [(call.agent, said(call, "ROLE")) for call in calls if call.agent != said(call, "ROLE")] == []
-        chats = by_operation(process.spans(rollout), semconv.CHAT)
+        chats = by_operation(process.spans(rollout), conventions.CHAT)
         assert {call.span_id for call in calls if call.agent} == {chat.span_id for chat in chats}
-        failed = {chat.attributes[semconv.AGENT_NAME] for chat in chats if chat.is_error}
+        failed = {chat.attributes[conventions.AGENT_NAME] for chat in chats if chat.is_error}
         assert failed <= {"quitter"}  # older AutoGens leave its stream to the end of the loop, which cancels it
 
 
@@ -288,8 +292,8 @@ def test_calls_in_a_core_agents_handler_are_named_after_its_type_and_belong_to_t
 def test_autogens_own_tool_spans_do_not_double_the_tool_calls(process: InstrumentedProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "get_tracer", lambda *names, **options: process.telemetry.provider.get_tracer("autogen-core"))
     (rollout,) = process.run_many(load("use_tools_in_a_team"), 1, 'TOOL=add ARGS={"a": 20, "b": 22}')
-    (tool,) = by_operation(process.spans(rollout), semconv.EXECUTE_TOOL)
-    assert tool.attributes[semconv.TOOL_CALL_RESULT] == "42"
+    (tool,) = by_operation(process.spans(rollout), conventions.EXECUTE_TOOL)
+    assert tool.attributes[conventions.TOOL_CALL_RESULT] == "42"
 
 
 def test_uninstrumenting_restores_every_class() -> None:

@@ -14,7 +14,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 
-from lightningrl.telemetry import semconv
+from lightningrl import conventions
 from lightningrl.testing.adapter_conformance import InstrumentedProcess, by_operation
 from lightningrl_langchain import LangChainAdapter
 
@@ -55,8 +55,8 @@ def process() -> Iterator[InstrumentedProcess]:
 def tools_of(process: InstrumentedProcess, agent: Any, text: str) -> list[tuple[str, str, str]]:
     """Of each tool call its name, status and result."""
     (rollout,) = process.run_many(lambda text: agent.invoke({"messages": [("user", text)]}), 1, text)
-    told = [span.attributes for span in by_operation(process.spans(rollout), semconv.EXECUTE_TOOL)]
-    return sorted((one[semconv.TOOL_NAME], one[semconv.TOOL_STATUS], one[semconv.TOOL_CALL_RESULT]) for one in told)
+    told = [span.attributes for span in by_operation(process.spans(rollout), conventions.EXECUTE_TOOL)]
+    return sorted((one[conventions.TOOL_NAME], one[conventions.TOOL_STATUS], one[conventions.TOOL_CALL_RESULT]) for one in told)
 
 
 def test_a_call_beyond_a_limit_is_an_error_and_no_unknown_tool(process: InstrumentedProcess) -> None:

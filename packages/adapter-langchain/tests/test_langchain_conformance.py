@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 from sizes import sized
 
+from lightningrl import conventions
 from lightningrl.loading import load_callable
-from lightningrl.telemetry import semconv
 from lightningrl.testing.adapter_conformance import AdapterConformance, InstrumentedProcess, by_operation
 from lightningrl_langchain import LangChainAdapter
 
@@ -49,16 +49,17 @@ class TestLangChainAdapter(AdapterConformance):
         (rollout,) = process.run_many(load("nested"), 1, f"NEST={inner}")
         assert [call.agent for call in process.server.calls] == roles
         names = {
-            span.span_id: span.attributes.get(semconv.AGENT_NAME, "") for span in by_operation(process.spans(rollout), semconv.INVOKE_AGENT)
+            span.span_id: span.attributes.get(conventions.AGENT_NAME, "")
+            for span in by_operation(process.spans(rollout), conventions.INVOKE_AGENT)
         }
-        chats = by_operation(process.spans(rollout), semconv.CHAT)
+        chats = by_operation(process.spans(rollout), conventions.CHAT)
         assert [names[chat.parent_id] for chat in chats] == roles
 
     def test_an_agent_called_by_a_tool_speaks_for_itself(self, process: InstrumentedProcess) -> None:
         (rollout,) = process.run_many(load("consulting"), 1, 'TOOL=consult ARGS={"question": "RID=consulting-0 why?"}')
         assert [call.agent for call in process.server.calls] == ["boss", "writer", "boss"]
-        (tool,) = by_operation(process.spans(rollout), semconv.EXECUTE_TOOL)
-        assert tool.attributes[semconv.AGENT_NAME] == "boss"
+        (tool,) = by_operation(process.spans(rollout), conventions.EXECUTE_TOOL)
+        assert tool.attributes[conventions.AGENT_NAME] == "boss"
 
     def test_a_bare_client_in_a_node_is_named_after_the_node(self, process: InstrumentedProcess) -> None:
         process.run_many(load("bare_client"), 8)

@@ -13,7 +13,7 @@ from agents import Agent, Runner
 from agents.mcp import MCPServer
 from mcp.types import CallToolResult, GetPromptResult, ListPromptsResult, Tool
 
-from lightningrl.telemetry import semconv
+from lightningrl import conventions
 from lightningrl.testing.adapter_conformance import InstrumentedProcess, by_operation
 from lightningrl_openai_agents import OpenAIAgentsAdapter
 
@@ -69,6 +69,6 @@ def test_a_tool_that_an_mcp_server_says_has_failed_is_an_error(
         buy(text)
 
     process.run_many(go, 1, f"TOOL=buy ARGS={json.dumps({'what': what})}")
-    (tool,) = by_operation(process.spans(rollouts[0]), semconv.EXECUTE_TOOL)
-    assert (tool.attributes[semconv.TOOL_STATUS], tool.attributes.get(semconv.ERROR_TYPE)) == (status, error_type)
-    assert result in tool.attributes[semconv.TOOL_CALL_RESULT]
+    (tool,) = by_operation(process.spans(rollouts[0]), conventions.EXECUTE_TOOL)
+    assert (tool.attributes[conventions.TOOL_STATUS], tool.attributes.get(conventions.ERROR_TYPE)) == (status, error_type)
+    assert result in tool.attributes[conventions.TOOL_CALL_RESULT]

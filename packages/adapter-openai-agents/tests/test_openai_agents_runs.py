@@ -14,8 +14,8 @@ from agents import Agent, Runner
 from agents.tool import function_tool
 from starlette.responses import JSONResponse
 
+from lightningrl import conventions
 from lightningrl.loading import load_callable
-from lightningrl.telemetry import semconv
 from lightningrl.testing.adapter_conformance import InstrumentedProcess, by_operation, said
 from lightningrl.testing.scripted_server import RecordedSpan
 from lightningrl.types import ToolStatus
@@ -79,29 +79,33 @@ def run(process: InstrumentedProcess, agent: str, text: str = "", *, raises: typ
 
 def outcome(spans: list[RecordedSpan], name: str) -> tuple[str, str, str | None]:
     """Status, result and error type of the one call of that tool."""
-    (tool,) = [span for span in by_operation(spans, semconv.EXECUTE_TOOL) if span.attributes[semconv.TOOL_NAME] == name]
-    return tool.attributes[semconv.TOOL_STATUS], tool.attributes[semconv.TOOL_CALL_RESULT], tool.attributes.get(semconv.ERROR_TYPE)
+    (tool,) = [span for span in by_operation(spans, conventions.EXECUTE_TOOL) if span.attributes[conventions.TOOL_NAME] == name]
+    return (
+        tool.attributes[conventions.TOOL_STATUS],
+        tool.attributes[conventions.TOOL_CALL_RESULT],
+        tool.attributes.get(conventions.ERROR_TYPE),
+    )
 
 
 @pytest.mark.parametrize("agent", ["hand_over", "hand_over_streamed"])
 def test_after_a_handoff_the_other_agent_speaks(process: InstrumentedProcess, agent: str) -> None:
     spans = run(process, agent, WRITE)
     assert [call.agent for call in process.server.calls] == ["triage", "writer"]
-    turns = {span.span_id: span.attributes[semconv.AGENT_NAME] for span in by_operation(spans, semconv.INVOKE_AGENT)}
+    turns = {span.span_id: span.attributes[conventions.AGENT_NAME] for span in by_operation(spans, conventions.INVOKE_AGENT)}
     assert sorted(turns.values()) == ["triage", "writer"]
-    chats = by_operation(spans, semconv.CHAT)
+    chats = by_operation(spans, conventions.CHAT)
     assert [turns[chat.parent_id] for chat in chats] == ["triage", "writer"]
-    (tool,) = by_operation(spans, semconv.EXECUTE_TOOL)
+    (tool,) = by_operation(spans, conventions.EXECUTE_TOOL)
     assert tool.parent_id == chats[0].span_id
-    assert (tool.attributes[semconv.TOOL_NAME], tool.attributes[semconv.TOOL_STATUS]) == ("transfer_to_writer", "ok")
-    assert json.loads(tool.attributes[semconv.TOOL_CALL_RESULT]) == {"assistant": "writer"}
+    assert (tool.attributes[conventions.TOOL_NAME], tool.attributes[conventions.TOOL_STATUS]) == ("transfer_to_writer", "ok")
+    assert json.loads(tool.attributes[conventions.TOOL_CALL_RESULT]) == {"assistant": "writer"}
 
 
 @pytest.mark.parametrize("agent", ["hand_over", "hand_over_streamed"])
 def test_a_handoff_with_input_it_does_not_take_is_reported(process: InstrumentedProcess, agent: str) -> None:
     spans = run(process, agent, 'TOOL=transfer_to_editor ARGS={"reason": 7}', raises=agents.exceptions.ModelBehaviorError)
     assert outcome(spans, "transfer_to_editor")[0] == ToolStatus.INVALID_ARGUMENTS
-    (turn,) = by_operation(spans, semconv.INVOKE_AGENT)
+    (turn,) = by_operation(spans, conventions.INVOKE_AGENT)
     assert turn.is_error
 
 
@@ -109,9 +113,9 @@ def test_a_handoff_with_input_it_does_not_take_is_reported(process: Instrumented
 def test_an_agent_that_is_a_tool_speaks_for_itself_below_that_tool(process: InstrumentedProcess, agent: str) -> None:
     spans = run(process, agent, CONSULT)
     assert [call.agent for call in process.server.calls] == ["boss", "writer", "boss"]
-    (tool,) = by_operation(spans, semconv.EXECUTE_TOOL)
-    assert tool.attributes[semconv.AGENT_NAME] == "boss"
-    (writer,) = [span for span in by_operation(spans, semconv.INVOKE_AGENT) if span.attributes[semconv.AGENT_NAME] == "writer"]
+    (tool,) = by_operation(spans, conventions.EXECUTE_TOOL)
+    assert tool.attributes[conventions.AGENT_NAME] == "boss"
+    (writer,) = [span for span in by_operation(spans, conventions.INVOKE_AGENT) if span.attributes[conventions.AGENT_NAME] == "writer"]
     assert writer.parent_id == tool.span_id
 
 
@@ -119,10 +123,10 @@ def test_sub_agents_run_side_by_side_without_mixing(process: InstrumentedProcess
     delegate = 'TOOL=delegate ARGS={"input": "RID=consult-0 again?"}'
     spans = run(process, "consult", f"{CONSULT} {delegate} {CONSULT}")
     assert sorted(call.agent or "" for call in process.server.calls) == ["boss", "boss", "worker", "writer", "writer"]
-    tools = {span.span_id: span.attributes[semconv.TOOL_NAME] for span in by_operation(spans, semconv.EXECUTE_TOOL)}
+    tools = {span.span_id: span.attributes[conventions.TOOL_NAME] for span in by_operation(spans, conventions.EXECUTE_TOOL)}
     below = [
-        (span.attributes[semconv.AGENT_NAME], tools[span.parent_id])
-        for span in by_operation(spans, semconv.INVOKE_AGENT)
+        (span.attributes[conventions.AGENT_NAME], tools[span.parent_id])
+        for span in by_operation(spans, conventions.INVOKE_AGENT)
         if span.parent_id in tools
     ]
     assert sorted(below) == [("worker", "delegate"), ("writer", "consult"), ("writer", "consult")]
@@ -136,7 +140,7 @@ def test_a_guardrails_calls_do_not_take_the_name_or_the_span_of_the_call_beside(
         ("guarded", "yes", True),  # the bare client in it: nobody's chat span, the agent's turn
     }
     called = [call.span_id for call in process.server.calls if call.span_id is not None]
-    assert sorted(called) == sorted(span.span_id for span in by_operation(spans, semconv.CHAT))
+    assert sorted(called) == sorted(span.span_id for span in by_operation(spans, conventions.CHAT))
 
 
 def test_a_bare_client_in_a_tool_is_named_after_the_agent(process: InstrumentedProcess) -> None:
@@ -190,15 +194,15 @@ def test_an_unknown_tool_that_the_model_is_told_about_is_reported_beside_the_too
 
 def test_parallel_calls_of_one_tool_keep_their_own_outcomes(process: InstrumentedProcess) -> None:
     asked = 'TOOL=add ARGS={"a": 1} TOOL=add ARGS={"a": 1, "b": 2} TOOL=fail ARGS={} TOOL=add ARGS={"a": 2, "b": 2}'
-    tools = by_operation(run(process, "use_tools", asked), semconv.EXECUTE_TOOL)
-    found = sorted((tool.attributes[semconv.TOOL_CALL_ARGUMENTS], tool.attributes[semconv.TOOL_STATUS]) for tool in tools)
+    tools = by_operation(run(process, "use_tools", asked), conventions.EXECUTE_TOOL)
+    found = sorted((tool.attributes[conventions.TOOL_CALL_ARGUMENTS], tool.attributes[conventions.TOOL_STATUS]) for tool in tools)
     assert found == [
         ('{"a": 1, "b": 2}', "ok"),
         ('{"a": 1}', "invalid_arguments"),
         ('{"a": 2, "b": 2}', "ok"),
         ("{}", "error"),
     ]
-    assert len({tool.attributes[semconv.TOOL_CALL_ID] for tool in tools}) == 4
+    assert len({tool.attributes[conventions.TOOL_CALL_ID] for tool in tools}) == 4
     assert len({tool.parent_id for tool in tools}) == 1
 
 
@@ -260,16 +264,16 @@ def test_a_model_class_of_the_users_own_is_recorded(process: InstrumentedProcess
 
     (rollout,) = process.run_many(count, 1)
     (call,) = process.server.calls
-    (chat,) = by_operation(process.spans(rollout), semconv.CHAT)
+    (chat,) = by_operation(process.spans(rollout), conventions.CHAT)
     assert (Counting.asked, call.agent, call.span_id) == (1, "counting", chat.span_id)
 
 
 def test_a_call_that_fails_leaves_a_failed_chat_span(process: InstrumentedProcess) -> None:
     process.server.answer = lambda body: (400, "context_length_exceeded", "too long")
     spans = run(process, "use_tools", raises=openai.BadRequestError)
-    (chat,) = by_operation(spans, semconv.CHAT)
-    assert (chat.is_error, chat.attributes[semconv.ERROR_TYPE]) == (True, "BadRequestError")
-    (turn,) = by_operation(spans, semconv.INVOKE_AGENT)
+    (chat,) = by_operation(spans, conventions.CHAT)
+    assert (chat.is_error, chat.attributes[conventions.ERROR_TYPE]) == (True, "BadRequestError")
+    (turn,) = by_operation(spans, conventions.INVOKE_AGENT)
     assert turn.is_error
 
 
@@ -305,8 +309,8 @@ def test_a_tool_that_its_guardrail_refuses_is_an_error(process: InstrumentedProc
 
     (rollout,) = process.run_many(buy, 1, "TOOL=spend ARGS={}")
     spans = process.spans(rollout)
-    (tool,) = by_operation(spans, semconv.EXECUTE_TOOL)
-    assert (tool.attributes[semconv.TOOL_STATUS], tool.attributes[semconv.TOOL_CALL_RESULT]) == ("error", "not today")
+    (tool,) = by_operation(spans, conventions.EXECUTE_TOOL)
+    assert (tool.attributes[conventions.TOOL_STATUS], tool.attributes[conventions.TOOL_CALL_RESULT]) == ("error", "not today")
     assert tool.parent_id == process.server.calls[0].span_id
 
 
@@ -333,8 +337,8 @@ def test_hosted_tools_in_an_answer_are_reported(process: InstrumentedProcess) ->
     rest = {"created_at": 0, "model": "gpt-4o-mini", "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "status": "completed"}
     answer = {"id": "resp_1", "object": "response", "output": [found, failed, said], **rest}
     process.server.answer = lambda body: JSONResponse(answer)  # a provider's own, which our gateway never gives
-    search, book = by_operation(run(process, "use_tools"), semconv.EXECUTE_TOOL)
-    assert (search.attributes[semconv.TOOL_NAME], search.attributes[semconv.TOOL_STATUS]) == ("web_search", "ok")
-    assert "weather" in search.attributes[semconv.TOOL_CALL_ARGUMENTS]
-    assert (book.attributes[semconv.TOOL_NAME], book.attributes[semconv.TOOL_STATUS]) == ("book", "error")
-    assert book.attributes[semconv.TOOL_CALL_RESULT] == "sold out"
+    search, book = by_operation(run(process, "use_tools"), conventions.EXECUTE_TOOL)
+    assert (search.attributes[conventions.TOOL_NAME], search.attributes[conventions.TOOL_STATUS]) == ("web_search", "ok")
+    assert "weather" in search.attributes[conventions.TOOL_CALL_ARGUMENTS]
+    assert (book.attributes[conventions.TOOL_NAME], book.attributes[conventions.TOOL_STATUS]) == ("book", "error")
+    assert book.attributes[conventions.TOOL_CALL_RESULT] == "sold out"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from attribution import Crowd, run_crowd
 
-from lightningrl.telemetry import semconv
+from lightningrl import conventions
 from lightningrl.testing.adapter_conformance import play_tools
 from lightningrl.testing.scripted_server import RecordedSpan, ScriptedServer
 
@@ -39,8 +39,8 @@ def role_of(spans: list[RecordedSpan], span_id: str | None) -> str | None:
     by_id = {span.span_id: span for span in spans}
     while span_id in by_id:
         span = by_id[span_id]
-        if semconv.AGENT_NAME in span.attributes:
-            return span.attributes[semconv.AGENT_NAME]
+        if conventions.AGENT_NAME in span.attributes:
+            return span.attributes[conventions.AGENT_NAME]
         span_id = span.parent_id
     return None
 
@@ -69,8 +69,8 @@ def check(server: ScriptedServer, crowd: Crowd, calls: int | dict[str, int], *, 
 
 
 def tools_of(server: ScriptedServer) -> Counter[tuple[str, str]]:
-    tools = [span for rollout_id in server.rollout_ids for span in server.spans(rollout_id) if semconv.TOOL_STATUS in span.attributes]
-    return Counter((tool.attributes[semconv.TOOL_NAME], tool.attributes[semconv.TOOL_STATUS]) for tool in tools)
+    tools = [span for rollout_id in server.rollout_ids for span in server.spans(rollout_id) if conventions.TOOL_STATUS in span.attributes]
+    return Counter((tool.attributes[conventions.TOOL_NAME], tool.attributes[conventions.TOOL_STATUS]) for tool in tools)
 
 
 @pytest.mark.slow

@@ -12,10 +12,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sizes import sized
 
-from lightningrl.attribution.origin import Adapter, CallOrigin, resolve_origin
+from lightningrl import conventions
+from lightningrl.call_origin import Adapter, CallOrigin, resolve_origin
 from lightningrl.loading import load_callable
 from lightningrl.runtime.telemetry import load_adapter
-from lightningrl.telemetry import semconv
 from lightningrl.testing.adapter_conformance import AdapterConformance, InstrumentedProcess, by_operation
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ class Spanned(AdapterConformance):
         (rollout,) = process.run_many(load("sync"), 1)
         theirs = {span.name: dict(span.attributes or {}) for span in self.seen.get_finished_spans()}
         assert set(theirs) == {"invoke_agent draft", "invoke_agent review", "chat gpt-4o-mini"}
-        assert (semconv.AGENT_NAME in theirs["invoke_agent draft"]) == (self.vocabulary == "genai")
+        assert (conventions.AGENT_NAME in theirs["invoke_agent draft"]) == (self.vocabulary == "genai")
         assert len(rollout.spans) == 1 + len(self.seen.get_finished_spans())
 
 
@@ -76,8 +76,8 @@ class TestGenAiConventions(Spanned):
         adapter.uninstrument()
         (rollout,) = process.run_many(self.agent("sync"), 1)
         assert {call.agent for call in process.server.calls} == {None}
-        chats = by_operation(process.spans(rollout), semconv.CHAT)  # the framework's own, as they are
-        assert [semconv.AGENT_NAME in chat.attributes for chat in chats] == [False, False]
+        chats = by_operation(process.spans(rollout), conventions.CHAT)  # the framework's own, as they are
+        assert [conventions.AGENT_NAME in chat.attributes for chat in chats] == [False, False]
         assert adapter.call_origin() is None
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
+from lightningrl.conventions import SpanState, read_span
 from lightningrl.records import ToolCallRecord
 from lightningrl.rendering.renderer import PolicyRenderer
 from lightningrl.server.app import create_app
 from lightningrl.server.asked_calls import AnsweredCall, join_to_answers, read_kept_answers
-from lightningrl.telemetry.conventions import SpanState, read_span
 from lightningrl.testing.live_gateway import LiveAttempt, LiveGateway, live_gateway
 from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.types import Outcome, ToolCall, ToolStatus, Trajectory

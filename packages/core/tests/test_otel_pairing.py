@@ -11,6 +11,7 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from lightningrl.conventions import Kind, SpanReading
 from lightningrl.engines.registry import EngineRegistry
 from lightningrl.errors import ServerError
 from lightningrl.server import app as server_app
@@ -18,7 +19,6 @@ from lightningrl.server.app import create_app
 from lightningrl.server.routes import LONG_BYTES
 from lightningrl.store import SqlStore
 from lightningrl.telemetry import otlp, tool_spans
-from lightningrl.telemetry.conventions import Kind, SpanReading
 from lightningrl.telemetry.otlp import PROTOBUF, ParsedExport, parse_export
 from lightningrl.telemetry.tool_spans import SeenSpan, distinct_tools, read_tools
 from lightningrl.testing.store_conformance import leased, make_spec

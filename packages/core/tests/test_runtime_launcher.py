@@ -14,8 +14,8 @@ from lightningrl.recipe_tables import RuntimeConfig
 from lightningrl.runtime.address import is_loopback, machine_address, reachable_url
 from lightningrl.runtime.launcher import WorkerPlan, WorkerPoolError, build_launcher
 from lightningrl.runtime.pool import WorkerPool
-from lightningrl.runtime.process import describe_exit
 from lightningrl.runtime.supervisor import LocalLauncher
+from lightningrl.runtime.worker_process import describe_exit
 from lightningrl.testing.scripted_server import ScriptedServer
 
 

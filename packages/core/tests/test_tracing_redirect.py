@@ -16,9 +16,9 @@ import pytest
 import requests
 
 from lightningrl.attribution.call_ids import CallLedger
-from lightningrl.attribution.origin import CallOrigin
 from lightningrl.attribution.redirect import Redirection
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope
+from lightningrl.call_origin import CallOrigin
 from lightningrl.gateway.exchange import said_role
 from lightningrl.testing.scripted_server import ScriptedServer
 

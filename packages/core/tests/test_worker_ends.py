@@ -14,9 +14,9 @@ import pytest
 from processes import all_ended, is_alive
 from sizes import PATIENCE_S
 
-from lightningrl.private import open_private
+from lightningrl.private_files import open_private
 from lightningrl.runtime.pool import WorkerPool
-from lightningrl.runtime.process import bound_log
+from lightningrl.runtime.worker_process import bound_log
 from lightningrl.testing.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 from opentelemetry.trace import Tracer
 
-from lightningrl.attribution.origin import CallOrigin
+from lightningrl.call_origin import CallOrigin
 from lightningrl_autogen.messages import handle_in_senders_context, send_with_context
 from lightningrl_autogen.models import Models
 from lightningrl_autogen.patches import Patches

@@ -10,8 +10,8 @@ from typing import Any
 from autogen_core.models import CreateResult
 from opentelemetry.trace import Span, Tracer
 
-from lightningrl.attribution.origin import CallOrigin
-from lightningrl.telemetry import semconv
+from lightningrl import conventions
+from lightningrl.call_origin import CallOrigin
 from lightningrl_autogen.roles import Roles
 from lightningrl_autogen.streams import step_through
 from lightningrl_autogen.tools import Tools, fail
@@ -64,11 +64,11 @@ class Models:
     def _span(self, client: Any) -> Iterator[Span]:
         create_args: Mapping[str, Any] = getattr(client, "_create_args", {})
         model = str(create_args.get("model", ""))
-        attributes = {semconv.OPERATION_NAME: semconv.CHAT, semconv.REQUEST_MODEL: model}
+        attributes = {conventions.OPERATION_NAME: conventions.CHAT, conventions.REQUEST_MODEL: model}
         role = self._roles.current()
         if role is not None:
-            attributes[semconv.AGENT_NAME] = role
-        span = self._tracer.start_span(f"{semconv.CHAT} {model}".strip(), attributes=attributes)
+            attributes[conventions.AGENT_NAME] = role
+        span = self._tracer.start_span(f"{conventions.CHAT} {model}".strip(), attributes=attributes)
         try:
             yield span
         except GeneratorExit:  # the agent wants no more of the stream

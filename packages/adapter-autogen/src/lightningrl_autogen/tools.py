@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, Status, StatusCode, Tracer
 from pydantic import ValidationError
 
-from lightningrl.telemetry import semconv
+from lightningrl import conventions
 from lightningrl.types import ToolStatus
 from lightningrl_autogen.streams import step_through
 
@@ -127,14 +127,18 @@ class Tools:
         return next((one for one in waiting if one.name == name and parse(one.arguments) == arguments), None)
 
     def _open(self, asked: AskedTool | None, name: str, arguments: str, call_id: str | None) -> Span:
-        attributes = {semconv.OPERATION_NAME: semconv.EXECUTE_TOOL, semconv.TOOL_NAME: name, semconv.TOOL_CALL_ARGUMENTS: arguments}
+        attributes = {
+            conventions.OPERATION_NAME: conventions.EXECUTE_TOOL,
+            conventions.TOOL_NAME: name,
+            conventions.TOOL_CALL_ARGUMENTS: arguments,
+        }
         if call_id:
-            attributes[semconv.TOOL_CALL_ID] = call_id
+            attributes[conventions.TOOL_CALL_ID] = call_id
         role = self._role() if asked is None else asked.role
         if role:
-            attributes[semconv.AGENT_NAME] = role
+            attributes[conventions.AGENT_NAME] = role
         below = None if asked is None else trace.set_span_in_context(asked.chat_span)
-        return self._tracer.start_span(f"{semconv.EXECUTE_TOOL} {name}", below, attributes=attributes)
+        return self._tracer.start_span(f"{conventions.EXECUTE_TOOL} {name}", below, attributes=attributes)
 
 
 def status_of_unrun(asked: AskedTool, *, is_error: bool) -> ToolStatus:
@@ -176,13 +180,13 @@ def text_of(value: Any) -> str:
 
 
 def close(span: Span, status: ToolStatus, *, result: str, error_type: str = "") -> None:
-    span.set_attribute(semconv.TOOL_CALL_RESULT, result)
-    span.set_attribute(semconv.TOOL_STATUS, status.value)
+    span.set_attribute(conventions.TOOL_CALL_RESULT, result)
+    span.set_attribute(conventions.TOOL_STATUS, status.value)
     if status not in {ToolStatus.OK, ToolStatus.UNKNOWN}:
         fail(span, error_type or status.value)
     span.end()
 
 
 def fail(span: Span, error_type: str) -> None:
-    span.set_attribute(semconv.ERROR_TYPE, error_type)
+    span.set_attribute(conventions.ERROR_TYPE, error_type)
     span.set_status(Status(StatusCode.ERROR))

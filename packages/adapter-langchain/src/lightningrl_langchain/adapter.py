@@ -10,7 +10,7 @@ from langchain_core.tracers.context import register_configure_hook
 from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
-from lightningrl.attribution.origin import CallOrigin
+from lightningrl.call_origin import CallOrigin
 from lightningrl_langchain.handler import Handler
 
 __all__ = ["LangChainAdapter"]

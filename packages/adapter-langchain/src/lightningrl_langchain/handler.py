@@ -16,8 +16,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, Status, StatusCode, Tracer
 
-from lightningrl.attribution.origin import CallOrigin
-from lightningrl.telemetry import semconv
+from lightningrl import conventions
+from lightningrl.call_origin import CallOrigin
 from lightningrl.types import ToolStatus
 from lightningrl_langchain.runs import Run, start_run
 from lightningrl_langchain.tools import (
@@ -118,8 +118,8 @@ class Handler(BaseCallbackHandler):
         params = kwargs.get("invocation_params") or {}
         run.offered = offered_names(params)
         model = str(params.get("model") or (kwargs.get("metadata") or {}).get("ls_model_name") or "")
-        attributes = {semconv.OPERATION_NAME: semconv.CHAT, semconv.REQUEST_MODEL: model}
-        run.span = self._open_span(f"{semconv.CHAT} {model}".strip(), run, attributes)
+        attributes = {conventions.OPERATION_NAME: conventions.CHAT, conventions.REQUEST_MODEL: model}
+        run.span = self._open_span(f"{conventions.CHAT} {model}".strip(), run, attributes)
         self._calling.set(run_id)
 
     def _end_call(self, run_id: UUID) -> Run | None:
@@ -215,15 +215,15 @@ class Handler(BaseCallbackHandler):
     def _open_tool_span(self, name: str, arguments: str, call_id: Any, asked: AskedTool | None, run: Run | None) -> Span:
         role = asked.role if asked is not None else None if run is None else run.role
         attributes = {
-            semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
-            semconv.TOOL_NAME: name,
-            semconv.TOOL_CALL_ARGUMENTS: arguments,
+            conventions.OPERATION_NAME: conventions.EXECUTE_TOOL,
+            conventions.TOOL_NAME: name,
+            conventions.TOOL_CALL_ARGUMENTS: arguments,
         }
         if call_id:
-            attributes[semconv.TOOL_CALL_ID] = str(call_id)
+            attributes[conventions.TOOL_CALL_ID] = str(call_id)
         if role:
-            attributes[semconv.AGENT_NAME] = role
-        title = f"{semconv.EXECUTE_TOOL} {name}"
+            attributes[conventions.AGENT_NAME] = role
+        title = f"{conventions.EXECUTE_TOOL} {name}"
         if asked is None:
             return self._open_span(title, run, attributes)
         return self._require_tracer().start_span(title, trace.set_span_in_context(asked.chat_span), attributes=attributes)
@@ -238,8 +238,8 @@ class Handler(BaseCallbackHandler):
 
     def _open_span(self, name: str, run: Run | None, attributes: dict[str, str]) -> Span:
         """A span below the innermost node's `invoke_agent` span, else below the context's."""
-        if run is not None and run.role and semconv.AGENT_NAME not in attributes:
-            attributes[semconv.AGENT_NAME] = run.role
+        if run is not None and run.role and conventions.AGENT_NAME not in attributes:
+            attributes[conventions.AGENT_NAME] = run.role
         return self._require_tracer().start_span(name, self._below(run), attributes=attributes)
 
     def _below(self, run: Run | None) -> Context | None:
@@ -249,9 +249,9 @@ class Handler(BaseCallbackHandler):
             return None
         if host.span is None:
             role = host.role or host.name
-            attributes = {semconv.OPERATION_NAME: semconv.INVOKE_AGENT, semconv.AGENT_NAME: role}
+            attributes = {conventions.OPERATION_NAME: conventions.INVOKE_AGENT, conventions.AGENT_NAME: role}
             host.span = self._require_tracer().start_span(
-                f"{semconv.INVOKE_AGENT} {role}", self._below(host.parent), attributes=attributes, start_time=host.started_ns
+                f"{conventions.INVOKE_AGENT} {role}", self._below(host.parent), attributes=attributes, start_time=host.started_ns
             )
         return trace.set_span_in_context(host.span)
 
@@ -265,13 +265,13 @@ def rejection(answers: int) -> ToolStatus:
 
 
 def close_tool_span(span: Span, status: ToolStatus, result: str, error_type: str) -> None:
-    span.set_attribute(semconv.TOOL_CALL_RESULT, result)
-    span.set_attribute(semconv.TOOL_STATUS, status.value)
+    span.set_attribute(conventions.TOOL_CALL_RESULT, result)
+    span.set_attribute(conventions.TOOL_STATUS, status.value)
     if status not in {ToolStatus.OK, ToolStatus.UNKNOWN}:
         fail(span, error_type or status.value)
     span.end()
 
 
 def fail(span: Span, error_type: str) -> None:
-    span.set_attribute(semconv.ERROR_TYPE, error_type)
+    span.set_attribute(conventions.ERROR_TYPE, error_type)
     span.set_status(Status(StatusCode.ERROR))

@@ -27,7 +27,7 @@ from agents.util import _error_tracing
 from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
-from lightningrl.attribution.origin import CallOrigin
+from lightningrl.call_origin import CallOrigin
 from lightningrl_openai_agents.hooks import RecordingHooks
 from lightningrl_openai_agents.mcp import WatchedServer
 from lightningrl_openai_agents.models import RecordedModels, model_classes

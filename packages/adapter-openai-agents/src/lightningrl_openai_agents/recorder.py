@@ -13,8 +13,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, Status, StatusCode, Tracer
 
-from lightningrl.attribution.origin import CallOrigin
-from lightningrl.telemetry import semconv
+from lightningrl import conventions
+from lightningrl.call_origin import CallOrigin
 from lightningrl.types import ToolStatus
 from lightningrl_openai_agents.runs import Chat, Run, Tool
 from lightningrl_openai_agents.tools import asked_tools, field_of, hosted_tools, status_of_error, text_of
@@ -65,8 +65,8 @@ class Recorder:
             return
         self.leave_agent(run)
         run.agent = name
-        attributes = {semconv.OPERATION_NAME: semconv.INVOKE_AGENT, semconv.AGENT_NAME: name}
-        run.agent_span = self._tracer.start_span(f"{semconv.INVOKE_AGENT} {name}", run.parent, attributes=attributes)
+        attributes = {conventions.OPERATION_NAME: conventions.INVOKE_AGENT, conventions.AGENT_NAME: name}
+        run.agent_span = self._tracer.start_span(f"{conventions.INVOKE_AGENT} {name}", run.parent, attributes=attributes)
 
     def leave_agent(self, run: Run, error: BaseException | None = None) -> None:
         if run.agent_span is None:
@@ -95,10 +95,10 @@ class Recorder:
             if run.agent is not None:
                 self.enter_agent(run, run.agent)
             agent = run.agent
-        attributes = {semconv.OPERATION_NAME: semconv.CHAT, semconv.REQUEST_MODEL: model}
+        attributes = {conventions.OPERATION_NAME: conventions.CHAT, conventions.REQUEST_MODEL: model}
         if agent is not None:
-            attributes[semconv.AGENT_NAME] = agent
-        span = self._tracer.start_span(f"{semconv.CHAT} {model}".strip(), self._turn(run), attributes=attributes)
+            attributes[conventions.AGENT_NAME] = agent
+        span = self._tracer.start_span(f"{conventions.CHAT} {model}".strip(), self._turn(run), attributes=attributes)
         chat = Chat(span=span, agent=agent, handoffs=frozenset(str(getattr(handoff, "tool_name", "")) for handoff in handoffs))
         if run is not None:
             run.chat = chat
@@ -139,17 +139,17 @@ class Recorder:
         if tool.span is not None:
             return
         attributes = {
-            semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
-            semconv.TOOL_NAME: tool.name,
-            semconv.TOOL_CALL_ARGUMENTS: tool.arguments,
+            conventions.OPERATION_NAME: conventions.EXECUTE_TOOL,
+            conventions.TOOL_NAME: tool.name,
+            conventions.TOOL_CALL_ARGUMENTS: tool.arguments,
         }
         if tool.id:
-            attributes[semconv.TOOL_CALL_ID] = tool.id
+            attributes[conventions.TOOL_CALL_ID] = tool.id
         role = tool.run.agent if tool.chat is None else tool.chat.agent
         if role is not None:
-            attributes[semconv.AGENT_NAME] = role
+            attributes[conventions.AGENT_NAME] = role
         parent = self._turn(tool.run) if tool.chat is None else trace.set_span_in_context(tool.chat.span)
-        tool.span = self._tracer.start_span(f"{semconv.EXECUTE_TOOL} {tool.name}", parent, attributes=attributes)
+        tool.span = self._tracer.start_span(f"{conventions.EXECUTE_TOOL} {tool.name}", parent, attributes=attributes)
 
     def settle(self, tool: Tool, result: str) -> None:
         """The tool has an outcome: what it raised says which. `result`: what the agent got, or what ended the run."""
@@ -177,8 +177,8 @@ class Recorder:
         if tool.span is None or tool.is_settled:
             return
         tool.is_settled = True
-        tool.span.set_attribute(semconv.TOOL_CALL_RESULT, result)
-        tool.span.set_attribute(semconv.TOOL_STATUS, status.value)
+        tool.span.set_attribute(conventions.TOOL_CALL_RESULT, result)
+        tool.span.set_attribute(conventions.TOOL_STATUS, status.value)
         if status not in {ToolStatus.OK, ToolStatus.UNKNOWN}:
             fail(tool.span, error_type or status.value)
         tool.span.end()
@@ -214,5 +214,5 @@ def is_handoff(tool: Tool) -> bool:
 
 
 def fail(span: Span, error_type: str) -> None:
-    span.set_attribute(semconv.ERROR_TYPE, error_type)
+    span.set_attribute(conventions.ERROR_TYPE, error_type)
     span.set_status(Status(StatusCode.ERROR))

@@ -1,6 +1,7 @@
 """The public names of LightningRL and where each is defined: type checkers read this list, and `__init__.py` imports from it."""
 
-from lightningrl.attribution.origin import CallOrigin as CallOrigin
+from lightningrl import conventions as conventions
+from lightningrl.call_origin import CallOrigin as CallOrigin
 from lightningrl.attribution.role import role as role
 from lightningrl.client import report_reward as report_reward, tool as tool
 from lightningrl.advantages.baselines import center as center, mean as mean
@@ -48,7 +49,6 @@ from lightningrl.runtime.command import command_agent as command_agent
 from lightningrl.runtime.launcher import WorkerLauncher as WorkerLauncher, WorkerPlan as WorkerPlan
 from lightningrl.runtime.supervisor import LocalLauncher as LocalLauncher, Supervisor as Supervisor
 from lightningrl.records import RolloutFilter as RolloutFilter
-from lightningrl.telemetry import semconv as semconv
 from lightningrl.types import (
     Advantages as Advantages,
     EngineInfo as EngineInfo,

@@ -27,9 +27,9 @@ from urllib.parse import urlsplit, urlunsplit
 import wrapt
 
 from lightningrl.attribution.call_ids import ClaimedCall
-from lightningrl.attribution.origin import CallOrigin, OriginResolver, resolve_origin
 from lightningrl.attribution.role import current_role
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope
+from lightningrl.call_origin import CallOrigin, OriginResolver, resolve_origin
 from lightningrl.dialects import DIALECTS, Dialect, find_endpoint, key_headers
 
 __all__ = ["UNATTRIBUTED_KEY", "Redirection", "installed_redirection"]

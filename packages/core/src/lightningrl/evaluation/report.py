@@ -15,7 +15,7 @@ from lightningrl.evaluation.candidate import Candidate, find_candidate, run_of
 from lightningrl.evaluation.comparison import Comparison
 from lightningrl.evaluation.examination import Examination, examine
 from lightningrl.evaluation.result import Evaluation, read_evaluation
-from lightningrl.private import create_private
+from lightningrl.private_files import create_private
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import load_recipe, with_settings
 from lightningrl.training.run_sync import Show, show_nobody

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.look.metrics import read_metrics
-from lightningrl.private import create_private
+from lightningrl.private_files import create_private
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

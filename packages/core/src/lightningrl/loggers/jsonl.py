@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lightningrl.errors import RunFolderError
 from lightningrl.look.metrics import read_lines
-from lightningrl.private import create_private
+from lightningrl.private_files import create_private
 
 __all__ = ["JsonlLogger"]
 

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightningrl.descendants import MARK, kill_children, list_children
 from lightningrl.errors import ConfigError
+from lightningrl.processes import MARK, kill_children, list_children
 from lightningrl.rewards.fields import Extract, answers_of, pick, text_of
 from lightningrl.rewards.processes import is_function_process, scratch_prefix
 from lightningrl.rewards.value import Range, is_allowed

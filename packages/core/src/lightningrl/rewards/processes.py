@@ -31,9 +31,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lightningrl.descendants import MARK, kill_descendants, make_mark
 from lightningrl.errors import RewardError, describe_raised
-from lightningrl.parent import die_with_parent
+from lightningrl.processes import MARK, die_with_parent, kill_descendants, make_mark
 from lightningrl.rewards.threads import DaemonThreads
 
 __all__ = ["FunctionProcesses", "ProcessEnded", "is_function_process", "scratch_prefix"]

@@ -27,9 +27,9 @@ from lightningrl.errors import ConfigError, LightningError, ServerError
 from lightningrl.keys import process_key
 from lightningrl.records import RunningAttempt
 from lightningrl.runtime.launcher import WorkerPlan, WorkerPoolError
-from lightningrl.runtime.lifeline import LOST_STATUS
-from lightningrl.runtime.process import WorkerProcess, describe_exit
 from lightningrl.runtime.report import clean_text
+from lightningrl.runtime.worker_lifeline import LOST_STATUS
+from lightningrl.runtime.worker_process import WorkerProcess, describe_exit
 from lightningrl.types import Outcome
 
 __all__ = ["LocalLauncher", "Supervisor", "end_attempts", "give_back", "tell_failure"]

@@ -11,10 +11,10 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import SpanKind
 
-from lightningrl.attribution.origin import Adapter, OriginResolver
+from lightningrl import conventions
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope
+from lightningrl.call_origin import Adapter, OriginResolver
 from lightningrl.errors import PluginError
-from lightningrl.telemetry import semconv
 from lightningrl.telemetry.providers import ProviderWatch
 from lightningrl.telemetry.spans import RolloutSpanProcessor, WorkerTracerProvider, encode_otlp
 
@@ -45,8 +45,8 @@ class Telemetry:
     @contextmanager
     def attempt_span(self, agent: str) -> Iterator[None]:
         """The attempt's root span, so that all of it is one trace."""
-        attributes = {semconv.OPERATION_NAME: semconv.INVOKE_WORKFLOW, semconv.WORKFLOW_NAME: agent}
-        span = self._tracer.start_span(f"{semconv.INVOKE_WORKFLOW} {agent}", otel_context.Context(), SpanKind.INTERNAL, attributes)
+        attributes = {conventions.OPERATION_NAME: conventions.INVOKE_WORKFLOW, conventions.WORKFLOW_NAME: agent}
+        span = self._tracer.start_span(f"{conventions.INVOKE_WORKFLOW} {agent}", otel_context.Context(), SpanKind.INTERNAL, attributes)
         with trace.use_span(span, end_on_exit=True):
             yield
 
@@ -85,7 +85,7 @@ def load_adapter(name: str) -> Adapter:
             ) from error
     missing = [method for method in ("instrument", "uninstrument", "call_origin") if not callable(getattr(adapter, method, None))]
     if missing:
-        raise PluginError(f"adapter {name!r} has no {', '.join(missing)}; see lightningrl.attribution.origin.Adapter")
+        raise PluginError(f"adapter {name!r} has no {', '.join(missing)}; see lightningrl.call_origin.Adapter")
     return adapter  # type: ignore[no-any-return]
 
 

@@ -27,16 +27,16 @@ from lightningrl.attribution.scope import ActiveRollout, RolloutScope, ThreadWat
 from lightningrl.control.api import Result, ThenLease, WorkerState
 from lightningrl.control.blocking import ControlClient, RefusedError
 from lightningrl.errors import LightningError, ServerError
-from lightningrl.parent import die_with_parent
+from lightningrl.processes import die_with_parent
 from lightningrl.records import Lease
 from lightningrl.runtime.agent_loader import LoadedAgent, load_agent
 from lightningrl.runtime.attempt import Attempt
 from lightningrl.runtime.environment import rollout_environment
 from lightningrl.runtime.heartbeat import Heart
-from lightningrl.runtime.lifeline import LOST_STATUS, die_with_pipe, kill_own_group, say_first, take_stdin
 from lightningrl.runtime.programs import programs_attributed
 from lightningrl.runtime.report import clean_text
 from lightningrl.runtime.settings import WorkerSettings, decode_settings
+from lightningrl.runtime.worker_lifeline import LOST_STATUS, die_with_pipe, kill_own_group, say_first, take_stdin
 from lightningrl.types import Outcome
 
 __all__ = ["Worker", "Workplace", "main"]

@@ -16,7 +16,7 @@ from typing import IO, Final, Self
 import msgspec
 
 from lightningrl.errors import ServerError
-from lightningrl.private import open_private
+from lightningrl.private_files import open_private
 from lightningrl.server.settings import ServerSettings
 
 __all__ = ["ServerProcess", "StartWatch", "StartWords"]

@@ -23,7 +23,7 @@ import uvicorn
 from pydantic import ValidationError
 
 from lightningrl.errors import LightningError, ServerError
-from lightningrl.parent import die_with_parent, take_stdout
+from lightningrl.processes import die_with_parent, take_stdout
 from lightningrl.server.settings import ServerSettings, read_upstream
 
 __all__ = ["Server", "bind", "main", "run_server"]

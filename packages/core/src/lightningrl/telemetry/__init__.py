@@ -1,4 +1,4 @@
-"""Spans: their names (semconv, conventions), who makes them (providers, opentelemetry), what is read from them (otlp, tool_spans).
+"""Spans: what makes them (providers, opentelemetry), and what is read from them (otlp, tool_spans).
 
 worker: spans of calls and tools ──(OTLP)──► /rollouts/{id}/attempts/{n}/v1/traces ─► tool calls and roles of the attempt
 agent:  log records              ──(OTLP)──► /rollouts/{id}/attempts/{n}/v1/logs   ─► its evaluations, as rewards

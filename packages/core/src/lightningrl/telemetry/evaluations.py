@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lightningrl import conventions
 from lightningrl.sanitize import clean_text
-from lightningrl.telemetry import semconv
 from lightningrl.telemetry.tool_spans import SeenSpan
 
 __all__ = ["Evaluation", "ToldRecord", "read_evaluations", "read_told_records"]
@@ -55,8 +55,8 @@ def read_evaluations(spans: Sequence[SeenSpan]) -> list[Evaluation]:
     by_id = {span.span_id: span for span in spans}
     found: list[Evaluation | None] = []
     for span in spans:
-        told = [attributes for name, attributes in span.events if name == semconv.EVALUATION_RESULT]
-        if semconv.EVALUATION_NAME in span.attributes:
+        told = [attributes for name, attributes in span.events if name == conventions.EVALUATION_RESULT]
+        if conventions.EVALUATION_NAME in span.attributes:
             told.append(span.attributes)
         if told:
             around = _around(span, by_id)
@@ -72,10 +72,10 @@ def read_told_records(records: Sequence[ToldRecord]) -> list[Evaluation]:
 
 
 def _read(attributes: Mapping[str, Any], span_ids: Sequence[str], tool_call_ids: Sequence[str]) -> Evaluation | None:
-    name, score = clean_text(str(attributes.get(semconv.EVALUATION_NAME) or "")), _score(attributes)
+    name, score = clean_text(str(attributes.get(conventions.EVALUATION_NAME) or "")), _score(attributes)
     if not name or len(name) > LONGEST_NAME or score is None:
         return None
-    answer_id = str(attributes.get(semconv.RESPONSE_ID) or "") or None
+    answer_id = str(attributes.get(conventions.RESPONSE_ID) or "") or None
     return Evaluation(name=name, score=score, answer_id=answer_id, span_ids=tuple(span_ids), tool_call_ids=tuple(tool_call_ids))
 
 
@@ -89,9 +89,9 @@ def _around(span: SeenSpan, by_id: Mapping[str, SeenSpan]) -> list[str]:
 
 
 def _score(attributes: Mapping[str, Any]) -> float | None:
-    value = attributes.get(semconv.EVALUATION_SCORE_VALUE)
+    value = attributes.get(conventions.EVALUATION_SCORE_VALUE)
     if value is None:
-        return LABELS.get(str(attributes.get(semconv.EVALUATION_SCORE_LABEL) or "").lower())
+        return LABELS.get(str(attributes.get(conventions.EVALUATION_SCORE_LABEL) or "").lower())
     try:
         score = float(value)
     except (TypeError, ValueError, OverflowError):

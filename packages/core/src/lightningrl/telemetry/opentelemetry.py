@@ -14,16 +14,16 @@ from typing import Any, Final
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.util.types import AttributeValue
 
-from lightningrl.attribution.origin import CallOrigin
-from lightningrl.telemetry import semconv
-from lightningrl.telemetry.conventions import Kind, SpanReading, SpanState, read_agent, read_kind, read_span, with_events
+from lightningrl import conventions
+from lightningrl.call_origin import CallOrigin
+from lightningrl.conventions import Kind, SpanReading, SpanState, read_agent, read_kind, read_span, with_events
 from lightningrl.telemetry.spans import OpenSpan, RolloutSpanProcessor, WorkerTracerProvider
 
 __all__ = ["OpenTelemetryAdapter"]
 
 LONGEST_VALUE: Final = 64 * 1024
 """Characters of an attribute; prompts are copied into spans, and the gateway has them anyway."""
-OPERATIONS: Final = {Kind.AGENT: semconv.INVOKE_AGENT, Kind.MODEL: semconv.CHAT, Kind.TOOL: semconv.EXECUTE_TOOL}
+OPERATIONS: Final = {Kind.AGENT: conventions.INVOKE_AGENT, Kind.MODEL: conventions.CHAT, Kind.TOOL: conventions.EXECUTE_TOOL}
 
 
 class OpenTelemetryAdapter:
@@ -137,17 +137,17 @@ def our_attributes(reading: SpanReading, agent: str | None) -> dict[str, Attribu
     """A reading in the GenAI conventions."""
     operation = OPERATIONS.get(reading.kind)
     if operation is None:
-        return {} if reading.agent is None else {semconv.AGENT_NAME: reading.agent}
-    added: dict[str, AttributeValue] = {semconv.OPERATION_NAME: operation}
+        return {} if reading.agent is None else {conventions.AGENT_NAME: reading.agent}
+    added: dict[str, AttributeValue] = {conventions.OPERATION_NAME: operation}
     if agent is not None:
-        added[semconv.AGENT_NAME] = agent
+        added[conventions.AGENT_NAME] = agent
     if reading.kind is not Kind.TOOL:
         return added
     texts = {
-        semconv.TOOL_NAME: reading.tool,
-        semconv.TOOL_CALL_ID: reading.tool_call_id,
-        semconv.TOOL_CALL_ARGUMENTS: reading.arguments,
-        semconv.TOOL_CALL_RESULT: reading.result,
-        semconv.ERROR_TYPE: reading.error_type,
+        conventions.TOOL_NAME: reading.tool,
+        conventions.TOOL_CALL_ID: reading.tool_call_id,
+        conventions.TOOL_CALL_ARGUMENTS: reading.arguments,
+        conventions.TOOL_CALL_RESULT: reading.result,
+        conventions.ERROR_TYPE: reading.error_type,
     }
-    return {**added, **{key: text for key, text in texts.items() if text}, semconv.TOOL_STATUS: reading.status.value}
+    return {**added, **{key: text for key, text in texts.items() if text}, conventions.TOOL_STATUS: reading.status.value}

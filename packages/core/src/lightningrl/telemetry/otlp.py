@@ -1,7 +1,7 @@
 """OTLP/HTTP to records, from protobuf or JSON, of our adapters or of somebody else's instrumentation in any language.
 
 spans         tools become tool calls, evaluations rewards, and spans that name or nest agents are kept as names
-              (`lightningrl.telemetry.conventions`)
+              (`lightningrl.conventions`)
 log records   evaluations become rewards; the rest is not ours
 """
 
@@ -18,17 +18,20 @@ from typing import Any, Final, TypeVar
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from starlette.exceptions import HTTPException
 
+from lightningrl import conventions
+from lightningrl.conventions import Kind, SpanState, read_span, with_events
 from lightningrl.errors import ServerError
 from lightningrl.records import SpanRecord, ToolCallRecord
 from lightningrl.sanitize import parse_json
-from lightningrl.telemetry import semconv
-from lightningrl.telemetry.conventions import Kind, SpanState, read_span, with_events
 from lightningrl.telemetry.evaluations import Evaluation, ToldRecord, read_evaluations, read_told_records
 from lightningrl.telemetry.tool_spans import SeenSpan, read_tools
 
@@ -83,7 +86,9 @@ def read_media_type(content_type: str) -> str:
 def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> ParsedExport:
     """Tool calls and agents of an export. Raises ServerError with a sentence for bytes that are none, or too many."""
     request = _decode(body, media_type, encoding, limit, ExportTraceServiceRequest())
-    _check_count(sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans), "spans")
+    _check_count(
+        sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans), "spans"
+    )
     seen: list[SeenSpan] = []
     rejected = 0
     for resource in request.resource_spans:
@@ -93,7 +98,9 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
                     seen.append(_see(span, scope.scope.name))
                 else:
                     rejected += 1
-    spans = [SpanRecord(span_id=one.span_id, parent_span_id=one.parent_span_id, agent=one.reading.agent) for one in seen]
+    spans = [
+        SpanRecord(span_id=one.span_id, parent_span_id=one.parent_span_id, agent=one.reading.agent) for one in seen
+    ]
     models = [one for one in seen if one.reading.kind is Kind.MODEL]
     tools = read_tools(seen)
     return ParsedExport(
@@ -101,7 +108,11 @@ def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> Par
         tool_calls=tools.records,
         loose=tools.loose,
         spans=spans,
-        answers=[(str(one.attributes[semconv.RESPONSE_ID]), one.span_id) for one in models if one.attributes.get(semconv.RESPONSE_ID)],
+        answers=[
+            (str(one.attributes[conventions.RESPONSE_ID]), one.span_id)
+            for one in models
+            if one.attributes.get(conventions.RESPONSE_ID)
+        ],
         evaluations=read_evaluations(seen),
         rejected=rejected,
     )
@@ -137,19 +148,26 @@ def _check_count(count: int, what: str) -> None:
 def _is_evaluation(record: LogRecord) -> bool:
     """By its event's name, which older SDKs write as an attribute."""
     if record.event_name:
-        return record.event_name == semconv.EVALUATION_RESULT
-    return any(one.key == "event.name" and one.value.string_value == semconv.EVALUATION_RESULT for one in record.attributes)
+        return record.event_name == conventions.EVALUATION_RESULT
+    return any(
+        one.key == "event.name" and one.value.string_value == conventions.EVALUATION_RESULT for one in record.attributes
+    )
 
 
 def _tell(record: LogRecord) -> ToldRecord:
-    return ToldRecord(span_id=record.span_id.hex() if len(record.span_id) == 8 else None, attributes=_plain_attributes(record.attributes))
+    return ToldRecord(
+        span_id=record.span_id.hex() if len(record.span_id) == 8 else None,
+        attributes=_plain_attributes(record.attributes),
+    )
 
 
 def _see(span: Span, scope: str) -> SeenSpan:
     attributes = _plain_attributes(span.attributes)
     events = [(event.name, _plain_attributes(event.attributes)) for event in span.events]
     exceptions = [str(said.get("exception.type", "")) for name, said in events if name == "exception"]
-    reading = read_span(span.name, with_events(attributes, events), _STATES.get(span.status.code, SpanState.UNSET), exceptions)
+    reading = read_span(
+        span.name, with_events(attributes, events), _STATES.get(span.status.code, SpanState.UNSET), exceptions
+    )
     return SeenSpan(
         span_id=span.span_id.hex(),
         parent_span_id=span.parent_span_id.hex() or None,
@@ -190,7 +208,9 @@ def _decode(body: bytes, media_type: str, encoding: str, limit: int, request: E)
     try:
         request.ParseFromString(plain)
     except DecodeError:
-        raise ServerError(f"the body is no OTLP {type(request).__name__}; export with OTLP over HTTP, protobuf or JSON") from None
+        raise ServerError(
+            f"the body is no OTLP {type(request).__name__}; export with OTLP over HTTP, protobuf or JSON"
+        ) from None
     return request
 
 
@@ -202,14 +222,19 @@ def _fill_from_json(body: bytes, request: Export) -> None:
         json_format.ParseDict(_with_base64_ids(document), request, ignore_unknown_fields=True)
     except (ValueError, RecursionError, json_format.ParseError) as error:
         problem = str(error).partition("\n")[0][:200]
-        raise ServerError(f"the body is no OTLP in JSON ({problem}); export with OTLP over HTTP, protobuf or JSON") from None
+        raise ServerError(
+            f"the body is no OTLP in JSON ({problem}); export with OTLP over HTTP, protobuf or JSON"
+        ) from None
 
 
 def _with_base64_ids(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_base64_ids(one) for one in value]
     if isinstance(value, Mapping):
-        return {key: _base64(one) if key in _IDS and isinstance(one, str) else _with_base64_ids(one) for key, one in value.items()}
+        return {
+            key: _base64(one) if key in _IDS and isinstance(one, str) else _with_base64_ids(one)
+            for key, one in value.items()
+        }
     return value
 
 

@@ -2,23 +2,27 @@
 
 made by the agent, global or not  ─►  our processor is added; its exporters, sampler and resource stay as they are
 none is global                    ─►  ours holds the place, until the agent sets its own
-a `LoggerProvider`                ─►  our processor is added, which takes evaluations alone
+a `LoggerProvider`                ─►  our processor is added, which makes spans of evaluations alone
 """
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
 import wrapt
 from opentelemetry import trace
-from opentelemetry.sdk._logs import LoggerProvider
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk._logs import LoggerProvider, LogRecordProcessor
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.trace import INVALID_SPAN_ID, SpanContext
 from opentelemetry.util._once import Once
 
-from lightningrl.telemetry.log_events import EvaluationProcessor
-from lightningrl.telemetry.spans import WorkerTracerProvider
+from lightningrl import conventions
+from lightningrl.telemetry.spans import RolloutSpanProcessor, WorkerTracerProvider
 
 __all__ = ["ProviderWatch"]
 
@@ -88,3 +92,40 @@ class ProviderWatch:
         original = getattr(owner, name)
         setattr(owner, name, wrapt.FunctionWrapper(original, wrapper))
         self._restores.append(lambda: setattr(owner, name, original))
+
+
+class EvaluationProcessor(LogRecordProcessor):
+    """Makes spans of the evaluations that an agent emits as log records, as the GenAI conventions have it now.
+
+    It takes `gen_ai.evaluation.result`, of whatever `LoggerProvider`, and leaves all else alone.
+    """
+
+    def __init__(self, spans: RolloutSpanProcessor) -> None:
+        self._spans = spans
+
+    def on_emit(self, log_record: Any) -> None:
+        record = log_record.log_record  # in each version of the SDK, where what is emitted holds one
+        attributes = dict(record.attributes or {})
+        if conventions.EVALUATION_RESULT not in (record.event_name, attributes.get("event.name")):
+            return
+        trace_id = record.trace_id or secrets.randbits(127) + 1
+        around = record.span_id or INVALID_SPAN_ID
+        now = record.timestamp or time.time_ns()
+        self._spans.add(
+            ReadableSpan(
+                name=conventions.EVALUATION_RESULT,
+                context=SpanContext(trace_id, secrets.randbits(63) + 1, is_remote=False),
+                parent=None if around == INVALID_SPAN_ID else SpanContext(trace_id, around, is_remote=False),
+                resource=Resource.get_empty(),
+                attributes=attributes,
+                start_time=now,
+                end_time=now,
+            )
+        )
+
+    def shutdown(self) -> None:
+        """One of the providers was shut down; the others, and the rollouts, go on."""
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing is kept back."""
+        return True

@@ -23,11 +23,11 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from lightningrl.attribution.origin import Adapter
+from lightningrl import conventions
 from lightningrl.attribution.redirect import Redirection
 from lightningrl.attribution.scope import ActiveRollout, RolloutScope
+from lightningrl.call_origin import Adapter
 from lightningrl.runtime.telemetry import Telemetry
-from lightningrl.telemetry import semconv
 from lightningrl.testing._factories import call_factories
 from lightningrl.testing._pytest import pytest
 from lightningrl.testing.scripted_server import RecordedCall, RecordedSpan, ScriptedServer
@@ -132,7 +132,7 @@ def said(call: RecordedCall, word: str) -> str | None:
 
 
 def by_operation(spans: list[RecordedSpan], operation: str) -> list[RecordedSpan]:
-    return [span for span in spans if span.attributes.get(semconv.OPERATION_NAME) == operation]
+    return [span for span in spans if span.attributes.get(conventions.OPERATION_NAME) == operation]
 
 
 class AdapterConformance:
@@ -179,8 +179,8 @@ class AdapterConformance:
         rollouts = process.run_many(self.agent(kind), 8)
         for rollout in rollouts:
             called = {call.span_id: call.agent for call in process.server.calls if call.rollout_id == rollout.rollout_id}
-            spans = by_operation(process.spans(rollout), semconv.CHAT)
-            assert called == {span.span_id: span.attributes.get(semconv.AGENT_NAME) for span in spans}
+            spans = by_operation(process.spans(rollout), conventions.CHAT)
+            assert called == {span.span_id: span.attributes.get(conventions.AGENT_NAME) for span in spans}
             assert len(spans) == sum(call.rollout_id == rollout.rollout_id for call in process.server.calls) > 0
 
     @pytest.mark.parametrize("kind", KINDS)
@@ -209,23 +209,23 @@ class AdapterConformance:
     )
     def test_a_tool_reports_its_outcome(self, process: InstrumentedProcess, asked: str, status: ToolStatus) -> None:
         spans, _ = self.use_tools(process, asked)
-        (tool,) = by_operation(spans, semconv.EXECUTE_TOOL)
+        (tool,) = by_operation(spans, conventions.EXECUTE_TOOL)
         name, arguments = re.findall(r"TOOL=(\w+) ARGS=(.*)", asked)[0]
-        assert tool.attributes[semconv.TOOL_NAME] == name
-        assert json.loads(tool.attributes[semconv.TOOL_CALL_ARGUMENTS]) == json.loads(arguments)
-        assert tool.attributes[semconv.TOOL_STATUS] == status.value
+        assert tool.attributes[conventions.TOOL_NAME] == name
+        assert json.loads(tool.attributes[conventions.TOOL_CALL_ARGUMENTS]) == json.loads(arguments)
+        assert tool.attributes[conventions.TOOL_STATUS] == status.value
         assert tool.is_error == (status is not ToolStatus.OK)
-        assert tool.is_error == (semconv.ERROR_TYPE in tool.attributes)
-        assert tool.attributes[semconv.TOOL_CALL_RESULT]
+        assert tool.is_error == (conventions.ERROR_TYPE in tool.attributes)
+        assert tool.attributes[conventions.TOOL_CALL_RESULT]
 
     def test_a_tool_span_is_a_child_of_the_call_that_asked(self, process: InstrumentedProcess) -> None:
         asked = 'TOOL=add ARGS={"a": 1, "b": 2} and TOOL=add ARGS={"a": 3, "b": 4}'
         spans, calls = self.use_tools(process, asked)
-        tools = by_operation(spans, semconv.EXECUTE_TOOL)
-        assert sorted(tool.attributes[semconv.TOOL_CALL_RESULT] for tool in tools) == ["3", "7"]
+        tools = by_operation(spans, conventions.EXECUTE_TOOL)
+        assert sorted(tool.attributes[conventions.TOOL_CALL_RESULT] for tool in tools) == ["3", "7"]
         assert {tool.parent_id for tool in tools} == {calls[0].span_id}
         answered = {message["tool_call_id"] for message in calls[1].body["messages"] if message["role"] == "tool"}
-        assert {tool.attributes[semconv.TOOL_CALL_ID] for tool in tools} == answered
+        assert {tool.attributes[conventions.TOOL_CALL_ID] for tool in tools} == answered
 
     def test_an_uninstrumented_adapter_is_inert(self, process: InstrumentedProcess) -> None:
         adapter = self.create_adapter()
@@ -233,7 +233,7 @@ class AdapterConformance:
         (rollout,) = process.run_many(self.agent("sync"), 1)
         assert {call.rollout_id for call in process.server.calls} == {rollout.rollout_id}  # redirection is not the adapter's
         assert {call.agent for call in process.server.calls} == {None}
-        assert by_operation(process.spans(rollout), semconv.CHAT) == []
+        assert by_operation(process.spans(rollout), conventions.CHAT) == []
         assert adapter.call_origin() is None
         adapter.instrument()  # so that the fixture finds what it left
 
@@ -242,7 +242,7 @@ class AdapterConformance:
         adapter.uninstrument()
         adapter.instrument(tracer_provider=process.telemetry.provider)
         (rollout,) = process.run_many(self.agent("sync"), 1)
-        assert len(by_operation(process.spans(rollout), semconv.CHAT)) == len(process.server.calls)
+        assert len(by_operation(process.spans(rollout), conventions.CHAT)) == len(process.server.calls)
 
     def use_tools(self, process: InstrumentedProcess, asked: str) -> tuple[list[RecordedSpan], list[RecordedCall]]:
         """Run the tool agent once; its spans and its calls. That a tool's exception ends the run is the framework's choice."""

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from lightningrl.errors import RunFolderError, StoreError
 from lightningrl.look.origin import RunOrigin, flatten, is_own, read_run_file
-from lightningrl.private import create_private
+from lightningrl.private_files import create_private
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import load_recipe, with_settings
 from lightningrl.sanitize import printable

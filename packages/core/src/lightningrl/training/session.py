@@ -28,7 +28,7 @@ from lightningrl.loggers import JsonlLogger, MetricLogger, build_loggers, draw_c
 from lightningrl.look.metrics import read_metrics
 from lightningrl.look.origin import read_run_file
 from lightningrl.plugins import PluginManager, load_plugins
-from lightningrl.private import create_private
+from lightningrl.private_files import create_private
 from lightningrl.protocols import Backend, Describer, Measured, Speed
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_tables import OtherPolicyConfig

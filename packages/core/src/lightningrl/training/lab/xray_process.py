@@ -16,7 +16,7 @@ from typing import IO, Final
 import msgspec
 
 from lightningrl.errors import LightningError
-from lightningrl.parent import take_stdout
+from lightningrl.processes import take_stdout
 from lightningrl.training.lab.xray import RunXRay, open_xray
 from lightningrl.view.credit import Answer, Question
 

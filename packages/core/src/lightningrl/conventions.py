@@ -1,11 +1,15 @@
-"""Reads spans of somebody else's instrumentation: an agent's turn, a model's call, a tool's outcome.
+"""Names of span attributes, and a reader of anybody's spans: an agent's turn, a model's call, a tool's outcome.
 
-Three vocabularies: the GenAI conventions (current and older names), OpenInference, and OpenLLMetry (`traceloop.*`); and Haystack's own.
+Vocabularies: the GenAI conventions (current and older names), OpenInference, OpenLLMetry (`traceloop.*`), Haystack's.
 
     gen_ai.operation.name    openinference.span.kind    traceloop.span.kind    ─►  Kind
     gen_ai.agent.name        agent.name, graph.node.*   traceloop.entity.name  ─►  agent
     gen_ai.tool.*            tool.*, input/output.value traceloop.entity.*     ─►  tool, id, arguments, result
     span status, error.type, exception events                                  ─►  ToolStatus
+
+The GenAI conventions have the status *Development*, moved to the repository open-telemetry/semantic-conventions-genai,
+and the constants in `opentelemetry-semantic-conventions` are marked deprecated; so the names live here, as of November
+2026 (semconv 0.66b2). No standard name exists for a tool's status: it is in our own namespace.
 """
 
 from __future__ import annotations
@@ -19,10 +23,28 @@ from typing import Any, Final
 
 from lightningrl.roles import LONGEST_ROLE
 from lightningrl.sanitize import as_text
-from lightningrl.telemetry import semconv
 from lightningrl.types import ToolStatus
 
 __all__ = [
+    "AGENT_NAME",
+    "CHAT",
+    "ERROR_TYPE",
+    "EVALUATION_NAME",
+    "EVALUATION_RESULT",
+    "EVALUATION_SCORE_LABEL",
+    "EVALUATION_SCORE_VALUE",
+    "EXECUTE_TOOL",
+    "INVOKE_AGENT",
+    "INVOKE_WORKFLOW",
+    "OPERATION_NAME",
+    "REQUEST_MODEL",
+    "RESPONSE_ID",
+    "TOOL_CALL_ARGUMENTS",
+    "TOOL_CALL_ID",
+    "TOOL_CALL_RESULT",
+    "TOOL_NAME",
+    "TOOL_STATUS",
+    "WORKFLOW_NAME",
     "AskedCall",
     "Kind",
     "SpanReading",
@@ -36,6 +58,38 @@ __all__ = [
     "read_span",
     "with_events",
 ]
+
+OPERATION_NAME: Final = "gen_ai.operation.name"
+
+CHAT: Final = "chat"
+"""Operation: one call of a model."""
+EXECUTE_TOOL: Final = "execute_tool"
+"""Operation: one invocation of a tool."""
+INVOKE_AGENT: Final = "invoke_agent"
+"""Operation: one turn of a named agent or graph node."""
+INVOKE_WORKFLOW: Final = "invoke_workflow"
+"""Operation: the whole rollout; the root span of an attempt."""
+
+AGENT_NAME: Final = "gen_ai.agent.name"
+WORKFLOW_NAME: Final = "gen_ai.workflow.name"
+REQUEST_MODEL: Final = "gen_ai.request.model"
+
+TOOL_NAME: Final = "gen_ai.tool.name"
+TOOL_CALL_ID: Final = "gen_ai.tool.call.id"
+TOOL_CALL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
+TOOL_CALL_RESULT: Final = "gen_ai.tool.call.result"
+
+RESPONSE_ID: Final = "gen_ai.response.id"
+EVALUATION_RESULT: Final = "gen_ai.evaluation.result"
+"""Event: an evaluation of what a call, or all of the rollout, came to."""
+EVALUATION_NAME: Final = "gen_ai.evaluation.name"
+EVALUATION_SCORE_VALUE: Final = "gen_ai.evaluation.score.value"
+EVALUATION_SCORE_LABEL: Final = "gen_ai.evaluation.score.label"
+
+ERROR_TYPE: Final = "error.type"
+
+TOOL_STATUS: Final = "lightningrl.tool.status"
+"""A `lightningrl.types.ToolStatus` value."""
 
 
 class Kind(StrEnum):
@@ -83,28 +137,35 @@ class AskedCall:
 
 
 KINDS: Final[Mapping[str, Mapping[str, Kind]]] = {
-    semconv.OPERATION_NAME: {
-        semconv.CHAT: Kind.MODEL,
+    OPERATION_NAME: {
+        CHAT: Kind.MODEL,
         "text_completion": Kind.MODEL,
         "generate_content": Kind.MODEL,
-        semconv.INVOKE_AGENT: Kind.AGENT,
+        INVOKE_AGENT: Kind.AGENT,
         "run_agent": Kind.AGENT,
-        semconv.EXECUTE_TOOL: Kind.TOOL,
+        EXECUTE_TOOL: Kind.TOOL,
     },
     "openinference.span.kind": {"AGENT": Kind.AGENT, "LLM": Kind.MODEL, "TOOL": Kind.TOOL},
     "traceloop.span.kind": {"agent": Kind.AGENT, "tool": Kind.TOOL},
     "llm.request.type": {"chat": Kind.MODEL, "completion": Kind.MODEL},
 }
-"""By the attribute that says it, the first of them that a span has; a value that is not listed is another kind of thing."""
+"""Kinds by the attribute that says it. The first that a span has counts; a value that is not listed is OTHER."""
 
-AGENT_NAMES: Final = (semconv.AGENT_NAME, "agent.name", "agent_name", "graph.node.name", "graph.node.id", "haystack.component.name")
+AGENT_NAMES: Final = (
+    AGENT_NAME,
+    "agent.name",
+    "agent_name",
+    "graph.node.name",
+    "graph.node.id",
+    "haystack.component.name",
+)
 """On any span."""
 TITLES: Final = ("invoke_agent ", "execute_tool ", "running tool: ", "agent run ")
-"""What goes before the name in a span's title."""
-TOOL_NAMES: Final = (semconv.TOOL_NAME, "tool.name", "traceloop.entity.name", "haystack.tool.name", "tool_name")
-TOOL_CALL_IDS: Final = (semconv.TOOL_CALL_ID, "tool_call.id", "tool.id")
+"""Words before the name in a span's title."""
+TOOL_NAMES: Final = (TOOL_NAME, "tool.name", "traceloop.entity.name", "haystack.tool.name", "tool_name")
+TOOL_CALL_IDS: Final = (TOOL_CALL_ID, "tool_call.id", "tool.id")
 TOOL_ARGUMENTS: Final = (
-    semconv.TOOL_CALL_ARGUMENTS,
+    TOOL_CALL_ARGUMENTS,
     "tool_arguments",
     "input.value",
     "traceloop.entity.input",
@@ -113,7 +174,7 @@ TOOL_ARGUMENTS: Final = (
     "gen_ai.tool.message content",
 )
 TOOL_RESULTS: Final = (
-    semconv.TOOL_CALL_RESULT,
+    TOOL_CALL_RESULT,
     "tool_response",
     "output.value",
     "traceloop.entity.output",
@@ -125,9 +186,9 @@ TOOL_EVENTS: Final = frozenset({"gen_ai.tool.message", "gen_ai.choice"})
 
 
 def with_events(attributes: Mapping[str, Any], events: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """The attributes, with what the events say of a tool beside them, as `{event} {attribute}`."""
-    told = {f"{name} {key}": value for name, said in events if name in TOOL_EVENTS for key, value in said.items()}
-    return {**attributes, **told}
+    """Add the attributes of a tool's events, as `{event} {attribute}`."""
+    of_tool = [(name, values) for name, values in events if name in TOOL_EVENTS]
+    return {**attributes, **{f"{name} {key}": value for name, values in of_tool for key, value in values.items()}}
 
 
 def read_kind(attributes: Mapping[str, Any]) -> Kind:
@@ -135,15 +196,15 @@ def read_kind(attributes: Mapping[str, Any]) -> Kind:
     for key, kinds in KINDS.items():
         if key in attributes:
             return kinds.get(str(attributes[key]), Kind.OTHER)
-    if attributes.get(semconv.TOOL_NAME) or attributes.get("haystack.tool.name"):
+    if attributes.get(TOOL_NAME) or attributes.get("haystack.tool.name"):
         return Kind.TOOL
     if attributes.get("span.type") == "tool" and attributes.get("tool_name"):  # Claude Code
         return Kind.TOOL
-    return Kind.MODEL if attributes.get(semconv.REQUEST_MODEL) or attributes.get("llm.model_name") else Kind.UNSAID
+    return Kind.MODEL if attributes.get(REQUEST_MODEL) or attributes.get("llm.model_name") else Kind.UNSAID
 
 
 def read_agent(name: str, attributes: Mapping[str, Any]) -> str | None:
-    """The agent or graph node that the span itself names; an id that is drawn anew for each run is no name (Agent Framework)."""
+    """Agent or graph node that the span itself names; an id drawn anew for each run is no name (Agent Framework)."""
     agent = _named_agent(name, attributes)
     return None if agent is None or _UUID.fullmatch(agent) else agent
 
@@ -160,10 +221,13 @@ def _named_agent(name: str, attributes: Mapping[str, Any]) -> str | None:
         return None if step is None else step[1]
     if read_kind(attributes) is not Kind.AGENT:
         return None
-    return str(attributes.get("traceloop.entity.name") or "") or _untitled(name).removesuffix(".run") or None  # smolagents: web_agent.run
+    # smolagents: web_agent.run
+    return str(attributes.get("traceloop.entity.name") or "") or _untitled(name).removesuffix(".run") or None
 
 
-def read_span(name: str, attributes: Mapping[str, Any], state: SpanState, exceptions: Sequence[str] = ()) -> SpanReading:
+def read_span(
+    name: str, attributes: Mapping[str, Any], state: SpanState, exceptions: Sequence[str] = ()
+) -> SpanReading:
     """A span that has ended; `exceptions` are the types that its events name."""
     kind, agent = read_kind(attributes), (read_agent(name, attributes) or "")[:LONGEST_ROLE] or None
     if kind is not Kind.TOOL:
@@ -172,7 +236,7 @@ def read_span(name: str, attributes: Mapping[str, Any], state: SpanState, except
     if _NO_TOOL.fullmatch(tool):
         return SpanReading(kind=Kind.OTHER, agent=agent)
     result, call_id, message_failed = _unwrap(_first(attributes, TOOL_RESULTS))
-    error_type = str(attributes.get(semconv.ERROR_TYPE) or "")
+    error_type = str(attributes.get(ERROR_TYPE) or "")
     message_failed = message_failed or attributes.get("haystack.tool.error") is True
     failed = state is SpanState.ERROR or message_failed or (state is SpanState.UNSET and bool(error_type or exceptions))
     if failed and not error_type and exceptions:
@@ -190,7 +254,7 @@ def read_span(name: str, attributes: Mapping[str, Any], state: SpanState, except
 
 
 def read_execution(attributes: Mapping[str, Any]) -> ToolStatus | None:
-    """How the tool of the span around this one went: Claude Code says it in a span of its own. None = this is none."""
+    """Outcome of the tool of the span around: Claude Code says it in a span of its own. None = this is no such span."""
     if attributes.get("span.type") != "tool.execution" or "success" not in attributes:
         return None
     return ToolStatus.OK if str(attributes["success"]).lower() == "true" else ToolStatus.ERROR
@@ -201,33 +265,25 @@ def asked_calls(attributes: Mapping[str, Any]) -> list[AskedCall]:
     messages = _parse(attributes.get("gen_ai.output.messages"))
     if isinstance(messages, list):
         parts = [part for message in messages if isinstance(message, dict) for part in message.get("parts") or ()]
-        return [
-            AskedCall(id=str(part.get("id") or ""), name=str(part.get("name") or ""), arguments=as_text(part.get("arguments", "")))
-            for part in parts
-            if isinstance(part, dict) and part.get("type") == "tool_call"
-        ]
-    found: list[AskedCall] = []
+        calls = [part for part in parts if isinstance(part, dict) and part.get("type") == "tool_call"]
+        return [_asked_call(call.get("id"), call.get("name"), call.get("arguments", "")) for call in calls]
+    asked: list[AskedCall] = []
     for prefix, (call_id, name, arguments) in FLAT_ANSWERS.items():
         for key in attributes:
             if key.startswith(prefix) and key.endswith(f".{name}"):
                 stem = key.removesuffix(name)
-                found.append(
-                    AskedCall(
-                        id=str(attributes.get(stem + call_id) or ""),
-                        name=str(attributes[key]),
-                        arguments=as_text(attributes.get(stem + arguments, "")),
-                    )
-                )
-    return found
+                call = attributes.get(stem + call_id), attributes[key], attributes.get(stem + arguments, "")
+                asked.append(_asked_call(*call))
+    return asked
 
 
 def offered_tools(attributes: Mapping[str, Any]) -> frozenset[str] | None:
     """Names of the tools that a model was offered; None = the span does not say."""
     definitions = _parse(attributes.get("gen_ai.tool.definitions"))
     if not isinstance(definitions, list):
-        schemas = [value for key, value in attributes.items() if key.startswith("llm.tools.") and key.endswith(".tool.json_schema")]
-        definitions = [_parse(schema) for schema in schemas]
-    functions = [one.get("function", one) for one in definitions if isinstance(one, dict)]
+        keys = [key for key in attributes if key.startswith("llm.tools.") and key.endswith(".tool.json_schema")]
+        definitions = [_parse(attributes[key]) for key in keys]
+    functions = [tool.get("function", tool) for tool in definitions if isinstance(tool, dict)]
     names = [function.get("name") for function in functions if isinstance(function, dict)]
     return frozenset(map(str, names)) if names else None
 
@@ -236,15 +292,19 @@ def output_tools(attributes: Mapping[str, Any]) -> frozenset[str]:
     """Names of those tools that are the type of an agent's answer (Pydantic AI)."""
     parameters = _parse(attributes.get("model_request_parameters"))
     tools = parameters.get("output_tools") if isinstance(parameters, dict) else None
-    return frozenset(str(tool.get("name")) for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else frozenset()
+    return (
+        frozenset(str(tool.get("name")) for tool in tools if isinstance(tool, dict))
+        if isinstance(tools, list)
+        else frozenset()
+    )
 
 
 _METHOD: Final = re.compile(r"\.(?:__call__|_?a?(?:call|run|invoke|forward|execute)(?:_core|_async)?|tool)$")
-"""The method that an instrumentation wraps, in a span that it names for nothing else: `search.acall`, `Add._execute_core`."""
+"""The wrapped method in a span's name that holds nothing else: `search.acall`, `Add._execute_core`."""
 _NO_TOOL: Final = re.compile(r"\(.*\)|\[.*\]")
-"""What an instrumentation writes where a name belongs, of a span that is about no tool or several: `(merged tools)` (Google ADK)."""
+"""Placeholder for a name, in a span that is about no tool or several: `(merged tools)` (Google ADK)."""
 _NO_ID: Final = re.compile(r"^<.*>$")
-"""The same for an id: `<not specified>`."""
+"""Placeholder for an id: `<not specified>`."""
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LLAMA_INDEX_AGENT: Final = re.compile(r"current_agent_name='([^']{1,200})'\)\"\}$")
 _PYTHON_CALL: Final = frozenset({"args", "kwargs", "sanitize_inputs_outputs"})
@@ -252,20 +312,27 @@ FLAT_ANSWERS: Final = {
     "llm.output_messages.": ("tool_call.id", "tool_call.function.name", "tool_call.function.arguments"),
     "gen_ai.completion.": ("id", "name", "arguments"),
 }
-"""Answers as numbered attributes: `llm.output_messages.0.message.tool_calls.0.tool_call.id`, `gen_ai.completion.0.tool_calls.0.id`."""
+"""Answers as numbered attributes: `llm.output_messages.0.message.tool_calls.0.tool_call.id`,
+`gen_ai.completion.0.tool_calls.0.id`."""
 
 
 def _status(attributes: Mapping[str, Any], error_type: str, *, failed: bool) -> ToolStatus:
-    said = attributes.get(semconv.TOOL_STATUS)
-    if said is not None:
-        return ToolStatus(said) if said in {one.value for one in ToolStatus} else ToolStatus.UNKNOWN
+    status = attributes.get(TOOL_STATUS)
+    if status is not None:
+        return ToolStatus(status) if status in {member.value for member in ToolStatus} else ToolStatus.UNKNOWN
     if not failed:
-        return ToolStatus.UNKNOWN if attributes.get("span.type") == "tool" else ToolStatus.OK  # Claude Code: `read_execution` says
+        # Claude Code says it in another span: `read_execution`
+        return ToolStatus.UNKNOWN if attributes.get("span.type") == "tool" else ToolStatus.OK
     if attributes.get("pydantic_ai.tool.failure_stage") == "validation":
         return ToolStatus.INVALID_ARGUMENTS
     if error_type in {ToolStatus.INVALID_ARGUMENTS, ToolStatus.UNKNOWN_TOOL}:
         return ToolStatus(error_type)
-    return ToolStatus.TIMEOUT if error_type.rpartition(".")[2] in {"timeout", "Timeout", "TimeoutError"} else ToolStatus.ERROR
+    is_timeout = error_type.rpartition(".")[2] in {"timeout", "Timeout", "TimeoutError"}
+    return ToolStatus.TIMEOUT if is_timeout else ToolStatus.ERROR
+
+
+def _asked_call(call_id: Any, name: Any, arguments: Any) -> AskedCall:
+    return AskedCall(id=str(call_id or ""), name=str(name or ""), arguments=as_text(arguments))
 
 
 def _first(attributes: Mapping[str, Any], keys: Sequence[str]) -> str:
@@ -278,29 +345,33 @@ def _untitled(name: str) -> str:
 
 
 def _graph_node(metadata: Any) -> str | None:
-    """The LangGraph node in a span's metadata: a named agent, else the path of nodes, as the `langchain` adapter names it."""
-    found = _parse(metadata)
-    if not isinstance(found, dict) or not isinstance(found.get("langgraph_node"), str):
+    """LangGraph node in a span's metadata: a named agent, else the path of nodes (as by the `langchain` adapter)."""
+    fields = _parse(metadata)
+    if not isinstance(fields, dict) or not isinstance(fields.get("langgraph_node"), str):
         return None
-    if found.get("lc_agent_name"):
-        return str(found["lc_agent_name"])
-    namespace = str(found.get("langgraph_checkpoint_ns") or "")
-    return "/".join(part.partition(":")[0] for part in namespace.split("|") if part) or str(found["langgraph_node"])
+    if fields.get("lc_agent_name"):
+        return str(fields["lc_agent_name"])
+    namespace = str(fields.get("langgraph_checkpoint_ns") or "")
+    return "/".join(part.partition(":")[0] for part in namespace.split("|") if part) or str(fields["langgraph_node"])
 
 
 def _bare_arguments(arguments: str) -> str:
-    """Without the wrapping of a Python call: `{"args": [], "sanitize_inputs_outputs": true, "kwargs": {…}}` (smolagents),
+    """Unwrap a Python call: `{"args": [], "sanitize_inputs_outputs": true, "kwargs": {…}}` (smolagents),
     `{"kwargs": {…}}` (LlamaIndex, whose tools may also get a `ctx` that is no argument of the model's)."""
     call = _parse(arguments) if '"kwargs"' in arguments else None
-    if not isinstance(call, dict) or not isinstance(call.get("kwargs"), dict) or call.get("args") or not call.keys() <= _PYTHON_CALL:
+    if not isinstance(call, dict) or call.get("args") or not call.keys() <= _PYTHON_CALL:
         return arguments
-    kwargs = call["kwargs"]
+    kwargs = call.get("kwargs")
+    if not isinstance(kwargs, dict):
+        return arguments
     return as_text({name: value for name, value in kwargs.items() if name != "ctx" or not str(value).startswith("<")})
 
 
 def _unwrap(result: str) -> tuple[str, str, bool]:
-    """Content, tool call's id, and whether it says that it failed: of a tool message of LangChain's, or a ToolOutput of LlamaIndex's. Any
-    other result is as it is."""
+    """Split a tool message of LangChain's, or a ToolOutput of LlamaIndex's, into content, tool call's id and `failed`.
+
+    Any other result is the content.
+    """
     output = _parse(result) if '"is_error"' in result else None
     if isinstance(output, dict) and output.keys() >= {"tool_name", "raw_output", "is_error"}:
         return as_text(output["raw_output"]), "", output["is_error"] is True

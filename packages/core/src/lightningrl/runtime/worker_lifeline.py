@@ -10,7 +10,7 @@ import os
 import signal
 from typing import BinaryIO, Final
 
-from lightningrl.descendants import MARK, kill_descendants
+from lightningrl.processes import MARK, kill_descendants
 
 __all__ = ["LOST_STATUS", "die_with_pipe", "kill_own_group", "read_failure", "say_first", "take_stdin"]
 

@@ -10,8 +10,7 @@ __all__ = ["create_private", "open_private"]
 
 
 def open_private(path: Path) -> IO[bytes]:
-    """Open a file to append to, unbuffered, made where there is none; what an earlier version left readable is so no more. A link is not
-    followed. Raises OSError."""
+    """Open a file to append to, unbuffered, created where there is none. A link is not followed. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b", buffering=0)
     os.fchmod(file.fileno(), 0o600)
@@ -19,6 +18,6 @@ def open_private(path: Path) -> IO[bytes]:
 
 
 def create_private(path: Path) -> IO[bytes]:
-    """Create a file to write, in place of the file or link that lies there. Raises OSError."""
+    """Create a file to write, in the place of a file or link. Raises OSError."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final, Self
 
-from lightningrl.descendants import MARK, kill_descendants, make_mark
-from lightningrl.private import open_private
+from lightningrl.private_files import open_private
+from lightningrl.processes import MARK, kill_descendants, make_mark
 from lightningrl.runtime.environment import worker_environment
-from lightningrl.runtime.lifeline import LOST_STATUS, read_failure
 from lightningrl.runtime.settings import WorkerSettings, encode_settings
+from lightningrl.runtime.worker_lifeline import LOST_STATUS, read_failure
 
 __all__ = ["WorkerProcess", "bound_log", "describe_exit"]
 
