@@ -13,7 +13,7 @@ LIGHT := --ignore=packages/trainer-verl --ignore=packages/verl-cpu
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
-.venv/.installed: uv.lock scripts/install.sh packages/core/pyproject.toml  # its entry points
+.venv/.installed: uv.lock scripts/install.sh $(wildcard packages/*/pyproject.toml)  # their entry points
 	@echo "installing into .venv (once) ..."
 	@scripts/install.sh
 

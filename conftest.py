@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import importlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import types
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -41,6 +42,16 @@ os.environ.setdefault("OPENAI_API_KEY", "test")  # examples make their clients w
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # pytest's processes and theirs share the cores
 
 
+def refuse_stale_entry_points() -> None:
+    """Refuse an environment that was made before the packages' entry points changed: plugins and commands would be missing."""
+    for project in ROOT.glob("packages/*/pyproject.toml"):
+        declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # verl's are installed elsewhere
+            ours = importlib.metadata.distribution(declared["name"]).entry_points.select(group="lightningrl")
+            if {point.name: point.value for point in ours} != declared.get("entry-points", {}).get("lightningrl", {}):
+                raise pytest.UsageError(f"{declared['name']} has other entry points than it was installed with: make .venv/.installed")
+
+
 # ------------------------------------------------------------------ sizes
 
 
@@ -65,6 +76,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    refuse_stale_entry_points()
     if config.getoption("--long"):
         os.environ[LONG] = "1"
 

@@ -107,7 +107,7 @@ def train(mode: str, seed: int, steps: int) -> None:
     folder = RUNS / f"{steps}-steps" / f"{mode}-{seed}"
     if is_done(folder):
         return
-    command = [sys.executable, "-m", "lightningrl.cli", "train"]
+    command = [sys.executable, "-m", "lightningrl", "train"]
     if (folder / "run.json").is_file():
         command += ["--resume", "--run", str(folder)]
     else:

@@ -45,7 +45,7 @@ class Taken:
 def command(*arguments: str) -> Taken:
     before, began = cpu_seconds(), time.monotonic()
     ran = subprocess.run(
-        [sys.executable, "-m", "lightningrl.cli", *arguments], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "lightningrl", *arguments], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
     minutes, cpu_minutes = (time.monotonic() - began) / 60, (cpu_seconds() - before) / 60
     if not ran.stdout.strip():

@@ -180,7 +180,7 @@ def make(table: Table, *, rows: Sequence[str], is_report: bool) -> None:
 
 def run(table: Table, row: Row) -> None:
     folder = table.runs / row.name
-    command = [sys.executable, "-m", "lightningrl.cli", "train", str(table.folder), "--run", str(folder), "--seed", str(row.seed)]
+    command = [sys.executable, "-m", "lightningrl", "train", str(table.folder), "--run", str(folder), "--seed", str(row.seed)]
     of_steps = () if table.steps is None else (f"loop.steps={table.steps}", f"learner.total_steps={table.steps}")
     for setting in (*row.settings, *of_steps):
         command += ["--set", setting]
@@ -188,7 +188,7 @@ def run(table: Table, row: Row) -> None:
         print(f"{row.name}: done before; delete {folder.relative_to(ROOT)} to run it again", flush=True)
         return
     if (folder / "run.json").is_file():
-        command = [sys.executable, "-m", "lightningrl.cli", "train", "--resume", "--run", str(folder)]
+        command = [sys.executable, "-m", "lightningrl", "train", "--resume", "--run", str(folder)]
     print(f"{row.name}: {' '.join(command[1:])}", flush=True)
     subprocess.run(command, check=True, cwd=ROOT)
 

@@ -96,7 +96,7 @@ def watch(steps: int, out: Path) -> None:
         for name, text in {"agent.py": AGENT, "data.py": DATA, "recipe.toml": RECIPE.format(steps=steps)}.items():
             (folder / name).write_text(text)
         with (folder / "said").open("wb") as said:
-            command = [sys.executable, "-m", "lightningrl.cli", "train", str(folder / "recipe.toml"), "--run", str(folder / "run")]
+            command = [sys.executable, "-m", "lightningrl", "train", str(folder / "recipe.toml"), "--run", str(folder / "run")]
             train = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         try:
             while train.poll() is None:

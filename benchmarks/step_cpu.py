@@ -54,7 +54,7 @@ def main() -> None:
         parser.error(f"--steps {options.steps}: the first {FIRST} and the last are not counted; ask for at least {FIRST + 2}")
     with tempfile.TemporaryDirectory(prefix="lightningrl-step-") as scratch:
         run = Path(scratch) / "run"
-        command = [sys.executable, "-m", "lightningrl.cli", "train", options.recipe, "--run", str(run), "--steps", str(options.steps)]
+        command = [sys.executable, "-m", "lightningrl", "train", options.recipe, "--run", str(run), "--steps", str(options.steps)]
         command += [f"--set={setting}" for setting in ("validation.every=0", *options.settings)]
         with (Path(scratch) / "output.txt").open("w+") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)

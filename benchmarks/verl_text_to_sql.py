@@ -36,7 +36,7 @@ SETTINGS = (
 def train(name: str, steps: int, *, recipe: Path = EXAMPLE, settings: Sequence[str] = ()) -> None:
     """Run one training and keep, beside its metrics, when it began and what CPU time the server used."""
     folder = RUNS / name
-    command = [sys.executable, "-m", "lightningrl.cli", "train", str(recipe), "--backend", "verl"]
+    command = [sys.executable, "-m", "lightningrl", "train", str(recipe), "--backend", "verl"]
     command += ["--steps", str(steps), "--run", str(folder), "--set", "learner.max_tokens_per_microbatch=65536"]
     for setting in settings:
         command += ["--set", setting]

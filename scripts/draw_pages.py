@@ -30,7 +30,7 @@ PICTURES: tuple[tuple[str, str, Literal["light", "dark"], int], ...] = (
 
 
 def main() -> None:
-    command = [sys.executable, "-m", "lightningrl.cli", "view", sys.argv[1], "--no-browser"]
+    command = [sys.executable, "-m", "lightningrl", "view", sys.argv[1], "--no-browser"]
     viewer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert viewer.stdout is not None

@@ -246,7 +246,7 @@ def whole_step(machine: Machine) -> Figures:
 
 def train(arguments: list[str], run: Path) -> list[dict[str, Any]]:
     """A run's metrics, a table for each line."""
-    command = [sys.executable, "-m", "lightningrl.cli", "train", *arguments, "--run", str(run), "--overwrite"]
+    command = [sys.executable, "-m", "lightningrl", "train", *arguments, "--run", str(run), "--overwrite"]
     subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightningrl.cli.new import init_command
+from lightningrl.cli.init import init_command
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.recipe_file import load_recipe
 from lightningrl.training.checks import build_checked

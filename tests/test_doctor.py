@@ -24,7 +24,7 @@ from rich.console import Console
 from warm import WarmCommand
 
 from lightningrl import run
-from lightningrl.cli import app
+from lightningrl.cli.declarations import doctor as doctor_command
 from lightningrl.cli.doctor import console_for_tables, show
 from lightningrl.credit.unread import unread_rewards
 from lightningrl.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
@@ -529,7 +529,7 @@ def test_a_learner_that_fails_in_a_rehearsal_is_found(tmp_path: Path) -> None:
 
 
 def test_the_command_and_python_rehearse_as_long() -> None:
-    in_command, in_python = (inspect.signature(function).parameters["rehearse"].default for function in (app.doctor, run.doctor))
+    in_command, in_python = (inspect.signature(function).parameters["rehearse"].default for function in (doctor_command, run.doctor))
     assert in_command == in_python > 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightningrl.cli.work import parse_workers
+from lightningrl.console import parse_workers
 from lightningrl.keys import KEY_VARIABLE
 
 yaml: Any = importlib.import_module("yaml")

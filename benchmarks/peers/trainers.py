@@ -58,7 +58,7 @@ class Figures:
 def run(job: str, side: str, seed: int, steps: int, folder: Path) -> Figures:
     """Train once; the process and its children are watched from outside, both sides alike."""
     if side == "ours":
-        command = [sys.executable, "-m", "lightningrl.cli", "train", str(HERE / job / "recipe.toml"), "--run", str(folder), "--overwrite"]
+        command = [sys.executable, "-m", "lightningrl", "train", str(HERE / job / "recipe.toml"), "--run", str(folder), "--overwrite"]
         command += ["--steps", str(steps), "--seed", str(seed), "--set", f"validation.every={steps}"]
         command += ["--set", f"loop.checkpoint_every={steps}"]
     else:

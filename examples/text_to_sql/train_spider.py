@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from lightningrl.cli import run_command
 from lightningrl.cli.train import train_command
+from lightningrl.commands import run_command
 from lightningrl.recipe_file import parse_setting
 
 

@@ -123,7 +123,7 @@ def text_to_sql(warm: WarmCommand, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def serve(folder: Path, browser: Any) -> Iterator[Viewer]:
-    command = [sys.executable, "-m", "lightningrl.cli", "view", str(folder), "--no-browser"]
+    command = [sys.executable, "-m", "lightningrl", "view", str(folder), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

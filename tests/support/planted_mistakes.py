@@ -343,7 +343,7 @@ MISTAKES = (
 
 
 def make_project(folder: Path) -> None:
-    subprocess.run([sys.executable, "-m", "lightningrl.cli", "init", str(folder)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "lightningrl", "init", str(folder)], check=True, capture_output=True)
 
 
 def edit(folder: Path, edits: tuple[Edit, ...]) -> None:
@@ -358,7 +358,7 @@ def edit(folder: Path, edits: tuple[Edit, ...]) -> None:
 def run(folder: Path, arguments: tuple[str, ...]) -> tuple[int, str, float]:
     """Exit status, all that was printed, CPU seconds of all its processes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "lightningrl.cli", *arguments]
+    command = [sys.executable, "-m", "lightningrl", *arguments]
     ran = subprocess.run(command, cwd=folder, env={**os.environ, "COLUMNS": "500"}, capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

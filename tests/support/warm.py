@@ -36,7 +36,7 @@ from sizes import PATIENCE_S
 
 __all__ = ["WarmCommand", "fresh_starts", "warm_starts"]
 
-COMMAND: Final = "lightningrl.cli"
+COMMAND: Final = "lightningrl"
 PARTS: Final = (
     "lightningrl.server.process",
     "lightningrl.server.app",
@@ -51,7 +51,7 @@ PARTS: Final = (
 """What a server and a worker import."""
 COMMANDS: Final = (
     *PARTS,
-    "lightningrl.cli.app",
+    "lightningrl.commands",
     "lightningrl.cli.train",
     "lightningrl.cli.export",
     "lightningrl.training.session",

@@ -16,10 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from lightningrl import errors
-from lightningrl.cli import main, write_json
-from lightningrl.cli.app import app
 from lightningrl.cli.scratch import scratch_folder
-from lightningrl.cli.stopping import cancel_on_signals, progress_bar
+from lightningrl.cli.stopping import progress_bar
+from lightningrl.commands import app, main
+from lightningrl.console import cancel_on_signals, write_json
 from lightningrl.run import Run, open_to_readers
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import make_spec

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lightningrl.cli.app import app
+from lightningrl.commands import app
 from lightningrl.records import Score
 from lightningrl.runtime.report import describe
 from lightningrl.store import SqlStore

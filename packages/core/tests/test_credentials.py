@@ -20,7 +20,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from lightningrl.attribution.scope import ActiveRollout
-from lightningrl.cli.work import work_command
 from lightningrl.control.client import ServerClient
 from lightningrl.credentials import read_key
 from lightningrl.credit.judge import LONGEST_ANSWER, Judge, Questions
@@ -33,6 +32,7 @@ from lightningrl.recipe_tables import JudgeConfig, TelemetryConfig, UpstreamConf
 from lightningrl.records import Lease
 from lightningrl.runtime.environment import worker_environment
 from lightningrl.runtime.report import report_exception
+from lightningrl.runtime.work import work_command
 from lightningrl.server.forwarding import ExportForwarder
 from lightningrl.server.settings import read_upstream
 from lightningrl.testing.live_gateway import live_gateway

@@ -21,8 +21,8 @@ from sizes import PATIENCE_S
 from typer.testing import CliRunner
 
 import lightningrl
-from lightningrl.cli.app import app
 from lightningrl.cli.xray import read_steps
+from lightningrl.commands import app
 from lightningrl.credit.scoring import Scorer
 from lightningrl.credit.xray import XRay
 from lightningrl.errors import LightningError

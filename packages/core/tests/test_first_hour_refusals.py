@@ -16,11 +16,11 @@ import pytest
 from sizes import sized
 
 from lightningrl import problems
-from lightningrl.cli import run_command
 from lightningrl.cli.train import train_command
 from lightningrl.cli.try_one import try_command
+from lightningrl.commands import run_command
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError
-from lightningrl.look.origin import RunOrigin
+from lightningrl.look.origin import RunOrigin, newest_run
 from lightningrl.plugins import PluginManager, load_plugins
 from lightningrl.recipe_file import load_recipe
 from lightningrl.run import Run, begin_run, doctor
@@ -30,7 +30,7 @@ from lightningrl.training.agent_check import check_agent
 from lightningrl.training.build import Parts
 from lightningrl.training.lab.recorded import find_measured
 from lightningrl.training.models import check_on_hub
-from lightningrl.training.run_folder import LoopState, RunFolder, newest_run
+from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.session import server_settings
 from lightningrl.training.task_digests import digest_tasks, encode_digests, explain_other_tasks
 from lightningrl.training.tasks import TaskSets, explain_few_tasks

@@ -19,12 +19,13 @@ from sizes import sized
 
 from lightningrl.errors import ConfigError, RunFolderError, StoreError
 from lightningrl.loggers import JsonlLogger
+from lightningrl.look.origin import newest_run
 from lightningrl.look.summary import is_live
 from lightningrl.recipe_file import load_recipe
 from lightningrl.scaffold import new_agent, new_package
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import make_spec
-from lightningrl.training.run_folder import LoopState, RunFolder, newest_run
+from lightningrl.training.run_folder import LoopState, RunFolder
 
 RECIPE = 'agent = "agent.py:answer"\ntasks.train = "data.py:train"\npolicy.model = "starter"\nrewards.exact.use = "reward.py:exact"\n'
 OURS = [

@@ -99,7 +99,7 @@ async def check_worker(python: str | Path, folder: Path, environment: dict[str, 
     engine = ScriptedEngine(tiny_tokenizer())
     engine.enqueue("hello")
     async with running_services(folder, engine=engine) as path:
-        command = [str(python), "-m", "lightningrl.cli", "work", str(folder), "--server", path.url, "--key", RUN_KEY]
+        command = [str(python), "-m", "lightningrl", "work", str(folder), "--server", path.url, "--key", RUN_KEY]
         trajectory = await beside_worker(command, environment, folder / "log", path.run_one("r0", "hi"))
     assert trajectory.output == "hello"
     assert trajectory.reported == {"right": 5.0}
@@ -112,8 +112,8 @@ async def test_a_worker_runs_an_agent_with_rewards_roles_and_tools(folder: Path,
 
 
 def test_help_plugins_and_the_public_names_need_none_of_the_extras(bare: dict[str, str]) -> None:
-    assert "work" in run(bare, "-m", "lightningrl.cli", "--help").stdout
-    assert "grpo" in run(bare, "-m", "lightningrl.cli", "plugins").stdout
+    assert "work" in run(bare, "-m", "lightningrl", "--help").stdout
+    assert "grpo" in run(bare, "-m", "lightningrl", "plugins").stdout
     ran = run(
         bare,
         "-c",
@@ -133,7 +133,7 @@ def test_every_package_of_an_extra_has_its_hint(extra: str) -> None:
 
 
 def test_a_command_that_needs_more_says_what_installs_it(bare: dict[str, str], tmp_path: Path) -> None:
-    ran = run(bare, "-m", "lightningrl.cli", "rollouts", "list", "--run", str(tmp_path))
+    ran = run(bare, "-m", "lightningrl", "rollouts", "list", "--run", str(tmp_path))
     assert ran.returncode == 2
     assert "'sqlalchemy' is not installed; it comes with: pip install 'lightningrl[server]'" in ran.stderr
     assert "Traceback" not in ran.stderr

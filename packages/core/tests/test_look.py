@@ -18,7 +18,7 @@ from openai import AsyncOpenAI, BadRequestError
 from typer.testing import CliRunner
 
 from lightningrl import wire
-from lightningrl.cli.app import app
+from lightningrl.commands import app
 from lightningrl.control.client import ServerClient
 from lightningrl.errors import LightningError, RunFolderError
 from lightningrl.look.reader import StoredRun, open_run, read_group

@@ -15,8 +15,8 @@ from sizes import sized
 from typer.testing import CliRunner
 from warm import WarmCommand
 
-from lightningrl.cli.app import app
-from lightningrl.cli.new import init_command
+from lightningrl.cli.init import init_command
+from lightningrl.commands import app
 from lightningrl.errors import ConfigError, LightningError
 from lightningrl.plugins import PluginManager
 from lightningrl.recipe_file import load_recipe
@@ -69,7 +69,7 @@ def test_a_new_agent_is_a_recipe_whose_parts_are_there(tmp_path: Path) -> None:
 
 def test_init_says_what_it_made_before_it_makes_the_policy(tmp_path: Path) -> None:
     """It is ended then; the fixture `first_agent` runs one to its end."""
-    command = [sys.executable, "-m", "lightningrl.cli", "init", "mine"]
+    command = [sys.executable, "-m", "lightningrl", "init", "mine"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as init:
         assert init.stdout is not None
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightningrl.cli.work import parse_workers
+from lightningrl.console import parse_workers
 from lightningrl.errors import ConfigError, LightningError, PluginError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.recipe_tables import RuntimeConfig

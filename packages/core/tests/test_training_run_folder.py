@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.look.origin import newest_run
 from lightningrl.look.summary import is_live
 from lightningrl.recipe_file import load_recipe, with_settings
 from lightningrl.run import Run, problems
 from lightningrl.sanitize import printable
-from lightningrl.training.run_folder import LoopState, RunFolder, find_checkpoint, newest_run
+from lightningrl.training.run_folder import LoopState, RunFolder, find_checkpoint
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction

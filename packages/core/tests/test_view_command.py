@@ -18,10 +18,10 @@ from sizes import PATIENCE_S
 from sqlalchemy import Connection
 from typer.testing import CliRunner
 
-from lightningrl.cli.app import app
-from lightningrl.cli.view import viewer_of
+from lightningrl.commands import app
 from lightningrl.errors import LightningError, RunFolderError, ServerError
 from lightningrl.look.queries.rollout_index import RolloutIndex
+from lightningrl.view.browser import viewer_of
 
 
 def refused(*words: str) -> LightningError:
@@ -107,7 +107,7 @@ async def test_every_rollout_is_read_before_the_link_is_printed(recorded_run: Pa
 
 
 def test_the_command_shows_a_run_and_goes_with_ctrl_c(recorded_run: Path) -> None:
-    command = [sys.executable, "-m", "lightningrl.cli", "view", str(recorded_run), "--no-browser"]
+    command = [sys.executable, "-m", "lightningrl", "view", str(recorded_run), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer:
         try:
             assert viewer.stdout is not None

@@ -9,12 +9,12 @@ import pytest
 from recorded import RecordedRun
 from viewing import ReadPage, read_page, viewing
 
-from lightningrl.cli.rollouts import show_command
 from lightningrl.errors import StoreError
 from lightningrl.records import AttemptEnd, ToolCallRecord
 from lightningrl.store import SqlStore
 from lightningrl.testing.store_conformance import make_spec
 from lightningrl.types import Outcome, ToolCall, ToolStatus
+from lightningrl.view.listing import show_command
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ def test_workers_of_the_command_line_die_with_it(cluster: Cluster, server: Scrip
     )
     server.add_rollout("r0", {"do": "pid"})
     server.add_rollout("r1", {"do": "hang"})
-    command = [sys.executable, "-m", "lightningrl.cli", "work", str(folder), "--server", server.url, "--workers", "ray:1"]
+    command = [sys.executable, "-m", "lightningrl", "work", str(folder), "--server", server.url, "--workers", "ray:1"]
     environment = {**os.environ, "RAY_ADDRESS": cluster.address, "LIGHTNINGRL_KEY": server.run_key}
     with (folder / "work.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)

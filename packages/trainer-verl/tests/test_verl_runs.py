@@ -34,7 +34,7 @@ class Run:
         self.folder = folder
         self.log = folder.with_suffix(".log")
         with self.log.open("a") as log:
-            command = [sys.executable, "-m", "lightningrl.cli", "train", *arguments]
+            command = [sys.executable, "-m", "lightningrl", "train", *arguments]
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, cwd=folder.parent)
 
     def steps(self) -> list[dict[str, float]]:
@@ -76,14 +76,14 @@ class Run:
     def export(self) -> dict[str, torch.Tensor]:
         """The weights that `lightningrl export` writes."""
         weights = self.folder.with_name("weights")
-        command = [sys.executable, "-m", "lightningrl.cli", "export", str(weights), "--run", str(self.folder), "--step", "newest"]
+        command = [sys.executable, "-m", "lightningrl", "export", str(weights), "--run", str(self.folder), "--step", "newest"]
         subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
         exported: dict[str, torch.Tensor] = AutoModelForCausalLM.from_pretrained(weights).state_dict()
         return exported
 
     def certificate(self) -> dict[str, Any]:
         """What `lightningrl certify` says of it; fails where a check does."""
-        command = [sys.executable, "-m", "lightningrl.cli", "certify", str(self.folder), "--json"]
+        command = [sys.executable, "-m", "lightningrl", "certify", str(self.folder), "--json"]
         ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
         assert ran.returncode == 0, ran.stdout + ran.stderr
         found: dict[str, Any] = json.loads(ran.stdout)

@@ -1,6 +1,6 @@
 """`python -m lightningrl`."""
 
-from lightningrl.cli import main
+from lightningrl.commands import main
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lightningrl.recipe import Recipe
     from lightningrl.types import Advantages, ToolCall, ToolStatus, Trajectory, TrajectoryGroup
 
-__all__ = ["HookSpecs", "Plugin", "PluginManager", "hookimpl", "load_plugins"]
+__all__ = ["COMMANDS", "YIELDING", "HookSpecs", "Plugin", "PluginManager", "hookimpl", "load_plugins"]
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +111,11 @@ class HookSpecs:
         """Yield APIs that agents speak; each factory returns a `lightningrl.Dialect`."""
         return ()
 
+    @hookspec
+    def lightningrl_commands(self) -> Iterable[Plugin]:
+        """Yield commands of `lightningrl`; each factory returns a function that `typer` reads, or a `typer.Typer` of several."""
+        return ()
+
     @hookspec(firstresult=True)
     def lightningrl_classify_tool_result(self, tool_call: ToolCall) -> ToolStatus | None:
         """Say whether a tool's result is a failure; the first answer that is not None wins."""
@@ -128,6 +133,7 @@ class HookSpecs:
         """Watch a training step that has ended."""
 
 
+COMMANDS = "lightningrl_commands"
 YIELDING = {
     "lightningrl_adapters": "adapter",
     "lightningrl_trainers": "trainer backend",
@@ -138,6 +144,7 @@ YIELDING = {
     "lightningrl_worker_launchers": "worker launcher",
     "lightningrl_dialects": "dialect",
     "lightningrl_pages": "pages",
+    COMMANDS: "command",
 }
 EXTRAS = {
     ("trainer backend", "torch"): "torch",
@@ -150,13 +157,19 @@ EXTRAS = {
 """Parts of ours that are distributions of their own, and the extra that installs each."""
 
 
+def _raise(error: PluginError) -> None:
+    raise error
+
+
 class PluginManager:
     """The plugins of one run. Build it once (`load_plugins`) and pass it on."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[PluginError], object] = _raise) -> None:
+        """`report` is told of a plugin whose records cannot be used; by default it raises."""
         self._pluggy = pluggy.PluginManager(PROJECT)
         self._pluggy.add_hookspecs(HookSpecs)
-        self._records: dict[str, Mapping[str, Plugin]] | None = None
+        self._report = report
+        self._records: dict[str, Mapping[str, Plugin]] = {}
         self._failures = 0
         self._warned: set[tuple[str, str]] = set()
         """Plugin and hook."""
@@ -206,12 +219,13 @@ class PluginManager:
             self._pluggy.check_pending()
         except (pluggy.PluginValidationError, ValueError) as error:
             raise PluginError(f"plugin from {distribution} cannot be registered: {error}; fix or uninstall it") from error
-        self._records = None
+        self._records.clear()
 
     def records(self, hook: str) -> Mapping[str, Plugin]:
         """Plugins that `hook` yields, by name. Raises PluginError on duplicates and records of another type."""
-        if self._records is None:
-            self._records = {name: self._collect(name) for name in YIELDING}
+        if hook not in self._records:  # commands alone are asked for by whoever lists them, which is quick
+            hooks = [hook] if hook == COMMANDS else [name for name in YIELDING if name != COMMANDS]
+            self._records.update((name, self._collect(name)) for name in hooks)
         return self._records[hook]
 
     @property
@@ -246,6 +260,10 @@ class PluginManager:
     def pages(self) -> Mapping[str, Plugin]:
         return self.records("lightningrl_pages")
 
+    @property
+    def commands(self) -> Mapping[str, Plugin]:
+        return self.records(COMMANDS)
+
     def find(self, hook: str, name: str) -> Plugin:
         """The plugin called `name`. Raises PluginError naming what is installed."""
         records = self.records(hook)
@@ -258,30 +276,39 @@ class PluginManager:
         raise PluginError(f"no {YIELDING[hook]} named {name!r}; installed: {', '.join(sorted(records)) or 'none'}{hint}")
 
     def _collect(self, hook: str) -> Mapping[str, Plugin]:
-        found: dict[str, Plugin] = {}
+        collected: dict[str, Plugin] = {}
         for implementation in getattr(self._pluggy.hook, hook).get_hookimpls():
             distribution = implementation.plugin_name.partition(":")[0]
             try:
-                records = list(implementation.function())
-            except Exception as error:
-                raise PluginError(f"plugin from {distribution}: {hook} raised {describe_raised(error)}; fix or uninstall it") from error
-            for record in records:
-                if not isinstance(record, Plugin):
-                    raise PluginError(
-                        f"plugin from {distribution}: {hook} yielded {type(record).__name__}, not Plugin; "
-                        "yield Plugin(name=…, summary=…, factory=…)"
-                    )
-                if not callable(record.factory):
-                    raise PluginError(
-                        f"plugin from {distribution}: {hook} yielded {record.name!r} with a factory that is no function; write one in it"
-                    )
-                if record.name in found:
-                    raise PluginError(
-                        f"two {YIELDING[hook]}s are named {record.name!r}: from {found[record.name].distribution} and {distribution}; "
-                        "uninstall one"
-                    )
-                found[record.name] = replace(record, distribution=distribution)
-        return MappingProxyType(found)
+                for record in _read_records(hook, implementation.function, distribution):
+                    if record.name in collected:
+                        raise PluginError(
+                            f"two {YIELDING[hook]}s are named {record.name!r}: from {collected[record.name].distribution} and "
+                            f"{distribution}; uninstall one"
+                        )
+                    collected[record.name] = record
+            except PluginError as error:
+                self._report(error)
+        return MappingProxyType(collected)
+
+
+def _read_records(hook: str, function: Callable[[], Iterable[object]], distribution: str) -> Iterator[Plugin]:
+    try:
+        records = list(function())
+    except Exception as error:
+        raise PluginError(f"plugin from {distribution}: {hook} raised {describe_raised(error)}; fix or uninstall it") from error
+    for record in records:
+        if not isinstance(record, Plugin):
+            raise PluginError(
+                f"plugin from {distribution}: {hook} yielded {type(record).__name__}, not Plugin; "
+                "yield Plugin(name=…, summary=…, factory=…)"
+            )
+        if not callable(record.factory):
+            raise PluginError(
+                f"plugin from {distribution}: {hook} yielded {record.name!r} with a factory that is no function; "
+                "write one in it"
+            )
+        yield replace(record, distribution=distribution)
 
 
 def _describe_plugin(implementation: pluggy.HookImpl) -> str:
@@ -291,17 +318,23 @@ def _describe_plugin(implementation: pluggy.HookImpl) -> str:
     return f"{name!r} of {implementation.plugin_name.partition(':')[0]}"
 
 
-def load_plugins() -> PluginManager:
-    """A manager with everything installed. Raises PluginError naming the distribution of a broken entry point."""
-    manager = PluginManager()
-    for entry_point in sorted(importlib.metadata.entry_points(group=PROJECT), key=lambda found: found.name):
+def load_plugins(report: Callable[[PluginError], object] = _raise) -> PluginManager:
+    """A manager with everything installed. `report` is told of a broken entry point, by its distribution; by default it raises."""
+    manager = PluginManager(report)
+    for entry_point in sorted(importlib.metadata.entry_points(group=PROJECT), key=lambda point: point.name):
         source = f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else entry_point.value
         try:
-            module = entry_point.load()
-        except Exception as error:
-            raise PluginError(
-                f"plugin {entry_point.name!r} of {source} cannot be loaded: {describe_raised(error)}; "
-                f"reinstall or uninstall {source.split(' ')[0]}"
-            ) from error
-        manager.register(module, distribution=source)
+            manager.register(_load(entry_point, source), distribution=source)
+        except PluginError as error:
+            report(error)
     return manager
+
+
+def _load(entry_point: importlib.metadata.EntryPoint, source: str) -> object:
+    try:
+        return entry_point.load()
+    except Exception as error:
+        raise PluginError(
+            f"plugin {entry_point.name!r} of {source} cannot be loaded: {describe_raised(error)}; "
+            f"reinstall or uninstall {source.split(' ')[0]}"
+        ) from error

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lightningrl.console import accept_any_text
 from lightningrl.errors import ConfigError, LightningError, PluginError, RunFolderError, Stopped
 from lightningrl.loading import refuse_in_import
-from lightningrl.look.origin import RunOrigin
+from lightningrl.look.origin import RunOrigin, newest_run
 from lightningrl.plugins import PluginManager, hookimpl, load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import read_recipe, recipe_path, with_settings
-from lightningrl.terminal import accept_any_text
-from lightningrl.training.run_folder import LoopState, RunFolder, checkpoints, default_run, explain_name, find_checkpoint, newest_run
+from lightningrl.training.run_folder import LoopState, RunFolder, checkpoints, default_run, explain_name, find_checkpoint
 from lightningrl.training.run_sync import Show, run_sync, show_nobody
 from lightningrl.types import Trajectory
 

@@ -7,12 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lightningrl.plugins import Plugin, hookimpl
-from lightningrl.recipe import Recipe
-from lightningrl_torch.learner_settings import declare
-from lightningrl_torch.losses import LOSSES
-from lightningrl_torch.settings import Settings
 
 if TYPE_CHECKING:
+    from lightningrl.recipe import Recipe
     from lightningrl_torch.backend import TorchBackend
 
 __all__ = ["check_recipe", "create_backend", "lightningrl_trainers"]
@@ -25,12 +22,12 @@ def create_backend(**settings: Any) -> TorchBackend:
     return TorchBackend(**settings)
 
 
-# what the factory takes, for `check_options`, without importing torch
-create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-defined]
-
-
 def check_recipe(recipe: Recipe) -> None:
     """Raises ConfigError for a policy's settings that cannot be. Imports torch where a GPU or a loss of the user's own is asked for."""
+
+    from lightningrl_torch.losses import LOSSES
+    from lightningrl_torch.settings import Settings
+
     for name, policy in recipe.all_policies.items():
         settings = Settings(policy=policy.model, name=name, **recipe.options_of(policy))
         if settings.device == "cuda":
@@ -45,6 +42,10 @@ def check_recipe(recipe: Recipe) -> None:
 
 @hookimpl
 def lightningrl_trainers() -> Iterable[Plugin]:
+    from lightningrl_torch.learner_settings import declare
+    from lightningrl_torch.settings import Settings
+
+    create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-defined]  # for `check_options`, without torch
     yield Plugin(
         name="torch",
         summary="transformers + torch on one machine, CPU or one CUDA GPU; full fine-tuning or LoRA",

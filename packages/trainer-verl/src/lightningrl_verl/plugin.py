@@ -7,9 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightningrl.plugins import Plugin, hookimpl
-from lightningrl_torch.learner_settings import declare
-from lightningrl_verl.recipe_check import check_recipe, check_versions
-from lightningrl_verl.settings import Settings
 
 if TYPE_CHECKING:
     from lightningrl_verl.backend import VerlBackend
@@ -21,6 +18,8 @@ __all__ = ["create_backend", "create_ray_launcher", "lightningrl_trainers", "lig
 def create_backend(**settings: Any) -> VerlBackend:
     """A `VerlBackend` of these `Settings`. It starts verl when it is first needed; an export alone needs no GPU."""
     from lightningrl_verl.environment import prepare_environment, quiet
+    from lightningrl_verl.recipe_check import check_versions
+    from lightningrl_verl.settings import Settings
 
     made = Settings(**settings)
     check_versions(made)
@@ -31,12 +30,13 @@ def create_backend(**settings: Any) -> VerlBackend:
         return VerlBackend(made)
 
 
-# what the factory takes, for `check_options`, without importing verl
-create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-defined]
-
-
 @hookimpl
 def lightningrl_trainers() -> Iterable[Plugin]:
+    from lightningrl_torch.learner_settings import declare
+    from lightningrl_verl.recipe_check import check_recipe
+    from lightningrl_verl.settings import Settings
+
+    create_backend.__signature__ = inspect.signature(Settings)  # type: ignore[attr-defined]  # for `check_options`, without verl
     yield Plugin(
         name="verl",
         summary="verl with vLLM replicas on Ray; FSDP2 or Megatron, one GPU to many nodes",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from lightningrl.cli import write_json
 from lightningrl.cli.stopping import progress_bar
+from lightningrl.console import write_json
 from lightningrl.look.text import number
 from lightningrl.run import Run
 from lightningrl.sanitize import one_line, printable

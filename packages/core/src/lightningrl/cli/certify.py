@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from lightningrl.cli import escape, write_json
+from lightningrl.console import escape, write_json
 from lightningrl.evaluation.certificate import Certificate
 from lightningrl.run import Run
 from lightningrl.sanitize import printable

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from lightningrl.cli import write_json
 from lightningrl.cli.stopping import stoppable
+from lightningrl.console import write_json
 from lightningrl.run import doctor
 from lightningrl.training.run_sync import run_sync
 

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from lightningrl.cli import escape, write_json
 from lightningrl.cli.stopping import progress_bar
+from lightningrl.console import escape, write_json
 from lightningrl.evaluation.comparison import Comparison
 from lightningrl.evaluation.report import EvaluationReport
 from lightningrl.evaluation.result import Evaluation

@@ -7,8 +7,9 @@ from pathlib import Path
 from rich.console import Console
 
 from lightningrl.errors import ConfigError
+from lightningrl.look.origin import newest_run
 from lightningrl.run import Run
-from lightningrl.training.run_folder import best_checkpoint, newest_run
+from lightningrl.training.run_folder import best_checkpoint
 
 __all__ = ["export_command", "parse_step"]
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from lightningrl.cli import write_json
 from lightningrl.cli.xray import from_here, read_steps, share
+from lightningrl.console import write_json
 from lightningrl.look.text import number
 from lightningrl.run import Run
 from lightningrl.sanitize import printable

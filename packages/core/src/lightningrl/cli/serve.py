@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from lightningrl.cli.scratch import scratch_folder
-from lightningrl.cli.stopping import cancel_on_signals
+from lightningrl.console import cancel_on_signals
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.keys import worker_key
 from lightningrl.look.origin import RunOrigin

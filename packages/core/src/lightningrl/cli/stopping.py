@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lightningrl.cli import escape
+from lightningrl.console import escape
 from lightningrl.errors import Stopped
 from lightningrl.sanitize import printable
 from lightningrl.training.run_sync import Show
 
-__all__ = ["cancel_on_signals", "progress_bar", "stoppable"]
+__all__ = ["progress_bar", "stoppable"]
 
 
 @contextmanager
@@ -39,19 +38,3 @@ def progress_bar(sentence: str) -> Iterator[Show]:
     with stoppable(sentence), Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda what, done, total: bar.update(task, description=escape(printable(what)), completed=done, total=total or None)
-
-
-def cancel_on_signals(announce: Callable[[], object] = lambda: None) -> None:
-    """Cancel the task that calls this when the process is told to stop; `announce` is called the first time."""
-    task = asyncio.current_task()
-    assert task is not None
-    told: list[int] = []
-
-    def stop(number: int) -> None:
-        if not told:
-            announce()
-        told.append(number)
-        task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop, number)

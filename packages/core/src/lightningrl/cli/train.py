@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
-from lightningrl.cli.stopping import cancel_on_signals
+from lightningrl.console import cancel_on_signals
 from lightningrl.errors import ConfigError, Stopped
 from lightningrl.recipe import Recipe
 from lightningrl.run import OpenRun, begin_run

@@ -9,9 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from lightningrl.cli.rollouts import show_command
 from lightningrl.cli.scratch import scratch_folder
-from lightningrl.cli.stopping import cancel_on_signals
+from lightningrl.console import cancel_on_signals
 from lightningrl.credit.scoring import score_of
 from lightningrl.errors import ConfigError, Stopped
 from lightningrl.plugins import load_plugins
@@ -23,6 +22,7 @@ from lightningrl.training.checks import build_checked
 from lightningrl.training.collector import fetch_ended
 from lightningrl.training.explanations import explain_ignored
 from lightningrl.types import RolloutMode, RolloutSpec, Task
+from lightningrl.view.listing import show_command
 
 __all__ = ["try_command"]
 

@@ -13,7 +13,7 @@ from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
-from lightningrl.cli import write_json
+from lightningrl.console import write_json
 from lightningrl.credit.xray import Agreement, RolloutXRay, XRay
 from lightningrl.errors import ConfigError
 from lightningrl.loading import absolute_reference, is_reference

@@ -19,7 +19,7 @@ from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import recipe_path
 from lightningrl.sanitize import parse_json
 
-__all__ = ["RunOrigin", "flatten", "is_own", "read_models", "read_object", "read_run_file", "read_values"]
+__all__ = ["RunOrigin", "flatten", "is_own", "newest_run", "read_models", "read_object", "read_run_file", "read_values"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +69,15 @@ def is_own(folder: Path) -> bool:
     """True where a run of ours was made in a folder: its `run.json` is no other program's."""
     values = read_run_file(folder)
     return "source" in values and all(isinstance(values.get(name), dict) for name in ("models", "settings"))
+
+
+def newest_run(root: Path) -> Path:
+    """The run folder last written to below `root`; one that has a checkpoint before those that never began. Raises RunFolderError where
+    there is none."""
+    runs = [path.parent for path in root.glob("*/run.json") if is_own(path.parent)]
+    if not runs:
+        raise RunFolderError(f"no run below {str(root)!r}; give one with --run, or start one with `lightningrl train RECIPE`")
+    return max(runs, key=lambda run: (any(run.glob("checkpoints/step-*/loop.json")), (run / "run.json").stat().st_mtime))
 
 
 def read_run_file(folder: Path) -> dict[str, Any]:

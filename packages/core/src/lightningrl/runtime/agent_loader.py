@@ -15,7 +15,7 @@ from lightningrl.loading import load_callable
 if TYPE_CHECKING:
     from lightningrl.recipe import Recipe
 
-__all__ = ["LoadedAgent", "agent_reference", "load_agent", "runs_in_process"]
+__all__ = ["LoadedAgent", "agent_reference", "check_agent_file", "load_agent", "runs_in_process"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +25,17 @@ class LoadedAgent:
     name: str
     function: Callable[[Any], Any]
     is_async: bool
+
+
+def check_agent_file(recipe: Recipe) -> None:
+    """Only whether it can be found; workers import it. Raises ConfigError."""
+    if not isinstance(recipe.agent, str):
+        return
+    source, _, name = recipe.agent.rpartition(":")
+    if not source or not name:
+        raise ConfigError(f"agent {recipe.agent!r} names no callable; write 'agent.py:answer' or 'package.module:answer'")
+    if source.endswith(".py") and not (recipe.folder / source).is_file():
+        raise ConfigError(f"agent {recipe.agent!r}: no file {str(recipe.folder / source)!r}; paths are relative to the recipe")
 
 
 def load_agent(agent: str | Callable[..., Any], base_dir: Path | str = ".") -> LoadedAgent:

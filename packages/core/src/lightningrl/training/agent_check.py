@@ -16,12 +16,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from lightningrl.errors import ConfigError, PluginError
-from lightningrl.runtime.agent_loader import agent_reference, load_agent, runs_in_process
+from lightningrl.runtime.agent_loader import agent_reference, check_agent_file, load_agent, runs_in_process
 
 if TYPE_CHECKING:
     from lightningrl.recipe import Recipe
 
-__all__ = ["check_agent", "check_agent_file"]
+__all__ = ["check_agent"]
 
 REFUSED: Final = 3
 """Exit status with which the sentence is the last line of stderr."""
@@ -51,17 +51,6 @@ def check_agent(recipe: Recipe, *, will_work: bool = False) -> AbstractContextMa
         return nullcontext(NoProcess(error))
     is_here = not will_work and recipe.runtime.workers > 0 and recipe.runtime.launcher == "local"
     return AgentProcess(agent, recipe) if is_here else nullcontext(NoProcess())
-
-
-def check_agent_file(recipe: Recipe) -> None:
-    """Only whether it can be found; workers import it. Raises ConfigError."""
-    if not isinstance(recipe.agent, str):
-        return
-    source, _, name = recipe.agent.rpartition(":")
-    if not source or not name:
-        raise ConfigError(f"agent {recipe.agent!r} names no callable; write 'agent.py:answer' or 'package.module:answer'")
-    if source.endswith(".py") and not (recipe.folder / source).is_file():
-        raise ConfigError(f"agent {recipe.agent!r}: no file {str(recipe.folder / source)!r}; paths are relative to the recipe")
 
 
 class NoProcess:

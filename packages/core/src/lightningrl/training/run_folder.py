@@ -42,7 +42,6 @@ __all__ = [
     "default_run",
     "explain_name",
     "find_checkpoint",
-    "newest_run",
 ]
 
 FREE_ON_RESUME = re.compile(
@@ -292,15 +291,6 @@ class RunFolder:
 
     def _tell(self, origin: Mapping[str, Any]) -> None:
         _write_durably(self.path / "run.json", json.dumps(origin, indent=2, default=str) + "\n")
-
-
-def newest_run(root: Path) -> Path:
-    """The run folder last written to below `root`; one that has a checkpoint before those that never began. Raises RunFolderError where
-    there is none."""
-    runs = [found.parent for found in root.glob("*/run.json") if is_own(found.parent)]
-    if not runs:
-        raise RunFolderError(f"no run below {str(root)!r}; give one with --run, or start one with `lightningrl train RECIPE`")
-    return max(runs, key=lambda run: (bool(checkpoints(run)), (run / "run.json").stat().st_mtime))
 
 
 def explain_name(name: str) -> str | None:

@@ -35,6 +35,7 @@ from lightningrl.recipe_tables import OtherPolicyConfig
 from lightningrl.records import RolloutFilter
 from lightningrl.runtime.address import reachable_url
 from lightningrl.runtime.pool import WorkerPool
+from lightningrl.runtime.recipe_pool import start_pool
 from lightningrl.server.launcher import ServerProcess
 from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.telemetry.steps import NO_SPANS, StepSpans, open_spans
@@ -44,7 +45,6 @@ from lightningrl.training.loop import Progress, Trainer
 from lightningrl.training.policies import Policies, RunningPolicy, load_backend
 from lightningrl.training.run_folder import LoopState, RunFolder
 from lightningrl.training.step_forecast import give_time
-from lightningrl.training.workers import start_pool
 from lightningrl.types import RolloutMode, RolloutState
 
 __all__ = ["Address", "RunningServices", "make_place", "serve_policy", "serve_recipe", "server_settings", "train_run"]

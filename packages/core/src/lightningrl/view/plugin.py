@@ -1,4 +1,4 @@
-"""The viewer, as a live run's server mounts it at /view."""
+"""The viewer as a plugin: its commands, and the pages that a live run's server mounts at /view."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ if TYPE_CHECKING:
 
     from lightningrl.server.mounts import ServedRun
 
-__all__ = ["create_pages", "lightningrl_pages"]
+__all__ = ["create_pages", "lightningrl_commands", "lightningrl_pages"]
+
+
+@hookimpl
+def lightningrl_commands() -> Iterable[Plugin]:
+    from lightningrl.view.commands import COMMANDS
+
+    yield from COMMANDS
 
 
 @hookimpl

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 from typing import Any, Final
 
+from rich.console import Console
+
+from lightningrl.errors import RunFolderError
+from lightningrl.look.origin import newest_run
 from lightningrl.look.queries.rollout_query import RolloutQuery
 from lightningrl.look.queries.rollout_rows import Sort
-from lightningrl.look.reader import StoredRun
+from lightningrl.look.reader import StoredRun, open_run
 from lightningrl.view.page import Asked, ViewedRun
 from lightningrl.view.pages import rollouts
 from lightningrl.view.pages import run as run_page
 from lightningrl.view.templates import STATIC, render
 
-__all__ = ["make_report"]
+__all__ = ["make_report", "write_report"]
 
 _ROLLOUTS: Final = 24
+MARK: Final = b'<meta name="generator" content="LightningRL report">'
 
 
 async def make_report(run: StoredRun, folder: Path) -> str:
@@ -37,3 +44,38 @@ async def make_report(run: StoredRun, folder: Path) -> str:
         "found": found,
     }
     return render("report.html", {**values, **shown.values})
+
+
+def write_report(folder: Path | None, *, html: Path, runs: Path) -> None:
+    """Write it for its owner alone: it holds what agents were asked and said."""
+    folder = folder or newest_run(runs)
+    _check_free(html)
+    text = asyncio.run(_make(folder))
+    try:
+        with os.fdopen(os.open(html, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise _cannot_write(html, error) from error
+    Console().print(f"wrote {html}: {len(text.encode()) / 1000:.0f} kB, with everything in it", highlight=False)
+
+
+async def _make(folder: Path) -> str:
+    async with open_run(folder) as run:
+        return await make_report(run, folder)
+
+
+def _check_free(html: Path) -> None:
+    """Raise RunFolderError where another file than an earlier report lies there."""
+    if not html.is_file():
+        return
+    try:
+        with html.open("rb") as file:
+            is_ours = MARK in file.read(4096)
+    except OSError as error:
+        raise _cannot_write(html, error) from error
+    if not is_ours:
+        raise RunFolderError(f"{str(html)!r} is there already, and no report; give another file: --html")
+
+
+def _cannot_write(html: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(f"the report cannot be written to {str(html)!r}: {error.strerror}; give another file")

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from lightningrl.cli.stopping import cancel_on_signals
+from lightningrl.console import cancel_on_signals
 from lightningrl.credentials import check_address, check_key
 from lightningrl.dialects import build_dialects
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe_file import load_recipe
-from lightningrl.training.agent_check import check_agent_file
-from lightningrl.training.workers import start_pool
+from lightningrl.runtime.agent_loader import check_agent_file
+from lightningrl.runtime.recipe_pool import start_pool
 
-__all__ = ["parse_workers", "work_command"]
-
-
-def parse_workers(text: str) -> dict[str, Any]:
-    """`"4"`, `"ray"`, `"ray:16"` → settings of the recipe. Raises ConfigError."""
-    found = re.fullmatch(r"(?P<count>\d+)|(?P<where>[A-Za-z][\w-]*)(?::(?P<many>\d+))?", text.strip())
-    if found is None:
-        raise ConfigError(f"--workers {text!r} is neither a number nor a place; write for example 4, ray or ray:16")
-    where, count = found["where"], found["count"] or found["many"]
-    settings: dict[str, Any] = {"runtime.launcher": where} if where else {}
-    return {**settings, "runtime.workers": int(count)} if count else settings
+__all__ = ["work_command"]
 
 
 def work_command(source: Path, *, server: str, key: str, settings: Mapping[str, Any]) -> None:

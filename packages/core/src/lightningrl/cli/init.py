@@ -1,4 +1,4 @@
-"""`lightningrl new` and `lightningrl init`: copies of tested templates."""
+"""`lightningrl init`: an agent of one's own, from a template."""
 
 from __future__ import annotations
 
@@ -11,17 +11,9 @@ from pathlib import Path
 from rich.console import Console
 
 from lightningrl.errors import LightningError
-from lightningrl.scaffold import new_agent, new_package
+from lightningrl.scaffold import new_agent
 
-__all__ = ["init_command", "new_command"]
-
-
-def new_command(kind: str, name: str, folder: Path | None) -> None:
-    made = new_package(kind, name, folder)
-    here = "" if made.is_absolute() else "./"
-    install = shlex.quote(f"{here}{made}[test]")
-    next_ = f"next: make it your own, then run its tests:  pip install -e {install} && pytest {shlex.quote(str(made))}"
-    Console().print(f"made {made}\n{next_}", highlight=False, markup=False, soft_wrap=True)
+__all__ = ["init_command"]
 
 
 def init_command(folder: Path) -> None:

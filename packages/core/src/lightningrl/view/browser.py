@@ -14,12 +14,12 @@ import uvicorn
 from rich.console import Console
 from starlette.types import ASGIApp
 
-from lightningrl.cli.stopping import cancel_on_signals
+from lightningrl.console import cancel_on_signals
 from lightningrl.errors import RunFolderError
+from lightningrl.look.origin import newest_run
 from lightningrl.look.runs import run_folders
 from lightningrl.server.process import Server, bind
 from lightningrl.store.places import has_store
-from lightningrl.training.run_folder import newest_run
 from lightningrl.view.app import create_viewer
 from lightningrl.view.runs import OneFolder, RunsFolder
 

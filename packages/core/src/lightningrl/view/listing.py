@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightningrl.cli import write_json
+from lightningrl.console import write_json
 from lightningrl.errors import ConfigError
+from lightningrl.look.origin import newest_run
 from lightningrl.look.reader import StoredRun, open_run
 from lightningrl.look.text import number, show_rollout
 from lightningrl.records import RolloutFilter, RolloutRecord
 from lightningrl.sanitize import as_text, one_line, printable
-from lightningrl.training.run_folder import newest_run
 from lightningrl.types import Outcome, RolloutMode
 
 __all__ = ["list_command", "show_command"]

@@ -1,5 +1,0 @@
-"""`python -m lightningrl.cli`."""
-
-from lightningrl.cli import main
-
-main()

@@ -1,0 +1,147 @@
+"""The command line: hosts the commands that installed packages bring by the hook `lightningrl_commands`.
+
+lightningrl NAME …  ─►  CommandGroup: name and summary of every command  ─►  the record's factory  ─►  its own options, its work
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from lightningrl.errors import ConfigError, LightningError, PluginError, Stopped
+from lightningrl.plugins import Plugin, load_plugins
+
+__all__ = ["EXTRAS", "app", "describe_command", "main", "run_command"]
+
+HELP: Final = {"help_option_names": ["-h", "--help"]}
+EXTRAS: Final = {
+    **dict.fromkeys(("init", "try", "doctor", "train", "serve"), "torch"),
+    "work": "worker",
+    **dict.fromkeys(("branch", "eval", "certify"), "torch"),
+    **dict.fromkeys(("view", "report"), "view"),
+    **dict.fromkeys(("xray", "rescore"), "torch"),
+    "plugins": "",
+    "export": "torch",
+    "rollouts": "view",
+    "recipe": "torch",
+    "new": "",
+}
+"""Our commands in the order of the help, and the extra that brings each; core's own need none."""
+FOREIGN_PANEL: Final = "Commands of other packages"
+
+
+def main() -> None:
+    """Entry point."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from lightningrl.console import accept_any_text
+
+    accept_any_text()
+    run_command(app)
+
+
+def run_command(command: Callable[[], object]) -> None:
+    """Run it. Errors of ours end with one sentence and their exit code; others keep their traceback."""
+    try:
+        try:
+            command()
+        except ModuleNotFoundError as error:
+            from lightningrl.hints import missing_hint
+
+            if (hint := missing_hint(error.name or "")) is None:
+                raise
+            raise ConfigError(hint) from error
+    except LightningError as error:
+        from rich.console import Console
+
+        from lightningrl.console import escape
+
+        prefix = "" if isinstance(error, Stopped) else "[bold red]error:[/] "
+        for sentence in error.args:
+            Console(stderr=True).print(f"{prefix}{escape(str(sentence))}", highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+
+
+def describe_command(command: Callable[..., Any] | typer.Typer, name: str | None = None) -> Plugin:
+    """Describe a function or a `typer.Typer` by its help's first paragraph, for `lightningrl_commands`."""
+    if isinstance(command, typer.Typer):
+        name, text = name or command.info.name, command.info.help
+    else:
+        name, text = name or command.__name__, command.__doc__
+    if not name or not isinstance(text, str):
+        raise TypeError(f"command {command!r} needs a name and a help text")
+    return Plugin(name=name, summary=" ".join(inspect.cleandoc(text).partition("\n\n")[0].split()), factory=lambda: command)
+
+
+class CommandGroup(TyperGroup):
+    """All installed commands. Listing them builds none; a broken plugin is named, and the other commands work."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.records = load_plugins(report=warn).commands
+        names = [*(name for name in EXTRAS if name in self.records), *sorted(set(self.records) - set(EXTRAS))]
+        self.commands = {name: summary_of(self.records[name]) for name in names}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Build the command that is run. Raises ConfigError for one of ours whose package is not installed."""
+        name = args[0]
+        if name not in self.records and name in EXTRAS and not ctx.resilient_parsing:
+            raise ConfigError(f"command {name!r} is not installed; it comes with: pip install 'lightningrl[{EXTRAS[name]}]'")
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, build_command(self.records[name]) if name else command, rest
+
+
+def warn(error: PluginError) -> None:
+    """Show on standard error what is wrong with a plugin."""
+    typer.echo(f"warning: {error}", err=True)
+
+
+def summary_of(record: Plugin) -> Any:
+    """Stand for a command in lists, before it is built."""
+    part = typer.Typer()
+    panel = None if record.name in EXTRAS else FOREIGN_PANEL
+    part.command(record.name, help=record.summary, rich_help_panel=panel)(lambda: None)
+    return typer.main.get_command(part)
+
+
+def build_command(record: Plugin) -> Any:
+    made = record.build()
+    if isinstance(made, typer.Typer):
+        command: Any = typer.main.get_group(made)
+        command.name = record.name
+        return command
+    part = typer.Typer(add_completion=False)
+    part.command(record.name)(made)
+    return typer.main.get_command(part)
+
+
+def say_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"lightningrl {version('lightningrl')}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name="lightningrl",
+    cls=CommandGroup,
+    no_args_is_help=True,
+    context_settings=HELP,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", help="Say which version this is.", callback=say_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train the language model inside any agent with reinforcement learning; the agent's code does not change."""
