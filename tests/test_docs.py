@@ -181,6 +181,7 @@ def test_what_a_page_makes_is_a_target(page: Path) -> None:
         ("docs/plugins/dialect.md", "4 passed"),
         ("docs/plugins/launcher.md", "True"),
         ("docs/plugins/reward.md", "brief"),
+        ("docs/plugins/command.md", "0 runs"),
         ("docs/plugins/watchers.md", "1 0.5"),
     ],
 )
