@@ -1,11 +1,14 @@
-"""What a start costs: from `lightningrl train RECIPE` to the agent's first answer from the model, wall and CPU seconds.
+"""What a start costs, of this tree or of another that has its `.venv` (`benchmarks/against.py COMMIT --only start import`).
 
-    python benchmarks/start.py                      this tree
-    python benchmarks/start.py --against f58d0e3    this tree and an earlier commit, in turns: their ratio
-    python benchmarks/start.py --against f58d0e3 --only run --steps 10     a whole run of so many steps, and the median step of it
+    python benchmarks/start.py train      from `lightningrl train RECIPE` to the agent's first answer from the model
+    python benchmarks/start.py export     `lightningrl export` of a short run
+    python benchmarks/start.py run        `lightningrl train examples/text_to_sql --steps 10`, validated before and after; its median step
+    python benchmarks/start.py import     `import lightningrl`, the list of plugins, a server until it answers, the check of an agent
+    python benchmarks/start.py step [RECIPE] --set runtime.concurrency=48
+                                          CPU seconds of a training step by process: trainer (engine, learner, loop), server, workers
 
-CPU seconds are those of every process that the command started. `export` and `run` are measured until they end. Each tree
-has made a short run before: one that starts for the first time compiles all that it imports, which takes as long again.
+Seconds on the clock and CPU seconds of every process that the command started. The tree makes a short run before: one that starts for the
+first time compiles all that it imports, which takes as long again. Each is the least of `--rounds`, medians beside it.
 """
 
 from __future__ import annotations
@@ -14,18 +17,22 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
-from earlier import ENVIRONMENT, ROOT, checked_out
+from measuring import ENVIRONMENT, ROOT, cpu_by_process, lightningrl, result
 
-MARKED = """
+EXAMPLE: Final = "examples/text_to_sql"
+MARKED: Final = """
 from pathlib import Path
 
 import agent
@@ -40,54 +47,51 @@ def marking(*arguments):
 
 agent.run_query = marking  # it runs what the model has answered
 """
-SETTINGS = ("--set", "agent=marked.py:answer", "--set", "validation.every=0")
-PATIENCE_S = 900.0
-PAUSE_S = 0.02
+PATIENCE_S: Final = 900.0
+TIMED: Final = "import time; began = time.perf_counter(); {}; print(time.perf_counter() - began)"
+SERVER: Final = ("lightningrl_server", "lightningrl.server")
+AGENT_CHECK: Final = ("lightningrl_training.agent_check", "lightningrl.training.agent_check")
+"""Modules that are programs, by where a tree may have them."""
+FIRST_STEP: Final = 3
+"""The first step that `step` counts, and it leaves out the last."""
 
 
 class Cost(NamedTuple):
+    """Of one command."""
+
     wall: float
     cpu: float
+    step: float = 0.0
+    """Median seconds of a step."""
 
 
-def descendants(pid: int) -> Iterator[tuple[int, float]]:
-    """A process and all that it started, each with its CPU seconds and those of its children that have ended."""
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        yield pid, sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield from descendants(int(child))
+def train(tree: Path, scratch: Path) -> Cost:
+    """`lightningrl train` on a copy of the example; the run is killed at its first answer."""
+    folder, mark = scratch / "example", scratch / "mark"
+    shutil.copytree(tree / EXAMPLE, folder)
+    (folder / "marked.py").write_text(MARKED.format(mark=str(mark)))
+    settings = ("--set", "agent=marked.py:answer", "--set", "validation.every=0")
+    command = lightningrl("train", str(folder), "--run", str(scratch / "run"), *settings, tree=tree)
+    began = time.perf_counter()
+    with (scratch / "output").open("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=scratch, env=ENVIRONMENT)
+        try:
+            while not mark.exists():
+                if process.poll() is not None or time.perf_counter() - began > PATIENCE_S:
+                    output.seek(0)
+                    raise SystemExit(f"{' '.join(command)}: ended or hung before its first answer\n{output.read()}")
+                time.sleep(0.02)
+            wall, used = time.perf_counter() - began, cpu_by_process(process.pid)
+        finally:
+            for pid in cpu_by_process(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+    return Cost(wall, sum(used.values()))
 
 
-def start(tree: Path, example: Path) -> Cost:
-    """Of `lightningrl train` on a copy of the example, by the tree's own environment; the run is killed at its first answer."""
-    with tempfile.TemporaryDirectory(prefix="lightningrl-start-") as scratch:
-        folder, mark = Path(scratch) / "example", Path(scratch) / "mark"
-        subprocess.run(["cp", "-r", str(example), str(folder)], check=True)
-        (folder / "marked.py").write_text(MARKED.format(mark=str(mark)))
-        command = [str(tree / ".venv/bin/lightningrl"), "train", str(folder), "--run", f"{scratch}/run", *SETTINGS]
-        began = time.perf_counter()
-        with (Path(scratch) / "said").open("w+") as said:
-            process = subprocess.Popen(command, stdout=said, stderr=said, cwd=scratch, env=ENVIRONMENT)
-            try:
-                while not mark.exists():
-                    if process.poll() is not None or time.perf_counter() - began > PATIENCE_S:
-                        said.seek(0)
-                        raise SystemExit(f"{' '.join(command)}: ended or hung before its first answer\n{said.read()}")
-                    time.sleep(PAUSE_S)
-                wall = time.perf_counter() - began
-                found = dict(descendants(process.pid))
-            finally:
-                for pid in [*dict(descendants(process.pid))]:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                process.wait()
-    return Cost(wall, sum(found.values()))
-
-
-def finished(command: list[str]) -> Cost:
-    """Of a command that ends."""
+def ended(command: list[str]) -> Cost:
+    """A command that ends by itself."""
     began, before = time.perf_counter(), os.times()
     subprocess.run(command, check=True, capture_output=True, env=ENVIRONMENT)
     after = os.times()
@@ -95,69 +99,158 @@ def finished(command: list[str]) -> Cost:
     return Cost(time.perf_counter() - began, used)
 
 
-def export(tree: Path, run: Path) -> Cost:
-    """Of `lightningrl export`."""
-    with tempfile.TemporaryDirectory(prefix="lightningrl-start-") as scratch:
-        return finished([str(tree / ".venv/bin/lightningrl"), "export", f"{scratch}/weights", "--run", str(run)])
-
-
-def run(tree: Path, steps: int, seconds: list[float]) -> Cost:
-    """Of a whole `lightningrl train examples/text_to_sql` of so many steps, validated before and after; its median step is added to
-    `seconds`."""
-    with tempfile.TemporaryDirectory(prefix="lightningrl-start-") as scratch:
-        settings = ["--steps", str(steps), "--set", f"validation.every={steps}"]
-        cost = finished(
-            [str(tree / ".venv/bin/lightningrl"), "train", str(tree / "examples/text_to_sql"), "--run", f"{scratch}/run", *settings]
-        )
-        lines = [json.loads(line) for line in Path(scratch, "run/metrics.jsonl").read_text().splitlines()]
-        seconds.append(statistics.median(line["seconds"] for line in lines if "seconds" in line))
-    return cost
-
-
-@contextlib.contextmanager
-def short_run(tree: Path) -> Iterator[Path]:
+def short_run(tree: Path, run: Path) -> None:
     """A run of one step."""
-    with tempfile.TemporaryDirectory(prefix="lightningrl-start-") as scratch:
-        settings = ["--set", "loop.tasks_per_step=1", "--set", "loop.group_size=2", "--set", "validation.every=0", "--steps", "1"]
-        train = [str(tree / ".venv/bin/lightningrl"), "train", str(tree / "examples/text_to_sql"), "--run", f"{scratch}/run", *settings]
-        finished(train)
-        yield Path(scratch) / "run"
+    settings = ("loop.tasks_per_step=1", "loop.group_size=2", "validation.every=0", "loop.steps=1")
+    words = [f"--set={setting}" for setting in settings]
+    ended(lightningrl("train", str(tree / EXAMPLE), "--run", str(run), *words, tree=tree))
 
 
-def report(what: str, costs: dict[Path, list[Cost]]) -> None:
-    """The least of each, and of a second tree the ratios."""
-    for place, unit in enumerate(Cost._fields):
-        least = [min(cost[place] for cost in of_tree) for of_tree in costs.values()]
-        middle = [statistics.median(cost[place] for cost in of_tree) for of_tree in costs.values()]
-        ratio = f"  {least[1]:6.2f} s there, {least[0] / least[1]:.2f} of it (medians {middle[0] / middle[1]:.2f})" if least[1:] else ""
-        print(f"{what:<22} {unit:<4} {least[0]:6.2f} s{ratio}", flush=True)
+def whole_run(tree: Path, scratch: Path, steps: int) -> Cost:
+    """A run of so many steps, validated before and after."""
+    words = ["--run", str(scratch / "run"), "--steps", str(steps), "--set", f"validation.every={steps}"]
+    cost = ended(lightningrl("train", str(tree / EXAMPLE), *words, tree=tree))
+    return cost._replace(step=statistics.median(seconds_of_steps(scratch / "run")))
+
+
+def seconds_of_steps(run: Path) -> list[float]:
+    """Seconds of each step so far."""
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().rpartition(b"\n")[0].splitlines() if path.exists() else []
+    return [line["seconds"] for line in map(json.loads, lines) if "seconds" in line]
+
+
+# ---------------------------------------------------------------------- imports
+
+
+def program_of(python: str, names: tuple[str, ...]) -> str:
+    """The first of these modules that the interpreter has."""
+    code = "import importlib.util, sys\nfor name in sys.argv[1:]:\n    try:\n        if importlib.util.find_spec(name): print(name)\n"
+    code += "    except ModuleNotFoundError: pass\n"
+    return subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=True).stdout.split()[0]
+
+
+def seconds_of(python: str, statement: str) -> float:
+    ran = subprocess.run([python, "-c", TIMED.format(statement)], capture_output=True, text=True, check=True)
+    return float(ran.stdout)
+
+
+def server_cpu(python: str, tree: Path) -> float:
+    """CPU seconds of a server process until it answers."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings: dict[str, Any] = {"store_url": f"sqlite:///{folder}/store.sqlite", "run_key": "a-key-of-this-run"}
+        settings["policies"] = {"policy": {"model": str(tree / EXAMPLE / "starter")}}
+        command = [python, "-m", program_of(python, SERVER)]
+        with subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+            assert server.stdin is not None and server.stdout is not None
+            server.stdin.write(json.dumps(settings).encode() + b"\n")
+            server.stdin.flush()
+            assert b"url" in server.stdout.readline()
+            seconds = cpu_by_process(server.pid)[server.pid]
+            server.stdin.close()
+            return seconds
+
+
+def check_cpu(python: str) -> float:
+    """CPU seconds of the process that imports an agent, for one that imports nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "agent.py").write_text("def answer(task): return task\n")
+        return ended([python, "-m", program_of(python, AGENT_CHECK), "agent.py:answer", folder]).cpu
+
+
+def imports(tree: Path, rounds: int) -> None:
+    python = sys.executable if tree == ROOT else str(tree / ".venv/bin/python")
+    listing = "from lightningrl.plugins import load_plugins; load_plugins()"
+    measures: dict[str, Callable[[], float]] = {
+        "import lightningrl": lambda: seconds_of(python, "import lightningrl"),
+        "listing plugins": lambda: seconds_of(python, listing),
+        "server until it answers, CPU": lambda: server_cpu(python, tree),
+        "check of an agent, CPU": lambda: check_cpu(python),
+    }
+    seconds = {name: sorted(measure() for _ in range(rounds)) for name, measure in measures.items()}
+    for name, times in seconds.items():
+        print(f"{name:<32} {times[0]:6.3f} s, median {statistics.median(times):.3f} s")
+    result(*(times[0] for times in seconds.values()))
+
+
+# ---------------------------------------------------------------------- a step by process
+
+
+def by_part(pid: int) -> dict[str, float]:
+    """CPU seconds so far of the trainer, its server, its workers, and all others that it started."""
+    seconds: dict[str, float] = defaultdict(float)
+    for process, used in cpu_by_process(pid).items():
+        with contextlib.suppress(OSError):  # it has ended
+            line = Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace")
+            is_server, is_worker = (any(name in line.split("\0") for name in names) for names in (SERVER, WORKER))
+            part = "trainer" if process == pid else "server" if is_server else "workers" if is_worker else "other"
+            seconds[part] += used
+    return seconds
+
+
+WORKER: Final = ("lightningrl_client.runtime.worker", "lightningrl.runtime.worker")
+
+
+def step(recipe: str, steps: int, given: list[str], scratch: Path) -> None:
+    settings = [f"--set={setting}" for setting in ("validation.every=0", *given)]
+    command = lightningrl("train", recipe, "--run", str(scratch / "run"), "--steps", str(steps), *settings)
+    with (scratch / "output").open("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        marks: dict[int, tuple[float, dict[str, float]]] = {}  # steps ended -> clock, CPU seconds
+        while process.poll() is None:
+            count = len(seconds_of_steps(scratch / "run"))
+            if FIRST_STEP <= count < steps and count not in marks:
+                marks[count] = time.monotonic(), by_part(process.pid)
+            time.sleep(0.02)
+        if process.returncode or len(marks) < 2:
+            output.seek(0)
+            sys.exit(f"{' '.join(command)}: no whole run\n{output.read()[-3000:]}")
+    middle = statistics.median(seconds_of_steps(scratch / "run")[FIRST_STEP:])
+    (first, (began, before)), (last, (finished, after)) = min(marks.items()), max(marks.items())
+    used = {part: (seconds - before.get(part, 0.0)) / (last - first) for part, seconds in after.items()}
+    mean = (finished - began) / (last - first)
+    print(f"a step: {mean:.2f} s (median {middle:.2f} s), {sum(used.values()):.2f} CPU s: ", end="")
+    print(", ".join(f"{part} {seconds:.2f}" for part, seconds in sorted(used.items(), key=lambda item: -item[1])))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", help="a commit, or a checkout with its .venv")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=("train", "export", "run"))
-    parser.add_argument("--steps", type=int, default=10, help="of `run`")
+    parser.add_argument("what", choices=("train", "export", "run", "import", "step"))
+    parser.add_argument("recipe", nargs="?", default=str(ROOT / EXAMPLE), help="of `step`")
+    parser.add_argument("--tree", type=Path, default=ROOT)
+    parser.add_argument("--rounds", type=int, help="1 of `run`, 7 of `import`, else 3")
+    parser.add_argument("--steps", type=int, help="of `run` (10) and of `step` (15)")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="of `step`")
     options = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        trees = [ROOT, *([stack.enter_context(checked_out(options.against))] if options.against else [])]
-        measures: dict[str, Callable[[Path], Cost]] = {"train": lambda tree: start(tree, tree / "examples/text_to_sql")}
-        of_steps: dict[Path, list[float]] = {tree: [] for tree in trees}
-        if options.only == "run":
-            measures["run"] = lambda tree: run(tree, options.steps, of_steps[tree])
-        runs = {tree: stack.enter_context(short_run(tree)) for tree in trees}
-        if options.only in {None, "export"}:
-            measures["export"] = lambda tree: export(tree, runs[tree])
-        for what in [options.only] if options.only else measures:
-            costs: dict[Path, list[Cost]] = {tree: [] for tree in trees}
-            for number in range(options.rounds):
-                for tree in trees if number % 2 else reversed(trees):
-                    costs[tree].append(measures[what](tree))
-            report(what, costs)
-        if options.only == "run":
-            now, *then = (statistics.median(found) for found in of_steps.values())
-            print(f"{'its median step':<22} wall {now:6.2f} s" + (f"  {then[0]:6.2f} s there, {now / then[0]:.2f} of it" if then else ""))
+    tree: Path = options.tree.resolve()
+    if options.what == "import":
+        imports(tree, options.rounds or 7)
+        return
+    with tempfile.TemporaryDirectory(prefix="lightningrl-start-") as name:
+        folder = Path(name)
+        if options.what == "step":
+            if (options.steps or 15) < FIRST_STEP + 2:
+                parser.error(
+                    f"--steps {options.steps}: the first {FIRST_STEP} and the last are not counted; ask for more"
+                )
+            step(options.recipe, options.steps or 15, options.settings, folder)
+            return
+        short_run(tree, folder / "short")
+        costs = []
+        for number in range(options.rounds or (1 if options.what == "run" else 3)):
+            scratch = folder / str(number)
+            scratch.mkdir()
+            if options.what == "train":
+                costs.append(train(tree, scratch))
+            elif options.what == "run":
+                costs.append(whole_run(tree, scratch, options.steps or 10))
+            else:
+                words = ("export", str(scratch / "weights"), "--run", str(folder / "short"))
+                costs.append(ended(lightningrl(*words, tree=tree)))
+        columns = list(zip(*costs, strict=True))[: 3 if options.what == "run" else 2]
+        for unit, column in zip(("wall", "CPU", "step"), columns, strict=False):
+            print(f"{options.what:<8} {unit:<4} {min(column):6.2f} s, median {statistics.median(column):.2f} s")
+        result(*(min(column) for column in columns))
 
 
 if __name__ == "__main__":

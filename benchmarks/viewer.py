@@ -1,11 +1,11 @@
-"""What a page of the viewer costs: CPU of the server and bytes, of a store with 10,000 rollouts of 10 calls (at most 50 ms and 200 kB), and
-the viewer's share of a live run's server CPU with nobody looking and with one person.
+"""What looking at a run costs, of a store with 10,000 rollouts of 10 calls (made once, in the temporary folder: minutes).
 
-    python benchmarks/viewer.py             the pages (the store is made once, in the temporary folder: some minutes)
-    python benchmarks/viewer.py --share     a real server that records rollouts of 4 calls beside those: without the viewer and its indices,
-                                            with nobody looking, with one person who opens a page every 2 s and hears the news
-    python benchmarks/viewer_cpu.py         what one person costs that server, told apart inside it: `--share` is as noisy as its machine
-    python benchmarks/viewer.py --person    the same person before a server that does little else: what they cost of a core
+python benchmarks/viewer.py pages [PAGE …]   CPU and bytes of each page (at most 50 ms, 200 kB)
+python benchmarks/viewer.py person           the viewer's share of a live server's CPU while one person opens a page every 2 s and
+                                             hears the news, beside rollouts of 4 calls (at most 5 % of the rest)
+python benchmarks/viewer.py nobody           what its indices cost while nobody looks, of the whole server's CPU (at most 1 %)
+python benchmarks/viewer.py xray             credit of 960 rollouts by every method that the record allows (seconds), and its pages
+python benchmarks/viewer.py scrape           `/metrics`: counting one call, answering one scrape (at most 1 % of the server's CPU)
 """
 
 from __future__ import annotations
@@ -18,37 +18,52 @@ import os
 import shutil
 import sqlite3
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 import httpx
 import numpy as np
-from starlette.types import ASGIApp
+from measuring import least_cpu_ms, result, serving
+from recorded_runs import make_recipe, record_run
+from stored import make_call
+from viewer_meter import METER, SITE
 
-from lightningrl.control.client import ServerClient
+from lightningrl.engines.registry import EngineRegistry
 from lightningrl.keys import view_key
 from lightningrl.loggers import JsonlLogger
-from lightningrl.look.reader import open_run
+from lightningrl.look.reader import StoredRun, open_run
 from lightningrl.recipe import Recipe
-from lightningrl.records import CallRecord, Lease, Score, ToolCallRecord
+from lightningrl.records import CallRecord, Score, ToolCallRecord
+from lightningrl.run import Run
+from lightningrl.runtime.pool import WorkerPool
+from lightningrl.server.app import create_app
+from lightningrl.server.metrics import ServerMetrics
 from lightningrl.store import SqlStore
 from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.types import FinishReason, Outcome, RolloutMode, RolloutSpec, Task, ToolCall, ToolStatus, Transition
+from lightningrl.training.lab.xray import open_xray
+from lightningrl.types import FinishReason, Outcome, RolloutSpec, Task, ToolCall, ToolStatus
 from lightningrl.view.app import create_viewer
 from lightningrl.view.page import ViewedRun
 from lightningrl.view.runs import OneRun
 
 ROLLOUTS, CALLS, GROUP, STEP, TASKS = 10_000, 10, 8, 128, 400
-PROMPT, COMPLETION = 60, 40
 ROLES, TOOLS = ("plan", "search", "write", "check"), ("search", "open", "run_sql", "calculator")
-AT_ONCE = 256
-KEY = "the-view-key"
-VIEWERS = ("calls_cut", "calls_break", "tool_calls_status", "rollouts_group")
-"""Indices that nobody else reads."""
-PAGES = (
+SIZES: Final = (60, 40, 1000)
+"""New prompt tokens of a call, completion tokens, vocabulary."""
+AT_ONCE: Final = 256
+KEY: Final = "the-view-key"
+VIEWERS: Final = ("calls_cut", "calls_break", "tool_calls_status", "rollouts_group")
+"""Indices that only the viewer reads."""
+PAGES: Final = (
     "",
     "rollouts",
     "rollouts?sort=worst",
@@ -68,7 +83,7 @@ PAGES = (
     "system",
     "recipe",
 )
-RECIPE = {
+RECIPE: Final = {
     "name": "viewer",
     "agent": "agent.py:answer",
     "tasks": {"train": "agent.py:tasks"},
@@ -77,153 +92,7 @@ RECIPE = {
     "credit": {"use": "dr_grpo"},
     "loop": {"tasks_per_step": STEP // GROUP, "group_size": GROUP},
 }
-
-
-def make_calls(lease: Lease, rng: np.random.Generator, vocabulary: int, version: int, at: float, turns: int) -> list[CallRecord]:
-    """A conversation of so many turns."""
-    calls: list[CallRecord] = []
-    for index in range(turns):
-        parent = calls[-1].transition if calls else None
-        before = () if parent is None else (parent.prompt_ids, parent.completion_ids)
-        transition = Transition(
-            id=f"{lease.rollout_id}/{lease.attempt}/{index}",
-            policy="policy",
-            policy_version=version,
-            prompt_ids=np.concatenate([*before, rng.integers(0, vocabulary, PROMPT, dtype=np.int32)]),
-            completion_ids=rng.integers(0, vocabulary, COMPLETION, dtype=np.int32),
-            logprobs=-rng.random(COMPLETION, dtype=np.float32),
-            finish_reason=FinishReason.LENGTH if rng.random() < 0.01 else FinishReason.STOP,
-            parent_id=None if parent is None else parent.id,
-            agent=ROLES[int(rng.integers(len(ROLES)))] if index else "plan",
-            tool_call_ids=(f"call_{index}",),
-            is_break=bool(parent is None and rng.random() < 0.01),
-            started_at=at + index,
-            duration_s=0.5,
-        )
-        calls.append(
-            CallRecord(
-                rollout_id=lease.rollout_id, attempt=lease.attempt, call_key=f"{index}", transition=transition, history_key=f"{index}"
-            )
-        )
-    return calls
-
-
-async def play(store: SqlStore, rng: np.random.Generator, vocabulary: int, *, turns: int = CALLS, tool_calls: int = CALLS) -> None:
-    """One rollout of those that are queued, from its lease to its scores."""
-    lease = await store.lease("worker", 3600.0)
-    assert lease is not None
-    number = int(lease.rollout_id[1:7])
-    at = 1.7e9 + number
-    calls = make_calls(lease, rng, vocabulary, number // (STEP // GROUP), at, turns)
-    await store.append_calls(calls)
-    tools = []
-    for index in range(tool_calls):
-        status = ToolStatus.ERROR if rng.random() < 0.05 else ToolStatus.OK
-        name = TOOLS[int(rng.integers(len(TOOLS)))]
-        tool = ToolCall(id=f"call_{index}", name=name, arguments='{"q": "what"}', result="a result " * 10, status=status, duration_s=0.1)
-        tools.append(ToolCallRecord(tool_call=tool, started_at=at + index))
-    if tools:
-        await store.append_tool_calls(lease.rollout_id, lease.attempt, tools)
-    draw = rng.random()
-    outcome = Outcome.SUCCEEDED if draw > 0.06 else Outcome.AGENT_ERROR if draw > 0.03 else Outcome.TIMEOUT
-    error = None if outcome is Outcome.SUCCEEDED else "RuntimeError: the tool went away"
-    await store.finish_attempt(lease.rollout_id, lease.attempt, outcome, output={"answer": "forty-two"}, error=error, duration_s=10.0)
-    share = 0.1 + 0.8 * number / (ROLLOUTS / GROUP)
-    reward = None if outcome is not Outcome.SUCCEEDED else float(rng.random() < share)
-    values = {} if reward is None else {call.transition.id: np.full(COMPLETION, reward - share, np.float32) for call in calls}
-    await store.set_scores(
-        [Score(rollout_id=lease.rollout_id, attempt=lease.attempt, rewards={"right": reward}, reward=reward, advantages=values)]
-    )
-
-
-async def make_store(folder: Path) -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.save_pretrained(folder / "policy")
-    rng = np.random.default_rng(0)
-    specs = [
-        RolloutSpec(
-            id=f"g{number // GROUP:06d}-{number % GROUP:03d}",
-            task=Task(id=f"task-{number // GROUP % TASKS}", input={"question": f"question {number // GROUP % TASKS}"}, answer="42"),
-            group_id=f"g{number // GROUP:06d}",
-            mode=RolloutMode.TRAIN,
-            step=number // STEP,
-        )
-        for number in range(ROLLOUTS)
-    ]
-    store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
-    logger = JsonlLogger(folder / "metrics.jsonl")
-    try:
-        await store.create_rollouts(specs)
-        for start in range(0, ROLLOUTS, AT_ONCE):
-            await asyncio.gather(*(play(store, rng, len(tokenizer)) for _ in specs[start : start + AT_ONCE]))
-        for step in range(-(-ROLLOUTS // STEP)):
-            ids = [spec.id for spec in specs[step * STEP : (step + 1) * STEP]]
-            metrics = make_metrics(step, len(ids), rng)
-            await store.mark_trained(step + 1, ids, metrics)
-            logger.log(step + 1, {**metrics, "outcome/succeeded": len(ids) * 0.94, "outcome/timeout": len(ids) * 0.06})
-    finally:
-        logger.close()
-        await store.close()
-
-
-def write_recipe(folder: Path) -> None:
-    """As `lightningrl train` leaves it."""
-    (folder / "recipe.json").write_text(Recipe.model_validate(RECIPE).frozen_text(), encoding="utf-8")
-    told = {"source": None, "folder": str(folder), "run": str(folder), "settings": {}, "models": {"policy": str(folder / "policy")}}
-    (folder / "run.json").write_text(json.dumps(told), encoding="utf-8")
-
-
-def make_metrics(step: int, rollouts: int, rng: np.random.Generator) -> dict[str, float]:
-    mean = 0.1 + 0.01 * step
-    metrics = {"reward": mean, "reward/right": mean, "groups": rollouts / GROUP, "groups_without_signal": 3.0, "rollouts": float(rollouts)}
-    metrics |= {"calls_per_rollout": float(CALLS), "prompt_tokens": 5e5, "completion_tokens": 5e4, "trained_tokens": 4e4, "breaks": 2.0}
-    metrics |= {"seconds": 30.0, "seconds_collect": 20.0, "seconds_reward": 1.0, "seconds_credit": 0.5, "seconds_learn": 8.0}
-    return metrics | {"minutes": (step + 1) / 2, "learn/entropy": 1.0 - step / 200, "learn/kl_rollout": 0.001 * float(rng.random())}
-
-
-async def cost(app: ASGIApp, path: str) -> tuple[float, int]:
-    """CPU seconds of the process, and bytes."""
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", follow_redirects=True) as client:
-        await client.get(f"/?key={KEY}", follow_redirects=False)
-        began = time.process_time()
-        answer = await client.get(f"/{path}")
-        spent = time.process_time() - began
-    answer.raise_for_status()
-    return spent, len(answer.content)
-
-
-async def measure_pages(folder: Path, pages: Sequence[str], times: int = 9) -> None:
-    """`anew`: of an earlier page nothing is remembered but the index of its rollouts, which the first look reads; `again`: the
-    store is as it was. Imports and templates are loaded before. Credit is computed by a process of its own, which is not in it."""
-    async with open_run(folder) as run:
-        began = time.process_time()
-        await run.queries.step_rewards()
-        print(f"first look at {ROLLOUTS:,} rollouts: {1000 * (time.process_time() - began):.0f} ms")
-        print(f"{'page':42} {'anew ms':>8} {'again ms':>9} {'kB':>7}")
-
-        @contextmanager
-        def viewer() -> Iterator[ASGIApp]:
-            viewed = ViewedRun(name=folder.name, folder=folder, run=run)
-            try:
-                yield create_viewer(OneRun(viewed), key=KEY)
-            finally:
-                viewed.credit.close()
-
-        async def look_anew(page: str) -> float:
-            with viewer() as app:
-                return (await cost(app, page))[0]
-
-        for page in pages:
-            await look_anew(page)
-            anew = statistics.median([await look_anew(page) for _ in range(times)])
-            with viewer() as app:
-                found = [await cost(app, page) for _ in range(times)]
-            again = statistics.median(spent for spent, _ in found[1:])
-            print(f"/{page:41} {1000 * anew:8.1f} {1000 * again:9.1f} {found[0][1] / 1000:7.1f}")
-
-
-AGENT = """
+AGENT: Final = """
 import openai
 
 client = openai.OpenAI(api_key="the-users-own")
@@ -238,167 +107,349 @@ def answer(task):
 """
 
 
-def cpu_of(pid: int) -> float:
-    """User and system CPU seconds of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+# ---------------------------------------------------------------------- the store
 
 
-async def look_on(url: str) -> None:
-    """One person: the stream of news is open, and every two seconds they open a page."""
-    pages = "", "rollouts", "rollouts?sort=newest", "rollouts?outcome=timeout", "rollouts/g000300-003", "system"
-    async with httpx.AsyncClient(base_url=f"{url}/view", follow_redirects=True, timeout=60) as browser:
-        (await browser.get(f"/?key={view_key(KEY)}")).raise_for_status()
-
-        async def listen() -> None:
-            async with browser.stream("GET", "/events?after=0.0.0") as news:
-                async for _ in news.aiter_lines():
-                    pass
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(listen())
-            for page in itertools.cycle(pages):
-                (await browser.get(f"/{page}")).raise_for_status()
-                await asyncio.sleep(2.0)
-
-
-@asynccontextmanager
-async def running(folder: Path, *, is_viewed: bool | None) -> AsyncIterator[tuple[int, ServerClient]]:
-    """A run's server, as its process and a client of it, with an engine and workers. `is_viewed` None: it has no viewer; True: a person
-    looks."""
-    from lightningrl.engines.link import EngineLink
-    from lightningrl.runtime.pool import WorkerPool
-    from lightningrl.server.launcher import ServerProcess
-    from lightningrl.server.settings import PolicySettings, ServerSettings
-    from lightningrl.testing.scripted_engine import ScriptedEngine
-
-    settings = ServerSettings(
-        store_url=f"sqlite:///{folder / 'store.sqlite'}",
-        run_key=KEY,
-        policies={"policy": PolicySettings(model=folder / "policy")},
-        folder=None if is_viewed is None else folder,
-    )
-    (folder / "agent.py").write_text(AGENT, encoding="utf-8")
-    async with (
-        ServerProcess(settings) as server,
-        EngineLink(ScriptedEngine(tiny_tokenizer(), reply=lambda _: "SELECT name FROM singer " * 2), server.url, KEY),
-        ServerClient(server.url, KEY) as client,
-        WorkerPool(server.url, KEY, "agent.py:answer", workers=2, base_dir=folder, log_folder=folder) as pool,
-    ):
-        await pool.wait_ready()
-        assert server.pid is not None
-        person = asyncio.create_task(look_on(server.url)) if is_viewed else None
-        await asyncio.sleep(2.0)  # the first page imports what pages are made with
-        yield server.pid, client
-        if person is not None:
-            assert not person.done(), person.exception()
-            person.cancel()
-
-
-async def play_out(client: ServerClient, rollouts: int) -> None:
-    """So many new rollouts, to their ends."""
-    specs = [
-        RolloutSpec(id=f"n{number:06d}", task=Task(id=f"t{number}", input={"question": f"{number}?"}), group_id=f"n{number // GROUP}")
-        for number in range(rollouts)
-    ]
-    await client.create_rollouts(specs)
-    await client.wait([spec.id for spec in specs], 600)
-
-
-async def record(folder: Path, rollouts: int, *, is_viewed: bool | None) -> tuple[float, float]:
-    """CPU seconds of a run's server for so many rollouts, and how long they took."""
-    async with running(folder, is_viewed=is_viewed) as (pid, client):
-        if is_viewed is None:
-            with closing(sqlite3.connect(folder / "store.sqlite", timeout=60)) as db:
-                for name in VIEWERS:
-                    db.execute(f"DROP INDEX IF EXISTS {name}")
-        before, began = cpu_of(pid), time.monotonic()
-        await play_out(client, rollouts)
-        return cpu_of(pid) - before, time.monotonic() - began
-
-
-def measure_share(store: Path, rollouts: int, turns: int) -> None:
-    """In turns, since other processes share the machine. `store`: what the run has recorded before."""
-    kinds = {"no viewer": None, "nobody looks": False, "one person": True}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
-    with tempfile.TemporaryDirectory() as scratch:
-        for turn in range(turns):
-            for name, is_viewed in kinds.items():
-                folder = Path(scratch) / f"{turn}-{name.replace(' ', '-')}"
-                shutil.copytree(store, folder)
-                found[name].append(asyncio.run(record(folder, rollouts, is_viewed=is_viewed)))
-                shutil.rmtree(folder)
-    plain = statistics.median(spent for spent, _ in found["no viewer"])
-    for name, pairs in found.items():
-        spent, took = (statistics.median(column) for column in zip(*pairs, strict=True))
-        one = f"{1000 * spent / rollouts:6.1f} ms of CPU a rollout, {spent / took:4.0%} of a core"
-        print(f"{name:14} {one}  {spent / plain - 1:+.1%}  {(spent - plain) / took:+.2%} of a core")
-
-
-async def measure_person(store: Path, window_s: float = 36.0) -> None:
-    """What one person costs a server that does nothing else but take two rollouts a second, so that no page is as the store is."""
-    from lightningrl.server.launcher import ServerProcess
-    from lightningrl.server.settings import PolicySettings, ServerSettings
-
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "run"
-        shutil.copytree(store, folder)
-        settings = ServerSettings(
-            store_url=f"sqlite:///{folder / 'store.sqlite'}",
-            run_key=KEY,
-            policies={"policy": PolicySettings(model=folder / "policy")},
-            folder=folder,
+async def play(store: SqlStore, rng: np.random.Generator, *, turns: int = CALLS, tool_calls: int = CALLS) -> None:
+    """One rollout of those that are queued, from its lease to its scores."""
+    lease = await store.lease("worker", 3600.0)
+    assert lease is not None
+    number = int(lease.rollout_id[1:7])
+    calls: list[CallRecord] = []
+    for index in range(turns):
+        record = make_call(lease, index, rng, calls[-1] if calls else None, SIZES)
+        transition = replace(
+            record.transition,
+            policy="policy",
+            policy_version=number // (STEP // GROUP),
+            agent=ROLES[int(rng.integers(len(ROLES)))] if index else "plan",
+            finish_reason=FinishReason.LENGTH if rng.random() < 0.01 else FinishReason.STOP,
+            is_break=not index and rng.random() < 0.01,
+            started_at=1.7e9 + number + index,
         )
-        async with ServerProcess(settings) as server, ServerClient(server.url, KEY) as client:
-
-            async def record() -> None:
-                for number in itertools.count():
-                    await client.create_rollouts([RolloutSpec(id=f"z{number}", task=Task(id="t", input="x"), group_id="z")])
-                    await client.lease("nobody", 3600.0)
-                    await asyncio.sleep(0.5)
-
-            async def measure(who: str) -> None:
-                assert server.pid is not None
-                before, began = cpu_of(server.pid), time.monotonic()
-                await asyncio.sleep(window_s)
-                print(f"{who:14} {(cpu_of(server.pid) - before) / (time.monotonic() - began):.2%} of a core", flush=True)
-
-            recording = asyncio.create_task(record())
-            for _ in range(2):
-                await measure("nobody looks")
-                person = asyncio.create_task(look_on(server.url))
-                await asyncio.sleep(15.0)  # their first pages import what pages are made with
-                await measure("one person")
-                person.cancel()
-            recording.cancel()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--folder", type=Path, default=Path(tempfile.gettempdir()) / f"lightningrl-viewer-{ROLLOUTS}", help="where the store is"
+        calls.append(replace(record, transition=transition))
+    await store.append_calls(calls)
+    tools = []
+    for index in range(tool_calls):
+        status = ToolStatus.ERROR if rng.random() < 0.05 else ToolStatus.OK
+        name, text = TOOLS[int(rng.integers(len(TOOLS)))], "a result " * 10
+        tool = ToolCall(
+            id=f"call_{index}", name=name, arguments='{"q": "what"}', result=text, status=status, duration_s=0.1
+        )
+        tools.append(ToolCallRecord(tool_call=tool, started_at=1.7e9 + number + index))
+    if tools:
+        await store.append_tool_calls(lease.rollout_id, lease.attempt, tools)
+    draw = rng.random()
+    outcome = Outcome.SUCCEEDED if draw > 0.06 else Outcome.AGENT_ERROR if draw > 0.03 else Outcome.TIMEOUT
+    error = None if outcome is Outcome.SUCCEEDED else "RuntimeError: the tool went away"
+    attempt = lease.rollout_id, lease.attempt
+    await store.finish_attempt(*attempt, outcome, output={"answer": "forty-two"}, error=error, duration_s=10.0)
+    share = 0.1 + 0.8 * number / (ROLLOUTS / GROUP)
+    reward = None if outcome is not Outcome.SUCCEEDED else float(rng.random() < share)
+    advantages = (
+        {} if reward is None else {call.transition.id: np.full(SIZES[1], reward - share, np.float32) for call in calls}
     )
-    parser.add_argument("pages", nargs="*", help="only these")
-    parser.add_argument("--share", action="store_true", help="what the viewer adds to a server that records a run")
-    parser.add_argument("--person", action="store_true", help="what one person costs a server that does little else")
-    parser.add_argument("--rollouts", type=int, default=256, help="that are recorded meanwhile")
-    parser.add_argument("--turns", type=int, default=3)
-    arguments = parser.parse_args()
-    folder: Path = arguments.folder
+    score = Score(
+        rollout_id=attempt[0], attempt=attempt[1], rewards={"right": reward}, reward=reward, advantages=advantages
+    )
+    await store.set_scores([score])
+
+
+async def make_store(folder: Path) -> None:
+    tiny_tokenizer().save_pretrained(folder / "policy")
+    rng = np.random.default_rng(0)
+    specs = []
+    for number in range(ROLLOUTS):
+        group, place = f"g{number // GROUP:06d}", number // GROUP % TASKS
+        task = Task(id=f"task-{place}", input={"question": f"question {place}"}, answer="42")
+        specs.append(RolloutSpec(id=f"{group}-{number % GROUP:03d}", task=task, group_id=group, step=number // STEP))
+    store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
+    logger = JsonlLogger(folder / "metrics.jsonl")
+    try:
+        await store.create_rollouts(specs)
+        for start in range(0, ROLLOUTS, AT_ONCE):
+            await asyncio.gather(*(play(store, rng) for _ in specs[start : start + AT_ONCE]))
+        for step in range(-(-ROLLOUTS // STEP)):
+            ids = [spec.id for spec in specs[step * STEP : (step + 1) * STEP]]
+            metrics = make_metrics(step, len(ids), rng)
+            await store.mark_trained(step + 1, ids, metrics)
+            logger.log(step + 1, {**metrics, "outcome/succeeded": len(ids) * 0.94, "outcome/timeout": len(ids) * 0.06})
+    finally:
+        logger.close()
+        await store.close()
+
+
+def make_metrics(step: int, rollouts: int, rng: np.random.Generator) -> dict[str, float]:
+    mean = 0.1 + 0.01 * step
+    metrics = {"reward": mean, "reward/right": mean, "groups": rollouts / GROUP, "rollouts": float(rollouts)}
+    metrics |= {"groups_without_signal": 3.0, "calls_per_rollout": float(CALLS), "breaks": 2.0, "trained_tokens": 4e4}
+    metrics |= {"prompt_tokens": 5e5, "completion_tokens": 5e4, "seconds": 30.0, "seconds_collect": 20.0}
+    metrics |= {"seconds_reward": 1.0, "seconds_credit": 0.5, "seconds_learn": 8.0, "minutes": (step + 1) / 2}
+    return metrics | {"learn/entropy": 1.0 - step / 200, "learn/kl_rollout": 0.001 * float(rng.random())}
+
+
+def large_run(folder: Path) -> Path:
+    """The folder of the large run, as `lightningrl train` leaves one; made where it is not there."""
     if not (folder / "made").is_file():
         folder.mkdir(parents=True, exist_ok=True)
         began = time.perf_counter()
         asyncio.run(make_store(folder))
         (folder / "made").touch()
         print(f"made {ROLLOUTS:,} rollouts of {CALLS} calls in {time.perf_counter() - began:.0f} s")
-    write_recipe(folder)
-    if arguments.person:
-        asyncio.run(measure_person(folder))
-        return
-    if arguments.share:
-        measure_share(folder, arguments.rollouts, arguments.turns)
-        return
-    asyncio.run(measure_pages(folder, arguments.pages or PAGES))
+    (folder / "recipe.json").write_text(Recipe.model_validate(RECIPE).frozen_text(), encoding="utf-8")
+    origin: dict[str, object] = {"source": None, "folder": str(folder), "run": str(folder), "settings": {}}
+    (folder / "run.json").write_text(
+        json.dumps({**origin, "models": {"policy": str(folder / "policy")}}), encoding="utf-8"
+    )
+    return folder
+
+
+# ---------------------------------------------------------------------- pages
+
+
+@asynccontextmanager
+async def browser(folder: Path, run: StoredRun) -> AsyncIterator[httpx.AsyncClient]:
+    """A browser that has shown its key to a new viewer of the run."""
+    viewed = ViewedRun(name=folder.name, folder=folder, run=run)
+    transport = httpx.ASGITransport(create_viewer(OneRun(viewed), key=KEY))
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://127.0.0.1", follow_redirects=True, timeout=600
+    ) as client:
+        await client.get(f"/?key={KEY}", follow_redirects=False)
+        yield client
+    viewed.credit.close()
+
+
+async def cost(client: httpx.AsyncClient, page: str) -> tuple[float, float]:
+    """CPU milliseconds of the process, and kilobytes."""
+    began = time.process_time()
+    answer = await client.get(f"/{page}")
+    spent = time.process_time() - began
+    answer.raise_for_status()
+    return 1e3 * spent, len(answer.content) / 1e3
+
+
+async def measure_pages(folder: Path, pages: Sequence[str], times: int = 9) -> None:
+    """`anew`: of an earlier page nothing is remembered but the index of its rollouts, which the first look reads; `again`: the
+    store is as it was. Imports and templates are loaded before. Credit is computed by a process of its own, which is not in it."""
+    async with open_run(folder) as run:
+        began = time.process_time()
+        await run.queries.step_rewards()
+        print(f"first look at {ROLLOUTS:,} rollouts: {1000 * (time.process_time() - began):.0f} ms")
+        print(f"{'page':42} {'anew ms':>8} {'again ms':>9} {'kB':>7}")
+        worst = 0.0
+        for page in pages:
+            firsts = []
+            for _ in range(times + 1):
+                async with browser(folder, run) as client:
+                    firsts.append((await cost(client, page))[0])
+                    again = [await cost(client, page) for _ in range(times - 1)]
+            anew, repeated = statistics.median(firsts[1:]), statistics.median(spent for spent, _ in again)
+            worst = max(worst, anew)
+            print(f"/{page:41} {anew:8.1f} {repeated:9.1f} {again[0][1]:7.1f}")
+    result(worst)
+
+
+# ---------------------------------------------------------------------- a person, and nobody
+
+
+async def look_on(url: str) -> None:
+    """One person: the stream of news is open, and every two seconds they open a page."""
+    pages = "", "rollouts", "rollouts?sort=newest", "rollouts?outcome=timeout", "rollouts/g000300-003", "system"
+    async with httpx.AsyncClient(base_url=f"{url}/view", follow_redirects=True, timeout=60) as client:
+        (await client.get(f"/?key={view_key(KEY)}")).raise_for_status()
+
+        async def listen() -> None:
+            async with client.stream("GET", "/events?after=0.0.0") as news:
+                async for _ in news.aiter_lines():
+                    pass
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(listen())
+            for page in itertools.cycle(pages):
+                (await client.get(f"/{page}")).raise_for_status()
+                await asyncio.sleep(2.0)
+
+
+async def measure_server(store: Path, scratch: Path, rollouts: int, *, is_viewed: bool) -> tuple[float, float, float]:
+    """CPU seconds of a new server's viewer, those of the server without it, and how long the rollouts took."""
+    folder, lines, site = scratch / "run", scratch / "meter", scratch / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SITE.format(folder=str(Path(__file__).resolve().parent)), encoding="utf-8")
+    os.environ |= {"PYTHONPATH": str(site), METER: str(lines)}
+    shutil.copytree(store, folder)
+    (folder / "agent.py").write_text(AGENT, encoding="utf-8")
+    async with (
+        serving(folder, reply=lambda _: "SELECT name FROM singer " * 2, run_folder=folder, key=KEY) as (server, client),
+        WorkerPool(server.url, KEY, "agent.py:answer", workers=2, base_dir=folder, log_folder=folder) as pool,
+    ):
+        await pool.wait_ready()
+        person = asyncio.create_task(look_on(server.url)) if is_viewed else None
+        await asyncio.sleep(15.0 if is_viewed else 2.0)  # their first pages import what pages are made with
+        began = time.monotonic()
+        specs = []
+        for number in range(rollouts):
+            task = Task(id=f"t{number}", input={"question": f"{number}?"})
+            specs.append(RolloutSpec(id=f"n{number:06d}", task=task, group_id=f"n{number // GROUP}"))
+        await client.create_rollouts(specs)
+        await client.wait([spec.id for spec in specs], 600)
+        finished = time.monotonic()
+        if person is not None:
+            assert not person.done(), person.exception()
+            person.cancel()
+    rows = [[float(number) for number in line.split()] for line in lines.read_text(encoding="utf-8").splitlines()]
+    first, *_, last = (row for row in rows if began <= row[0] <= finished)
+    viewer = last[1] - first[1]
+    return viewer, last[2] - first[2] - viewer, last[0] - first[0]
+
+
+async def measure_indices(folder: Path, turns: int, rollouts: int = 32) -> float:
+    """CPU seconds that the viewer's indices cost a store for a rollout of 4 calls without tools: in turns with a store without them, the
+    median."""
+    stores = [await SqlStore.open(f"sqlite:///{folder / name}") for name in ("with", "without")]
+    with closing(sqlite3.connect(folder / "without", timeout=60)) as db:
+        for name in VIEWERS:
+            db.execute(f"DROP INDEX {name}")
+    rng, more = np.random.default_rng(0), []
+    for turn in range(turns):
+        took = [0.0, 0.0]
+        for which in ((0, 1), (1, 0))[turn % 2]:
+            ids = [f"g{turn * rollouts + number:06d}" for number in range(rollouts)]
+            specs = [RolloutSpec(id=name, task=Task(id="t", input="x"), group_id=name[:-1]) for name in ids]
+            began = time.process_time()
+            await stores[which].create_rollouts(specs)
+            for _ in specs:
+                await play(stores[which], rng, turns=4, tool_calls=0)
+            took[which] = time.process_time() - began
+        more.append((took[0] - took[1]) / rollouts)
+    for store in stores:
+        await store.close()
+    return statistics.median(more)
+
+
+def measure_looks(store: Path, turns: int, rollouts: int, *, is_viewed: bool) -> list[tuple[float, float, float]]:
+    looks = []
+    for _ in range(turns):
+        with tempfile.TemporaryDirectory() as scratch:
+            looks.append(asyncio.run(measure_server(store, Path(scratch), rollouts, is_viewed=is_viewed)))
+    return looks
+
+
+def nobody(store: Path, turns: int, rollouts: int) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        indices = asyncio.run(measure_indices(Path(scratch), 20 * turns))
+    looks = measure_looks(store, turns, rollouts, is_viewed=False)
+    whole = statistics.median(rest for _, rest, _ in looks) / rollouts
+    print(f"nobody looks: the viewer's indices cost {1000 * indices:.3f} ms of CPU a rollout of 4 calls, ", end="")
+    print(f"{indices / whole:+.1%} of a server's {1000 * whole:.1f} ms")
+    result(indices / whole)
+
+
+def person(store: Path, turns: int, rollouts: int) -> None:
+    looks = measure_looks(store, turns, rollouts, is_viewed=True)
+    for viewer, rest, took in looks:
+        print(f"viewer {viewer:.2f} s, the rest of the server {rest:.2f} s, in {took:.0f} s: {viewer / rest:.1%}")
+    result(statistics.median(viewer / rest for viewer, rest, _ in looks))
+
+
+# ---------------------------------------------------------------------- X-ray, metrics
+
+
+async def measure_credit_pages(folder: Path, group: str, rollout: str) -> None:
+    async with open_xray(folder) as xray:
+        await xray.of_group(group)
+    async with open_xray(folder) as xray:  # nothing is kept from before
+        began = time.process_time()
+        await xray.of_group(group)
+        print(f"one group, in the X-ray's own process: {1e3 * (time.process_time() - began):.0f} ms of CPU")
+    async with open_run(folder) as run, browser(folder, run) as client:
+        for page in (f"credit?group={group}", f"credit?rollout={rollout}", "credit", "credit?of=run"):
+            began = time.perf_counter()
+            await client.get(f"/{page}")  # imports and compiles what pages need
+            waited = time.perf_counter() - began
+            costs = [await cost(client, page) for _ in range(10)]
+            spent, size = statistics.mean(spent for spent, _ in costs), costs[0][1]
+            print(f"/{page:39} server CPU {spent:6.1f} ms   {size:6.1f} kB   first answer after {waited:5.2f} s")
+
+
+def xray(rollouts: int) -> None:
+    settings = {"credit.use": "turns", "credit.options.gamma": 0.9, "intermediate_rewards.turn.use": "tool_status"}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        recipe = make_recipe(folder, {**settings, "loop.tasks_per_step": 12, "loop.group_size": GROUP})
+        asyncio.run(record_run(folder, recipe, steps=round(rollouts / 12 / GROUP), calls=CALLS))
+        began = time.process_time()
+        table = Run(folder).xray()
+        cpu = time.process_time() - began
+        print(f"{table.rollout_count} rollouts, {table.calls} calls, {len(table.methods)} methods: ", end="")
+        print(f"{cpu:.2f} s of CPU, reading included")
+        first = table.rollouts[0]
+        asyncio.run(measure_credit_pages(folder, first.group_id, first.rollout_id))
+    result(cpu)
+
+
+CALL_MS: Final = 1.4
+"""CPU of a recorded call without `/metrics` (benchmarks/gateway.py)."""
+EVERY_S: Final = 15.0
+"""Prometheus' usual interval between scrapes."""
+
+
+async def measure_scrape(folder: Path) -> tuple[float, float]:
+    """CPU milliseconds of one scrape, and kilobytes."""
+    store = await SqlStore.open(f"sqlite:///{folder / 'store.sqlite'}")
+    row = {f"learn/number_{n}": n / 7 for n in range(60)}
+    lines = [json.dumps({"step": n, **row}) + "\n" for n in range(2000)]
+    (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    transport = httpx.ASGITransport(create_app(store, EngineRegistry(), run_key=KEY, folder=folder))
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+        costs = [await cost(client, "metrics") for _ in range(51)][1:]
+    await store.close()
+    return statistics.mean(spent for spent, _ in costs), costs[-1][1]
+
+
+def scrape() -> None:
+    metrics, count = ServerMetrics(), 200_000
+
+    def count_calls() -> None:
+        for _ in range(count):
+            metrics.answered("policy", 0.7, 900, 60)
+
+    per_call = least_cpu_ms(count_calls, 1) / count
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        asyncio.run(
+            record_run(
+                folder, make_recipe(folder, {"loop.tasks_per_step": 25, "loop.group_size": 8}), steps=5, calls=10
+            )
+        )
+        per_scrape, size = asyncio.run(measure_scrape(folder))
+    of_calls, of_scrapes = per_call / CALL_MS, per_scrape / 1e3 / EVERY_S
+    print(f"counting a call: {per_call * 1e3:.1f} µs, {of_calls:.2%} of the {CALL_MS} ms that a recorded call takes")
+    print(f"a scrape: {per_scrape:.1f} ms, {size:.0f} kB; every {EVERY_S:.0f} s it is {of_scrapes:.3%} of a core")
+    result(of_calls + of_scrapes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("pages", "person", "nobody", "xray", "scrape"))
+    parser.add_argument("pages", nargs="*", help="only these")
+    folder = Path(tempfile.gettempdir()) / f"lightningrl-viewer-{ROLLOUTS}"
+    parser.add_argument("--folder", type=Path, default=folder, help="where the large store is")
+    parser.add_argument("--rollouts", type=int, help="512 of `person`, 256 of `nobody`, 1,000 of `xray`")
+    parser.add_argument("--turns", type=int, default=3)
+    options = parser.parse_args()
+    match options.what:
+        case "pages":
+            asyncio.run(measure_pages(large_run(options.folder), options.pages or PAGES))
+        case "person":
+            person(large_run(options.folder), options.turns, options.rollouts or 512)
+        case "nobody":
+            nobody(large_run(options.folder), options.turns, options.rollouts or 256)
+        case "xray":
+            xray(options.rollouts or 1000)
+        case "scrape":
+            scrape()
 
 
 if __name__ == "__main__":

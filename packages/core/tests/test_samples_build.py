@@ -244,7 +244,7 @@ def test_only_rows_without_gradient_are_no_teaching_rows(drawn: tuple[list[Traje
 
 @pytest.mark.parametrize("rows", ["call", "merged"])
 def test_the_work_of_rows_grows_with_the_turns_and_not_with_their_square(rows: str) -> None:
-    """Counted in Python's calls; the milliseconds are in benchmarks/trace_to_samples.py."""
+    """Counted in Python's calls; the milliseconds are in benchmarks/stored.py samples."""
     calls = [count_calls(rows, turns) for turns in (25, 50, 100)]
     assert calls[2] - calls[1] <= 2.5 * (calls[1] - calls[0])
 

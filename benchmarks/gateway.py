@@ -1,11 +1,15 @@
 """Gateway CPU per recorded, durable call: real HTTP, real SQLite, an engine over the real engine link, each in its own process.
 
-    python benchmarks/gateway_cpu.py --calls 2000 --concurrency 32
+    python benchmarks/gateway.py --calls 2000 --concurrency 32
+    python benchmarks/gateway.py --in-flight --calls 1000
 
     client process ── HTTP ──► server process (gateway + store) ◄── WebSocket ── engine process
 
 Counted: user + system CPU of the server process, all its threads, between the first and the last call. Half of the calls start
 a conversation (eight rollouts share a prompt, as a group does), half continue one.
+
+`--in-flight`: so many calls are held as during a weight update, then released; all must be answered and recorded. The engine and the
+client share this process then.
 """
 
 from __future__ import annotations
@@ -14,22 +18,17 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import resource
 import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-RUN_KEY = "run-key"
-TARGET_MS = 1.5
-
-
-def cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+from measuring import RUN_KEY, result
 
 
 def serve(pipe: Connection, folder: str, rollouts: int, profile: str | None) -> None:
@@ -52,20 +51,18 @@ def serve(pipe: Connection, folder: str, rollouts: int, profile: str | None) -> 
         store = await SqlStore.open(f"sqlite:///{folder}/store.sqlite")
         engines = EngineRegistry(wait_s=60)
         gateway = create_gateway(store, engines, {"policy": PolicyRenderer(tiny_tokenizer())})
-        specs = [RolloutSpec(id=f"r{i}", task=Task(id=f"t{i // 8}", input="x"), group_id=f"g{i // 8}") for i in range(rollouts)]
+        specs = [
+            RolloutSpec(id=f"r{i}", task=Task(id=f"t{i // 8}", input="x"), group_id=f"g{i // 8}")
+            for i in range(rollouts)
+        ]
         await store.create_rollouts(specs)
         leases = [await store.lease("bench", lease_s=3600) for _ in specs]
-        marks: dict[str, float] = {}
 
         async def mark(request: Request) -> JSONResponse:
-            marks[request.path_params["name"]] = cpu_s()
-            if profile and request.path_params["name"] == "start":
-                profiler.enable()
-            if profile and request.path_params["name"] == "end":
-                profiler.disable()
-            return JSONResponse(
-                {"cpu_s": marks[request.path_params["name"]], "loop_s": time.thread_time(), "torch": "torch" in sys.modules}
-            )
+            cpu = time.process_time()
+            if profile:
+                (profiler.enable if request.path_params["name"] == "start" else profiler.disable)()
+            return JSONResponse({"cpu_s": cpu, "loop_s": time.thread_time(), "torch": "torch" in sys.modules})
 
         async def in_flight(request: Request) -> JSONResponse:
             return JSONResponse({"in_flight": sum(policy.in_flight for policy in engines.status())})
@@ -74,7 +71,12 @@ def serve(pipe: Connection, folder: str, rollouts: int, profile: str | None) -> 
 
         profiler = cProfile.Profile(time.thread_time)
         app = Starlette(
-            routes=[*gateway.routes, engine_route(engines, RUN_KEY), Route("/mark/{name}", mark), Route("/in_flight", in_flight)]
+            routes=[
+                *gateway.routes,
+                engine_route(engines, RUN_KEY),
+                Route("/mark/{name}", mark),
+                Route("/in_flight", in_flight),
+            ]
         )
         listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         config: Any = uvicorn.Config(
@@ -135,24 +137,31 @@ async def call_all(
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=120) as client:
 
         async def converse(number: int, path: str, key: str) -> None:
-            schema = (f"Table {number // 8}: singer(id, name, age, country), concert(id, singer_id, year). " * 40)[:prompt_chars]
+            schema = (f"Table {number // 8}: singer(id, name, age, country), concert(id, singer_id, year). " * 40)[
+                :prompt_chars
+            ]
             messages = [{"role": "system", "content": schema}, {"role": "user", "content": "Who is older than 20?"}]
             async with gate:
                 for _ in range(turns):
                     started = time.perf_counter()
                     body = {"model": "gpt-4o", "messages": messages, "stream": stream}
-                    answer = await client.post(f"{path}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
+                    answer = await client.post(
+                        f"{path}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}
+                    )
                     answer.raise_for_status()
                     latencies.append(time.perf_counter() - started)
                     if not stream:
-                        messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "An error; write it again."}]
+                        messages += [
+                            answer.json()["choices"][0]["message"],
+                            {"role": "user", "content": "An error; write it again."},
+                        ]
 
         warm, rest = attempts[:16], attempts[16:]
-        await asyncio.gather(*(converse(i, *one) for i, one in enumerate(warm)))
+        await asyncio.gather(*(converse(i, *attempt) for i, attempt in enumerate(warm)))
         latencies.clear()
         start = (await client.get("/mark/start")).json()
         began = time.perf_counter()
-        await asyncio.gather(*(converse(i + 16, *one) for i, one in enumerate(rest)))
+        await asyncio.gather(*(converse(i + 16, *attempt) for i, attempt in enumerate(rest)))
         wall = time.perf_counter() - began
         end = (await client.get("/mark/end")).json()
     calls = len(latencies)
@@ -168,9 +177,60 @@ async def call_all(
     }
 
 
+async def hold_all(port: int, attempts: list[tuple[str, str]]) -> dict[str, float]:
+    """Calls held by the engine's link, all at once, then released."""
+    import httpx
+
+    from lightningrl.engines.link import EngineLink
+    from lightningrl.testing.scripted_engine import ScriptedEngine
+    from lightningrl.testing.tokenizers import tiny_tokenizer
+
+    engine = ScriptedEngine(tiny_tokenizer(), chunk_tokens=64)
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        EngineLink(engine, f"http://127.0.0.1:{port}", RUN_KEY) as link,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=httpx.Timeout(300)) as client,
+    ):
+        await link.hold()
+
+        async def call(path: str, key: str) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return (await client.post(f"{path}/chat/completions", json=body, headers=headers)).status_code
+
+        calls = [asyncio.create_task(call(*attempt)) for attempt in attempts]
+        held = 0
+        began = time.perf_counter()
+        while held < len(calls) and time.perf_counter() - began < 120:
+            await asyncio.sleep(0.2)
+            held = int((await client.get("/in_flight")).json()["in_flight"])
+        assert not any(task.done() for task in calls), "a call was answered while the engine was held"
+        assert not engine.requests, "the engine was asked while it was held"
+        engine.version = 1
+        released = time.perf_counter()
+        await link.release()
+        statuses = await asyncio.gather(*calls)
+    seconds = round(time.perf_counter() - released, 2)
+    return {"held": held, "failed": sum(status != 200 for status in statuses), "release_s": seconds}
+
+
+@contextmanager
+def server_process(
+    folder: str, rollouts: int, profile: str | None
+) -> Iterator[tuple[int, list[tuple[str, str]], Connection]]:
+    """The server's port, its attempts (path and key), and the pipe that ends it and then says what was recorded."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    server = context.Process(target=serve, args=(theirs, folder, rollouts, profile), daemon=True)
+    server.start()
+    yield *ours.recv(), ours
+    server.join()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=2000)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--in-flight", action="store_true")
+    parser.add_argument("--calls", type=int, help="2000, or 1000 in flight")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=100, help="completion tokens per call")
@@ -178,26 +238,32 @@ def main() -> None:
     parser.add_argument("--stream", action="store_true", help="stream every call (each then starts a conversation)")
     parser.add_argument("--profile", help="write the server's cProfile here (the numbers then mean little)")
     options = parser.parse_args()
-    rollouts = options.calls // options.turns + 16
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        ours, theirs = context.Pipe()
-        server = context.Process(target=serve, args=(theirs, folder, rollouts, options.profile), daemon=True)
-        server.start()
-        port, attempts = ours.recv()
-        engine = context.Process(target=run_engine, args=(port, options.tokens), daemon=True)
-        engine.start()
-        result: dict[str, Any] = asyncio.run(
-            call_all(port, attempts, options.turns, options.concurrency, options.prompt_chars, options.stream)
-        )
-        engine.terminate()
-        ours.send("stop")
-        result |= ours.recv()
-        server.join()
-        result["bytes_per_call"] = round((Path(folder) / "store.sqlite").stat().st_size / result["calls"])
-    result["target_ms"] = TARGET_MS
-    print(json.dumps({name: round(value, 3) for name, value in result.items()}))
-    print(f"RESULT {result['cpu_ms_per_call']:.3f}")
+    rollouts = options.calls or 1000 if options.in_flight else (options.calls or 2000) // options.turns + 16
+    numbers: dict[str, Any]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        server_process(folder, rollouts, options.profile) as (port, attempts, pipe),
+    ):
+        if options.in_flight:
+            numbers = asyncio.run(hold_all(port, attempts))
+            pipe.send("stop")
+            numbers["recorded"] = pipe.recv()["calls"]
+            figure = min(numbers["held"], numbers["recorded"]) - numbers["failed"]
+        else:
+            engine = multiprocessing.get_context("spawn").Process(
+                target=run_engine, args=(port, options.tokens), daemon=True
+            )
+            engine.start()
+            numbers = asyncio.run(
+                call_all(port, attempts, options.turns, options.concurrency, options.prompt_chars, options.stream)
+            )
+            engine.terminate()
+            pipe.send("stop")
+            numbers |= pipe.recv()
+            numbers["bytes_per_call"] = (Path(folder) / "store.sqlite").stat().st_size // numbers["calls"]
+            figure = numbers["cpu_ms_per_call"]
+    print(json.dumps({name: round(value, 3) for name, value in numbers.items()}))
+    result(figure)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,326 @@
+"""Measuring, shared by all benchmarks: CPU of work and of processes, a server to measure, another commit beside this one, the table.
+
+a script prints `RESULT <number>` for each figure ─► run_all.py: the figure beside its target
+                                                   └► against.py: then and now, in turns, and the ratio
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from lightningrl.control.client import ServerClient
+    from lightningrl.server.launcher import ServerProcess
+
+__all__ = [
+    "AGENT",
+    "BENCHMARKS",
+    "ENVIRONMENT",
+    "ROOT",
+    "RUN_KEY",
+    "Benchmark",
+    "Figure",
+    "checked_out",
+    "cpu_by_process",
+    "cpu_seconds_of",
+    "least_cpu_ms",
+    "lightningrl",
+    "measure",
+    "median_cpu_ms",
+    "order_of_turn",
+    "result",
+    "serving",
+]
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+RUN_KEY: Final = "benchmark-run-key"
+ENVIRONMENT: Final = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""Environment of what is measured: every tree keeps its bytecode, else one compiles at each start what another has kept."""
+AGENT: Final = """
+import openai
+
+client = openai.OpenAI(api_key="sk-the-users-own")
+
+def answer(task):
+    reply = client.chat.completions.create(model="gpt-4o-mini", messages=[{"role": "user", "content": task["question"]}])
+    return reply.choices[0].message.content
+"""
+"""An agent of one call."""
+
+
+# ---------------------------------------------------------------------- CPU
+
+
+def least_cpu_ms(
+    work: Callable[[], Any], repeats: int = 15, *, clock: Callable[[], float] = time.process_time
+) -> float:
+    """Least CPU milliseconds of one call, after one that warms up: what else the machine does only adds to it."""
+    return 1e3 * min(_cpu_seconds(work, repeats, 1, clock))
+
+
+def median_cpu_ms(work: Callable[[], Any], repeats: int = 200) -> float:
+    """Median CPU milliseconds of one call on this thread, after ten that warm up."""
+    return 1e3 * statistics.median(_cpu_seconds(work, repeats, 10, time.thread_time))
+
+
+def _cpu_seconds(work: Callable[[], Any], repeats: int, warm_up: int, clock: Callable[[], float]) -> list[float]:
+    for _ in range(warm_up):
+        work()
+    seconds = []
+    for _ in range(repeats):
+        began = clock()
+        work()
+        seconds.append(clock() - began)
+    return seconds
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """User and system CPU seconds of a process, all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_by_process(pid: int) -> dict[int, float]:
+    """CPU seconds of a process and of everything that it started, each with those of its children that have ended."""
+    seconds: dict[int, float] = {}
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        seconds[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                seconds |= cpu_by_process(int(child))
+    return seconds
+
+
+# ---------------------------------------------------------------------- a server
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, *, reply: Callable[[str], str] | None = None, run_folder: Path | None = None, key: str = RUN_KEY
+) -> AsyncIterator[tuple[ServerProcess, ServerClient]]:
+    """A server process on an SQLite store in `folder`, served by a scripted engine in this process; and its client.
+
+    `reply` answers a prompt; `run_folder` is what the server's viewer shows, None = it has no viewer.
+    """
+    from lightningrl.control.client import ServerClient
+    from lightningrl.engines.link import EngineLink
+    from lightningrl.server.launcher import ServerProcess
+    from lightningrl.server.settings import PolicySettings, ServerSettings
+    from lightningrl.testing.scripted_engine import ScriptedEngine
+    from lightningrl.testing.tokenizers import tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(folder / "policy")
+    settings = ServerSettings(
+        store_url=f"sqlite:///{folder / 'store.sqlite'}",
+        run_key=key,
+        policies={"policy": PolicySettings(model=folder / "policy")},
+        folder=run_folder,
+    )
+    engine = ScriptedEngine(tokenizer, reply=reply, chunk_tokens=64)
+    async with (
+        ServerProcess(settings) as server,
+        EngineLink(engine, server.url, key),
+        ServerClient(server.url, key) as client,
+    ):
+        yield server, client
+
+
+# ---------------------------------------------------------------------- trees
+
+
+def lightningrl(*words: str, tree: Path | None = None) -> list[str]:
+    """The command `lightningrl …` of this environment, or of a tree's own."""
+    program = Path(sys.executable).with_name("lightningrl") if tree is None else tree / ".venv/bin/lightningrl"
+    return [str(program), *words]
+
+
+@contextmanager
+def checked_out(commit: str) -> Iterator[Path]:
+    """The commit's tree beside this one, with the environment that its own `make .venv/.installed` makes.
+
+    A folder that is such a tree already is taken as it is.
+    """
+    if Path(commit).is_dir():
+        yield Path(commit).resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="lightningrl-against-") as scratch:
+        tree = Path(scratch) / "tree"
+        subprocess.run(
+            ["git", "worktree", "add", "--detach", str(tree), commit], cwd=ROOT, check=True, capture_output=True
+        )
+        try:
+            print(f"installing {commit} …", flush=True)
+            subprocess.run(["make", ".venv/.installed"], cwd=tree, check=True, capture_output=True)
+            yield tree
+        finally:
+            subprocess.run(
+                ["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True, capture_output=True
+            )
+
+
+def order_of_turn(trees: Sequence[Path], turn: int) -> Sequence[Path]:
+    """Who is measured first changes from turn to turn."""
+    return trees[:: 1 if turn % 2 else -1]
+
+
+# ---------------------------------------------------------------------- the table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """One line of the table."""
+
+    what: str
+    unit: str
+    target: float | None = None
+    at_least: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Benchmark:
+    """A script of this folder that prints a `RESULT <number>` line for each of its figures."""
+
+    name: str
+    command: tuple[str, ...]
+    figures: tuple[Figure, ...]
+    formerly: tuple[str, ...] = ()
+    """The command in commits that have no such script."""
+    from_outside: bool = False
+    """It starts the tree's own programs (`--tree`): this tree's script measures every tree."""
+    is_long: bool = False
+    """Measured only where it is asked for by name."""
+
+
+BENCHMARKS: Final = (
+    Benchmark(
+        name="gateway",
+        command=("gateway.py",),
+        formerly=("gateway_cpu.py",),
+        figures=(Figure(what="gateway CPU per recorded, durable call", target=1.5, unit="ms"),),
+    ),
+    Benchmark(
+        name="in_flight",
+        command=("gateway.py", "--in-flight"),
+        formerly=("gateway_in_flight.py",),
+        figures=(Figure(what="calls in flight, none failing", target=1000, unit="calls", at_least=True),),
+    ),
+    Benchmark(
+        name="samples",
+        command=("stored.py", "samples"),
+        formerly=("trace_to_samples.py",),
+        figures=(Figure(what="trace → samples, 50 turns", target=3.0, unit="ms CPU"),),
+    ),
+    Benchmark(
+        name="credit",
+        command=("credit_cpu.py",),
+        figures=(
+            Figure(what="credit of 128 rollouts × 8 turns, the dearest that asks nobody", target=50.0, unit="ms CPU"),
+        ),
+    ),
+    Benchmark(
+        name="bytes",
+        command=("stored.py", "bytes"),
+        formerly=("store_bytes.py",),
+        figures=(Figure(what="stored bytes, 50 turns", target=80_000, unit="bytes"),),
+    ),
+    Benchmark(
+        name="overhead",
+        command=("rollouts.py", "overhead"),
+        formerly=("rollout_overhead.py",),
+        figures=(Figure(what="one-call rollout beyond the agent's own time", target=0.1, unit="s"),),
+    ),
+    Benchmark(
+        name="life",
+        command=("rollouts.py", "life"),
+        formerly=("rollout_life.py",),
+        figures=(Figure(what="server CPU of a one-call rollout's whole life", target=1.75, unit="ms"),),
+    ),
+    Benchmark(
+        name="sql_life",
+        command=("rollouts.py", "life", "--agent", "text_to_sql"),
+        formerly=("rollout_life.py", "--agent", "text_to_sql"),
+        figures=(Figure(what="server CPU of a text-to-SQL rollout with its spans", target=3.2, unit="ms"),),
+    ),
+    Benchmark(
+        name="import",
+        command=("start.py", "import"),
+        from_outside=True,
+        figures=(
+            Figure(what="import lightningrl", target=0.3, unit="s"),
+            Figure(what="listing plugins", unit="s"),
+            Figure(what="server until it answers", unit="s CPU"),
+            Figure(what="check of an agent", unit="s CPU"),
+        ),
+    ),
+    Benchmark(
+        name="start",
+        command=("start.py", "train"),
+        from_outside=True,
+        figures=(
+            Figure(what="from the command to the agent's first answer", unit="s"),
+            Figure(what="CPU from the command to the agent's first answer", unit="s CPU"),
+        ),
+    ),
+    Benchmark(
+        name="export",
+        command=("start.py", "export"),
+        from_outside=True,
+        is_long=True,
+        figures=(Figure(what="export", unit="s"), Figure(what="CPU of export", unit="s CPU")),
+    ),
+    Benchmark(
+        name="run",
+        command=("start.py", "run"),
+        from_outside=True,
+        is_long=True,
+        figures=(
+            Figure(what="text-to-SQL, 10 steps, two validations", unit="s"),
+            Figure(what="CPU of it", unit="s CPU"),
+            Figure(what="its median step", unit="s"),
+        ),
+    ),
+)
+
+
+def result(*numbers: float) -> None:
+    """Print a figure for the table, a line each."""
+    for number in numbers:
+        print(f"RESULT {number:.5g}", flush=True)
+
+
+def measure(tree: Path, benchmark: Benchmark) -> list[float] | str:
+    """A tree's figures of a benchmark, in its own environment; all that the script printed where it failed.
+
+    The script is the tree's own, under its former name in older trees, and this tree's where it has none.
+    """
+    here = Path(__file__).resolve().parent
+    python = sys.executable if tree == ROOT else str(tree / ".venv/bin/python")
+    if benchmark.from_outside:
+        words = [sys.executable, str(here / benchmark.command[0]), *benchmark.command[1:], "--tree", str(tree)]
+    else:
+        commands = [command for command in (benchmark.command, benchmark.formerly) if command]
+        folders = [tree / "benchmarks"] * len(commands) + [here]
+        script, *options = next(
+            (str(folder / name), *rest)
+            for folder, (name, *rest) in zip(folders, [*commands, benchmark.command], strict=True)
+            if (folder / name).exists()
+        )
+        words = [python, script, *options]
+    environment = ENVIRONMENT if benchmark.from_outside else {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tree, env=environment)
+    numbers = [float(number) for number in re.findall(r"^RESULT ([-+.\deE]+)", ran.stdout, re.MULTILINE)]
+    return ran.stdout + ran.stderr if ran.returncode or len(numbers) != len(benchmark.figures) else numbers
