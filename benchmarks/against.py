@@ -26,11 +26,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
     options = parser.parse_args()
-    chosen = [
-        benchmark
-        for benchmark in BENCHMARKS
-        if (not benchmark.is_long if options.only is None else benchmark.name in options.only)
-    ]
+    chosen = [benchmark for benchmark in BENCHMARKS if (not benchmark.is_long if options.only is None else benchmark.name in options.only)]
     console = Console()
     pairs: dict[str, list[tuple[list[float], list[float]]]] = {benchmark.name: [] for benchmark in chosen}
     with checked_out(options.commit) as before:
@@ -49,9 +45,7 @@ def main() -> None:
                 continue
             pairs[benchmark.name].append((then, now))
     title = f"{options.commit} and now, medians of {options.rounds} interleaved rounds on this machine"
-    table = Table(
-        "what", options.commit, "now", "unit", "now ÷ then", "of each round", title=title, title_justify="left"
-    )
+    table = Table("what", options.commit, "now", "unit", "now ÷ then", "of each round", title=title, title_justify="left")
     for benchmark in chosen:
         for place, figure in enumerate(benchmark.figures if benchmark.name in pairs else ()):
             thens, nows = ([pair[side][place] for pair in pairs[benchmark.name]] for side in (0, 1))

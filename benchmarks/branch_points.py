@@ -18,8 +18,8 @@ from rich.table import Table
 
 import lightningrl
 from lightningrl.records import RolloutFilter
-from lightningrl.store import SqlStore
 from lightningrl.types import Outcome, RolloutMode
+from lightningrl_server.store import SqlStore
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ("text_to_sql", "rag", "math_tools", "from_scratch")

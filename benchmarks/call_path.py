@@ -25,7 +25,7 @@ from typing import Any, Final
 import httpx
 
 import lightningrl
-from lightningrl.testing.live_gateway import LiveAttempt, live_gateway
+from lightningrl_testing.live_gateway import LiveAttempt, live_gateway
 
 ROOMS: Final = ("gateway", "rendering", "engines", "telemetry", "store", "server")
 """Folders of the server's code."""
@@ -125,9 +125,7 @@ def main() -> None:
         print(f"{file:36} {', '.join(name for _, name in visit)}")
     rooms = {room: sum(file.startswith(f"{room}/") for file in path.files) for room in ROOMS}
     print(f"\n{len(path.functions)} functions; of core: {', '.join(path.core_files)}")
-    print(
-        f"files {len(path.files)} ({', '.join(f'{room} {count}' for room, count in rooms.items())}), returns {path.returns}"
-    )
+    print(f"files {len(path.files)} ({', '.join(f'{room} {count}' for room, count in rooms.items())}), returns {path.returns}")
 
 
 if __name__ == "__main__":

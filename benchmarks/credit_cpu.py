@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.credit import assign_credit
-from lightningrl.credit.comparison import Compare
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import CreditAssigner, CreditMonitor
-from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import ToolCall, Trajectory, TrajectoryGroup, Transition
+from lightningrl_credit import assign_credit
+from lightningrl_credit.comparison import Compare
+from lightningrl_testing.groups import make_trajectory, make_transition
 
 GROUPS, ROLLOUTS, TURNS = 16, 8, 8
 PROMPT, COMPLETION, RESULT = 1000, 64, 150

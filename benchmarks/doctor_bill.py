@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightningrl.look.metrics import read_metrics
+from lightningrl_viewer.reading.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ("text_to_sql", "rag", "math_tools", "two_policies", "from_scratch", "node_agent")

@@ -12,7 +12,7 @@ import argparse
 
 import numpy as np
 
-from lightningrl.evaluation.statistics import Verdict, bet, mean_interval
+from lightningrl_training.evaluation.statistics import Verdict, bet, mean_interval
 
 
 def make_differences(chance: np.random.Generator, *, tasks: int, samples: int, gain: float, fresh: float) -> np.ndarray:

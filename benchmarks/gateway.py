@@ -39,22 +39,19 @@ def serve(pipe: Connection, folder: str, rollouts: int, profile: str | None) -> 
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    from lightningrl.engines.registry import EngineRegistry
-    from lightningrl.engines.socket import engine_route
-    from lightningrl.gateway.app import create_gateway
-    from lightningrl.rendering.renderer import PolicyRenderer
-    from lightningrl.store import SqlStore
-    from lightningrl.testing.tokenizers import tiny_tokenizer
     from lightningrl.types import RolloutSpec, Task
+    from lightningrl_server.engines.registry import EngineRegistry
+    from lightningrl_server.engines.socket import engine_route
+    from lightningrl_server.gateway.app import create_gateway
+    from lightningrl_server.rendering.renderer import PolicyRenderer
+    from lightningrl_server.store import SqlStore
+    from lightningrl_testing.tokenizers import tiny_tokenizer
 
     async def main() -> None:
         store = await SqlStore.open(f"sqlite:///{folder}/store.sqlite")
         engines = EngineRegistry(wait_s=60)
         gateway = create_gateway(store, engines, {"policy": PolicyRenderer(tiny_tokenizer())})
-        specs = [
-            RolloutSpec(id=f"r{i}", task=Task(id=f"t{i // 8}", input="x"), group_id=f"g{i // 8}")
-            for i in range(rollouts)
-        ]
+        specs = [RolloutSpec(id=f"r{i}", task=Task(id=f"t{i // 8}", input="x"), group_id=f"g{i // 8}") for i in range(rollouts)]
         await store.create_rollouts(specs)
         leases = [await store.lease("bench", lease_s=3600) for _ in specs]
 
@@ -112,9 +109,9 @@ def serve(pipe: Connection, folder: str, rollouts: int, profile: str | None) -> 
 
 def run_engine(port: int, tokens: int) -> None:
     """The engine process: answers at once, with `tokens` tokens each time."""
-    from lightningrl.engines.link import EngineLink
-    from lightningrl.testing.scripted_engine import ScriptedEngine
-    from lightningrl.testing.tokenizers import tiny_tokenizer
+    from lightningrl_server.engines.link import EngineLink
+    from lightningrl_testing.scripted_engine import ScriptedEngine
+    from lightningrl_testing.tokenizers import tiny_tokenizer
 
     async def main() -> None:
         text = ("SELECT name FROM singer WHERE age > 20 " * 20)[: tokens - 1]
@@ -137,17 +134,13 @@ async def call_all(
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=120) as client:
 
         async def converse(number: int, path: str, key: str) -> None:
-            schema = (f"Table {number // 8}: singer(id, name, age, country), concert(id, singer_id, year). " * 40)[
-                :prompt_chars
-            ]
+            schema = (f"Table {number // 8}: singer(id, name, age, country), concert(id, singer_id, year). " * 40)[:prompt_chars]
             messages = [{"role": "system", "content": schema}, {"role": "user", "content": "Who is older than 20?"}]
             async with gate:
                 for _ in range(turns):
                     started = time.perf_counter()
                     body = {"model": "gpt-4o", "messages": messages, "stream": stream}
-                    answer = await client.post(
-                        f"{path}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}
-                    )
+                    answer = await client.post(f"{path}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
                     answer.raise_for_status()
                     latencies.append(time.perf_counter() - started)
                     if not stream:
@@ -181,9 +174,9 @@ async def hold_all(port: int, attempts: list[tuple[str, str]]) -> dict[str, floa
     """Calls held by the engine's link, all at once, then released."""
     import httpx
 
-    from lightningrl.engines.link import EngineLink
-    from lightningrl.testing.scripted_engine import ScriptedEngine
-    from lightningrl.testing.tokenizers import tiny_tokenizer
+    from lightningrl_server.engines.link import EngineLink
+    from lightningrl_testing.scripted_engine import ScriptedEngine
+    from lightningrl_testing.tokenizers import tiny_tokenizer
 
     engine = ScriptedEngine(tiny_tokenizer(), chunk_tokens=64)
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -215,9 +208,7 @@ async def hold_all(port: int, attempts: list[tuple[str, str]]) -> dict[str, floa
 
 
 @contextmanager
-def server_process(
-    folder: str, rollouts: int, profile: str | None
-) -> Iterator[tuple[int, list[tuple[str, str]], Connection]]:
+def server_process(folder: str, rollouts: int, profile: str | None) -> Iterator[tuple[int, list[tuple[str, str]], Connection]]:
     """The server's port, its attempts (path and key), and the pipe that ends it and then says what was recorded."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -250,13 +241,9 @@ def main() -> None:
             numbers["recorded"] = pipe.recv()["calls"]
             figure = min(numbers["held"], numbers["recorded"]) - numbers["failed"]
         else:
-            engine = multiprocessing.get_context("spawn").Process(
-                target=run_engine, args=(port, options.tokens), daemon=True
-            )
+            engine = multiprocessing.get_context("spawn").Process(target=run_engine, args=(port, options.tokens), daemon=True)
             engine.start()
-            numbers = asyncio.run(
-                call_all(port, attempts, options.turns, options.concurrency, options.prompt_chars, options.stream)
-            )
+            numbers = asyncio.run(call_all(port, attempts, options.turns, options.concurrency, options.prompt_chars, options.stream))
             engine.terminate()
             pipe.send("stop")
             numbers |= pipe.recv()

@@ -29,14 +29,14 @@ import torch
 from measuring import least_cpu_ms, result
 
 from lightningrl.advantages.samples import Rows, build_samples, count_distinct
-from lightningrl.credit.turn_gae import Level, TurnGae
-from lightningrl.testing.groups import make_trajectory, make_transition
-from lightningrl.testing.scripted_services import ScriptedServices
-from lightningrl.training.services import PolicyQueries, RolloutServices
 from lightningrl.types import Sample, Trajectory, TrajectoryGroup
+from lightningrl_credit.turn_gae import Level, TurnGae
+from lightningrl_testing.groups import make_trajectory, make_transition
+from lightningrl_testing.scripted_services import ScriptedServices
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.device import cpu_threads
 from lightningrl_torch.testing import make_sample, save_policy
+from lightningrl_training.services import PolicyQueries, RolloutServices
 
 VOCABULARY = 768
 SHAPE = {
@@ -123,11 +123,7 @@ def make_groups(name: str) -> list[TrajectoryGroup]:
             name, transitions = f"{group}/{member}", []
             for number, (prompt, completion) in enumerate(rollout(system, task)):
                 parent = f"{name}/{number - 1}" if number else None
-                transitions.append(
-                    make_transition(
-                        f"{name}/{number}", prompt=prompt, completion=completion, index=number, parent=parent
-                    )
-                )
+                transitions.append(make_transition(f"{name}/{number}", prompt=prompt, completion=completion, index=number, parent=parent))
             members.append(make_trajectory(name, transitions))
         made.append(TrajectoryGroup(id=str(group), trajectories=tuple(members)))
     return made
@@ -144,9 +140,7 @@ def make_rows(groups: Sequence[TrajectoryGroup], rows: Rows) -> list[Sample]:
 
 
 def trees(folder: Path, options: argparse.Namespace) -> None:
-    print(
-        "| trace | rows | tokens of rows | distinct | trie_efficiency | tree, s | plain / tree | merged / tree | gradient |"
-    )
+    print("| trace | rows | tokens of rows | distinct | trie_efficiency | tree, s | plain / tree | merged / tree | gradient |")
     print("|---|---|---|---|---|---|---|---|---|")
     settings: dict[str, Any] = {"policy": save_policy(folder, **SHAPE), "threads": 1, "learning_rate": 0.0}
     settings["max_tokens_per_microbatch"] = options.microbatch
@@ -172,8 +166,7 @@ def measure(name: str, tree: TorchBackend, plain: TorchBackend, repeats: int) ->
     gradients = [backend.learner.gradients(calls) for backend in (tree, plain)]
     tree_gradients, plain_gradients = gradients
     difference = max(
-        float((tree_gradients[name] - plain_gradients[name]).abs().max() / plain_gradients[name].abs().max())
-        for name in plain_gradients
+        float((tree_gradients[name] - plain_gradients[name]).abs().max() / plain_gradients[name].abs().max()) for name in plain_gradients
     )
     least = {form: min(times) for form, times in seconds.items()}
     all_tokens = sum(len(row.token_ids) for row in calls)
@@ -199,14 +192,11 @@ def threads(folder: Path, options: argparse.Namespace) -> None:
         return [rng.randrange(257, VOCABULARY) for _ in range(count)]
 
     rows = [
-        make_sample(words(90), words(40), rng.gauss(0, 1), rollout=str(row), weight=1 / 200, logprobs=[-1.0] * 40)
-        for row in range(200)
+        make_sample(words(90), words(40), rng.gauss(0, 1), rollout=str(row), weight=1 / 200, logprobs=[-1.0] * 40) for row in range(200)
     ]
     with cpu_threads(1):
         policy = save_policy(folder, **SHAPE)
-        first, second = (
-            TorchBackend(policy=policy, device="cpu", threads=count, learning_rate=0.0) for count in (1, 2)
-        )
+        first, second = (TorchBackend(policy=policy, device="cpu", threads=count, learning_rate=0.0) for count in (1, 2))
 
         def seconds(backend: TorchBackend) -> float:
             """Least seconds on the clock: threads wait for each other."""
@@ -253,9 +243,7 @@ def make_rollout(number: int) -> Trajectory:
         history = [*history, *chance.integers(0, 250, READ).tolist()]
         completion = chance.integers(0, 250, WRITTEN).tolist()
         parent = f"{number}/{turn - 1}" if turn else None
-        calls.append(
-            make_transition(f"{number}/{turn}", prompt=history, completion=completion, index=turn, parent=parent)
-        )
+        calls.append(make_transition(f"{number}/{turn}", prompt=history, completion=completion, index=turn, parent=parent))
         history = [*history, *completion]
     return make_trajectory(str(number), calls, reward=float(number % 2), group_id=str(number))
 
@@ -287,9 +275,7 @@ def ask_values(backend: TorchBackend, rollouts: Sequence[Trajectory], assigner: 
 def credit_ms(level: Level) -> float:
     assigner = TurnGae(level=level)
     rollouts = scored([make_rollout(number) for number in range(CREDITED)], assigner)
-    groups = [
-        TrajectoryGroup(id="g", trajectories=tuple(rollouts[start : start + 8])) for start in range(0, CREDITED, 8)
-    ]
+    groups = [TrajectoryGroup(id="g", trajectories=tuple(rollouts[start : start + 8])) for start in range(0, CREDITED, 8)]
     return least_cpu_ms(lambda: [(assigner.assign(group), assigner.value_targets(group)) for group in groups], 3)
 
 

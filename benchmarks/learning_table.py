@@ -227,8 +227,8 @@ def _number(value: float) -> str:
 async def measure(table: Table, row: Row) -> tuple[dict[str, float], dict[str, float]]:
     """What the first and the last validation of a run say."""
     from lightningrl.records import RolloutFilter
-    from lightningrl.store import SqlStore
     from lightningrl.types import RolloutMode
+    from lightningrl_server.store import SqlStore
 
     folder, of = table.runs / row.name, table.measure()
     store = await SqlStore.open(f"sqlite:///{(folder / 'store.sqlite').resolve()}", read_only=True)

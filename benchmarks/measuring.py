@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from lightningrl.control.client import ServerClient
-    from lightningrl.server.launcher import ServerProcess
+    from lightningrl_client.control.client import ServerClient
+    from lightningrl_server.launcher import ServerProcess
 
 __all__ = [
     "AGENT",
@@ -63,9 +63,7 @@ def answer(task):
 # ---------------------------------------------------------------------- CPU
 
 
-def least_cpu_ms(
-    work: Callable[[], Any], repeats: int = 15, *, clock: Callable[[], float] = time.process_time
-) -> float:
+def least_cpu_ms(work: Callable[[], Any], repeats: int = 15, *, clock: Callable[[], float] = time.process_time) -> float:
     """Least CPU milliseconds of one call, after one that warms up: what else the machine does only adds to it."""
     return 1e3 * min(_cpu_seconds(work, repeats, 1, clock))
 
@@ -115,12 +113,12 @@ async def serving(
 
     `reply` answers a prompt; `run_folder` is what the server's viewer shows, None = it has no viewer.
     """
-    from lightningrl.control.client import ServerClient
-    from lightningrl.engines.link import EngineLink
-    from lightningrl.server.launcher import ServerProcess
-    from lightningrl.server.settings import PolicySettings, ServerSettings
-    from lightningrl.testing.scripted_engine import ScriptedEngine
-    from lightningrl.testing.tokenizers import tiny_tokenizer
+    from lightningrl_client.control.client import ServerClient
+    from lightningrl_server.engines.link import EngineLink
+    from lightningrl_server.launcher import ServerProcess
+    from lightningrl_server.settings import PolicySettings, ServerSettings
+    from lightningrl_testing.scripted_engine import ScriptedEngine
+    from lightningrl_testing.tokenizers import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(folder / "policy")
@@ -159,17 +157,13 @@ def checked_out(commit: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="lightningrl-against-") as scratch:
         tree = Path(scratch) / "tree"
-        subprocess.run(
-            ["git", "worktree", "add", "--detach", str(tree), commit], cwd=ROOT, check=True, capture_output=True
-        )
+        subprocess.run(["git", "worktree", "add", "--detach", str(tree), commit], cwd=ROOT, check=True, capture_output=True)
         try:
             print(f"installing {commit} …", flush=True)
             subprocess.run(["make", ".venv/.installed"], cwd=tree, check=True, capture_output=True)
             yield tree
         finally:
-            subprocess.run(
-                ["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True, capture_output=True
-            )
+            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True, capture_output=True)
 
 
 def order_of_turn(trees: Sequence[Path], turn: int) -> Sequence[Path]:
@@ -227,9 +221,7 @@ BENCHMARKS: Final = (
     Benchmark(
         name="credit",
         command=("credit_cpu.py",),
-        figures=(
-            Figure(what="credit of 128 rollouts × 8 turns, the dearest that asks nobody", target=50.0, unit="ms CPU"),
-        ),
+        figures=(Figure(what="credit of 128 rollouts × 8 turns, the dearest that asks nobody", target=50.0, unit="ms CPU"),),
     ),
     Benchmark(
         name="bytes",

@@ -28,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 from postgresql import PostgreSQL, serving_postgresql
 
-from lightningrl.control.client import ServerClient
-from lightningrl.engines.link import EngineLink, EngineLinks
-from lightningrl.server.launcher import ServerProcess, cpu_seconds
-from lightningrl.server.settings import PolicySettings, ServerSettings
-from lightningrl.testing.scripted_engine import ScriptedEngine
-from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.types import Outcome, RolloutSpec, Task
+from lightningrl_client.control.client import ServerClient
+from lightningrl_server.engines.link import EngineLink, EngineLinks
+from lightningrl_server.launcher import ServerProcess, cpu_seconds
+from lightningrl_server.settings import PolicySettings, ServerSettings
+from lightningrl_testing.scripted_engine import ScriptedEngine
+from lightningrl_testing.tokenizers import tiny_tokenizer
 
 RUN_KEY = "the-run-key"
 TEXT = ("SELECT name FROM singer WHERE age > 20 " * 20)[:59]

@@ -33,13 +33,13 @@ from typing import Any
 import numpy as np
 from measuring import AGENT, ROOT, RUN_KEY, cpu_seconds_of, result, serving
 
-from lightningrl.control.client import ServerClient
 from lightningrl.loading import load_callable
 from lightningrl.records import RolloutFilter, Score
-from lightningrl.runtime.pool import WorkerPool
-from lightningrl.store import SqlStore
-from lightningrl.testing.store_conformance import make_call
 from lightningrl.types import Outcome, RolloutSpec, Task
+from lightningrl_client.control.client import ServerClient
+from lightningrl_client.runtime.pool import WorkerPool
+from lightningrl_server.store import SqlStore
+from lightningrl_testing.store_conformance import make_call
 
 EXAMPLE = ROOT / "examples/text_to_sql"
 
@@ -148,10 +148,7 @@ def make_reply(agent: str) -> Callable[[str], str]:
 async def run_step(client: ServerClient, step: int, questions: Sequence[object]) -> int:
     """The trainer's requests of one step, as its loop makes them; how many calls its rollouts took."""
     numbers = range(step * STEP, (step + 1) * STEP)
-    specs = [
-        order(str(step), number, step=step, question=questions[number // 8 % 64] if questions else None)
-        for number in numbers
-    ]
+    specs = [order(str(step), number, step=step, question=questions[number // 8 % 64] if questions else None) for number in numbers]
     await client.create_rollouts(specs)
     waiting, calls = {spec.id for spec in specs}, 0
     scores: list[Score] = []
@@ -269,9 +266,7 @@ async def growth(folder: Path, options: argparse.Namespace) -> None:
 # ---------------------------------------------------------------------- workers
 
 
-async def post(
-    line: tuple[asyncio.StreamReader, asyncio.StreamWriter], path: str, body: Any, key: str = RUN_KEY
-) -> Any:
+async def post(line: tuple[asyncio.StreamReader, asyncio.StreamWriter], path: str, body: Any, key: str = RUN_KEY) -> Any:
     """One request on a connection that stays open."""
     reader, writer = line
     data = json.dumps(body).encode()
@@ -324,9 +319,7 @@ async def workers(folder: Path, options: argparse.Namespace) -> None:
         assert len(done) == rollouts
     print(f"{count} workers, {rollouts} rollouts of one call: {rollouts / wall:.1f} rollouts/s")
     ranked = sorted(shares.items(), key=lambda share: -share[1])
-    print(
-        "ms of CPU for a rollout: " + ", ".join(f"{name} {1e3 * used / rollouts:.2f}" for name, used in ranked if used)
-    )
+    print("ms of CPU for a rollout: " + ", ".join(f"{name} {1e3 * used / rollouts:.2f}" for name, used in ranked if used))
     print(f"the workers and the engine, simulated: {own / wall:.2f} of a core")
     result(1e3 * sum(shares.values()) / rollouts)
 
@@ -339,9 +332,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help="2 of `life`, 500 of `workers`")
     parser.add_argument("--agent", choices=("one_call", "text_to_sql"), default="one_call", help="of `life`")
     parser.add_argument("--steps", type=int, default=3, help="of `life`")
-    parser.add_argument(
-        "--flames", help="of `life`: write the server's stacks here (py-spy; the figures mean little then)"
-    )
+    parser.add_argument("--flames", help="of `life`: write the server's stacks here (py-spy; the figures mean little then)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         asyncio.run(measures[options.what](Path(name), options))

@@ -49,8 +49,8 @@ agent.run_query = marking  # it runs what the model has answered
 """
 PATIENCE_S: Final = 900.0
 TIMED: Final = "import time; began = time.perf_counter(); {}; print(time.perf_counter() - began)"
-SERVER: Final = ("lightningrl_server", "lightningrl.server")
-AGENT_CHECK: Final = ("lightningrl_training.agent_check", "lightningrl.training.agent_check")
+SERVER: Final = ("lightningrl_server", "lightningrl_server")
+AGENT_CHECK: Final = ("lightningrl_training.agent_check", "lightningrl_training.agent_check")
 """Modules that are programs, by where a tree may have them."""
 FIRST_STEP: Final = 3
 """The first step that `step` counts, and it leaves out the last."""
@@ -188,7 +188,7 @@ def by_part(pid: int) -> dict[str, float]:
     return seconds
 
 
-WORKER: Final = ("lightningrl_client.runtime.worker", "lightningrl.runtime.worker")
+WORKER: Final = ("lightningrl_client.runtime.worker", "lightningrl_client.runtime.worker")
 
 
 def step(recipe: str, steps: int, given: list[str], scratch: Path) -> None:
@@ -230,9 +230,7 @@ def main() -> None:
         folder = Path(name)
         if options.what == "step":
             if (options.steps or 15) < FIRST_STEP + 2:
-                parser.error(
-                    f"--steps {options.steps}: the first {FIRST_STEP} and the last are not counted; ask for more"
-                )
+                parser.error(f"--steps {options.steps}: the first {FIRST_STEP} and the last are not counted; ask for more")
             step(options.recipe, options.steps or 15, options.settings, folder)
             return
         short_run(tree, folder / "short")

@@ -57,7 +57,7 @@ def server_seconds(pid: int) -> float | None:
     """CPU time of the run's server process so far."""
     try:
         for child in psutil.Process(pid).children():
-            if "lightningrl.server" in child.cmdline():
+            if "lightningrl_server" in child.cmdline():
                 times = child.cpu_times()
                 return float(times.user + times.system)
     except psutil.Error:

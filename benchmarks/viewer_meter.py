@@ -24,7 +24,7 @@ T = TypeVar("T")
 METER: Final = "LIGHTNINGRL_BENCHMARK_METER"
 """File that a metered server writes: a line with the time, the viewer's CPU seconds and the process's, every half second."""
 SITE: Final = "import sys\nsys.path.insert(0, {folder!r})\nimport viewer_meter\nviewer_meter.start_meter()\n"
-SERVERS: Final = ("lightningrl_server", "lightningrl.server")
+SERVERS: Final = ("lightningrl_server", "lightningrl_server")
 
 
 class Meter:
@@ -54,14 +54,12 @@ class Meter:
             looks = handle._context.get(self.is_looking, False)
             (self.timed(run_callback) if looks else run_callback)(handle)
 
-        def submit_timed(
-            pool: ThreadPoolExecutor, work: Callable[..., Any], /, *args: Any, **kwargs: Any
-        ) -> Future[Any]:
+        def submit_timed(pool: ThreadPoolExecutor, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
             return submit(pool, self.timed(work) if self.is_looking.get() else work, *args, **kwargs)
 
         asyncio.Handle._run = run  # type: ignore[method-assign,assignment]
         ThreadPoolExecutor.submit = submit_timed  # type: ignore[method-assign,assignment]
-        from lightningrl.view.guard import Guard
+        from lightningrl_viewer.guard import Guard
 
         answer = Guard.__call__
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightningrl.cli.init import init_command
 from lightningrl.plugins import hookimpl, load_plugins
 from lightningrl.recipe_file import load_recipe
-from lightningrl.training.checks import build_checked
-from lightningrl.training.progress import LiveProgress
-from lightningrl.training.run_folder import RunFolder
-from lightningrl.training.session import train_run
 from lightningrl.types import Trajectory
+from lightningrl_training.checks import build_checked
+from lightningrl_training.commands.init import init_command
+from lightningrl_training.progress import LiveProgress
+from lightningrl_training.run_folder import RunFolder
+from lightningrl_training.session import train_run
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "panel.svg"
 COMMAND = "lightningrl train first"

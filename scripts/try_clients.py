@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from lightningrl.testing.tokenizers import tiny_tokenizer
+from lightningrl_testing.tokenizers import tiny_tokenizer
 
 ROOT: Final = Path(__file__).parents[1]
 CLIENTS: Final = ROOT / "tests/clients"

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightningrl.keys import worker_key
-from lightningrl.testing.scripted_engine import ScriptedEngine
-from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.testing.whole_path import RUN_KEY, WholePath, running_services
 from lightningrl.types import Trajectory
+from lightningrl_testing.scripted_engine import ScriptedEngine
+from lightningrl_testing.tokenizers import tiny_tokenizer
+from lightningrl_testing.whole_path import RUN_KEY, WholePath, running_services
 
 ROOT: Final = Path(__file__).parents[1]
 AGENTS: Final = ROOT / "tests/frameworks"

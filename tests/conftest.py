@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from lightningrl.testing.tokenizers import tiny_tokenizer
+    from lightningrl_testing.tokenizers import tiny_tokenizer
     from lightningrl_torch.testing import make_model
 
     folder = tmp_path_factory.mktemp("policy")

@@ -49,7 +49,7 @@ def test_importing_lightningrl_and_listing_plugins_stays_light() -> None:
     assert not loaded.intersection(HEAVY)
 
 
-@pytest.mark.parametrize("module", ["lightningrl.server.app", "lightningrl.gateway.app", "lightningrl.rendering.renderer"])
+@pytest.mark.parametrize("module", ["lightningrl_server.app", "lightningrl_server.gateway.app", "lightningrl_server.rendering.renderer"])
 def test_the_server_has_no_torch(module: str) -> None:
     assert "torch" not in modules_after(f"import {module}")
 
@@ -92,12 +92,12 @@ def test_templates_and_pages_import_public_names_from_the_places_that_the_page_o
     page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
     table = page.partition("What is imported from where")[2].partition("\n\n")[2].partition("\n\n")[0]
     places = {place for line in table.splitlines() for place in re.findall(r"`(lightningrl[\w.]*)(?:\.…)?`", line.split("|")[1])}
-    assert {"lightningrl", "lightningrl.testing", "lightningrl.credit"} <= places
+    assert {"lightningrl", "lightningrl_testing", "lightningrl_credit"} <= places
     elsewhere = []
     for where, code in python_of_strangers().items():
         for module, name in imported_names(code):
             is_public = module in places and (not name or name in importlib.import_module(module).__all__)
-            if not is_public and not module.startswith("lightningrl.testing."):
+            if not is_public and not module.startswith("lightningrl_testing."):
                 elsewhere.append(f"{where}: {module} {name}")
     assert elsewhere == [], "import it from `lightningrl`, or name its place in docs/plugins.md"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from warm import WarmCommand
 
-from lightningrl.store import SqlStore
+from lightningrl_server.store import SqlStore
 
 pytestmark = pytest.mark.slow
 

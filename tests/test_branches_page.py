@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from warm import WarmCommand
 
-from lightningrl.look.metrics import read_metrics
-from lightningrl.run import Run
+from lightningrl_training.run import Run
+from lightningrl_viewer.reading.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 BAD = {

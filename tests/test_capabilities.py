@@ -16,9 +16,9 @@ from lightningrl.errors import ConfigError
 from lightningrl.plugins import Plugin, PluginManager, hookimpl, load_plugins
 from lightningrl.protocols import Capabilities
 from lightningrl.recipe import Recipe
-from lightningrl.training.build import Parts
 from lightningrl_torch.losses import LOSSES
 from lightningrl_torch.plugin import lightningrl_trainers
+from lightningrl_training.build import Parts
 
 VERL = Path(__file__).parents[1] / "packages" / "trainer-verl" / "src"
 DATA = """

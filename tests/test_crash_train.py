@@ -43,8 +43,8 @@ from processes import ROLES, Role, TrainRun
 from sizes import PATIENCE_S, sized
 from warm import WarmCommand
 
-from lightningrl.training.run_folder import RunFolder
 from lightningrl.types import RolloutMode, RolloutState
+from lightningrl_training.run_folder import RunFolder
 
 SEED = 12
 BEYOND_LEASE_S = 40.0

@@ -14,9 +14,9 @@ from crashes import RECIPE, finish, kill_all, read_metrics, resume
 from processes import TrainRun
 from warm import WarmCommand
 
-from lightningrl.store import SqlStore
-from lightningrl.store.places import find_store
 from lightningrl.types import Trajectory
+from lightningrl_server.store import SqlStore
+from lightningrl_server.store.places import find_store
 
 pytestmark = pytest.mark.slow
 CREDIT = """

@@ -19,9 +19,9 @@ from posts import PostServer
 from processes import TrainRun
 from warm import WarmCommand
 
-from lightningrl.store import SqlStore
-from lightningrl.store.places import find_store
 from lightningrl.types import OtherCallKind, Trajectory
+from lightningrl_server.store import SqlStore
+from lightningrl_server.store.places import find_store
 
 pytestmark = pytest.mark.slow
 SETTINGS = (

@@ -23,30 +23,30 @@ import pytest
 from rich.console import Console
 from warm import WarmCommand
 
-from lightningrl import run
-from lightningrl.cli.declarations import doctor as doctor_command
-from lightningrl.cli.doctor import console_for_tables, show
-from lightningrl.credit.unread import unread_rewards
-from lightningrl.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
-from lightningrl.doctor.bill import Bill, make_bill
-from lightningrl.doctor.examination import observe, reward
-from lightningrl.doctor.findings import passed, warned
-from lightningrl.doctor.forecast import BEYOND, HALF_WAY_NATS, ToCome, completion_tokens, forecast, prompt_tokens, way_gone
-from lightningrl.doctor.lesson import teach
-from lightningrl.doctor.machine import Machine, MemoryGrowth
-from lightningrl.doctor.observation import Cost, Costs, GpuMemory, Lesson, TriedStep
-from lightningrl.doctor.of_agent import tools_work
-from lightningrl.doctor.of_recipe import tasks_differ
-from lightningrl.doctor.report import Row
 from lightningrl.loading import resolve
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import LearnReport
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_file import load_recipe, with_settings
-from lightningrl.training.build import build_backends, build_credit
-from lightningrl.training.checks import build_checked
-from lightningrl.training.tasks import TaskSets
 from lightningrl.types import FinishReason
+from lightningrl_credit.unread import unread_rewards
+from lightningrl_training import run
+from lightningrl_training.build import build_backends, build_credit
+from lightningrl_training.checks import build_checked
+from lightningrl_training.commands.declarations import doctor as doctor_command
+from lightningrl_training.commands.doctor import console_for_tables, show
+from lightningrl_training.doctor import Diagnosis, Observation, Verdict, diagnose, examination, examine
+from lightningrl_training.doctor.bill import Bill, make_bill
+from lightningrl_training.doctor.examination import observe, reward
+from lightningrl_training.doctor.findings import passed, warned
+from lightningrl_training.doctor.forecast import BEYOND, HALF_WAY_NATS, ToCome, completion_tokens, forecast, prompt_tokens, way_gone
+from lightningrl_training.doctor.lesson import teach
+from lightningrl_training.doctor.machine import Machine, MemoryGrowth
+from lightningrl_training.doctor.observation import Cost, Costs, GpuMemory, Lesson, TriedStep
+from lightningrl_training.doctor.of_agent import tools_work
+from lightningrl_training.doctor.of_recipe import tasks_differ
+from lightningrl_training.doctor.report import Row
+from lightningrl_training.tasks import TaskSets
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(faulty_agent.__file__)

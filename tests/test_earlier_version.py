@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 from viewing import read_page, viewing
 from warm import WarmCommand
 
-from lightningrl.run import Run
-from lightningrl.store import SqlStore
-from lightningrl.store.places import find_store
 from lightningrl.types import Outcome, RolloutState, Trajectory
+from lightningrl_server.store import SqlStore
+from lightningrl_server.store.places import find_store
+from lightningrl_training.run import Run
 
 pytestmark = pytest.mark.slow
 EARLIER = Path(__file__).with_name("support") / "earlier"

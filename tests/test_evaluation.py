@@ -16,7 +16,7 @@ import pytest
 from warm import WarmCommand
 
 import lightningrl
-from lightningrl.evaluation.statistics import Verdict
+from lightningrl_training.evaluation.statistics import Verdict
 
 pytestmark = pytest.mark.slow
 SMALL = {

@@ -20,10 +20,6 @@ from openai import AsyncOpenAI
 from sizes import PATIENCE_S
 
 from lightningrl.advantages.samples import build_samples
-from lightningrl.control.client import ServerClient
-from lightningrl.engines.link import EngineLink
-from lightningrl.server.launcher import ServerProcess
-from lightningrl.server.settings import PolicySettings, ServerSettings
 from lightningrl.types import (
     Advantages,
     EngineInfo,
@@ -37,6 +33,10 @@ from lightningrl.types import (
     TrajectoryGroup,
     Transition,
 )
+from lightningrl_client.control.client import ServerClient
+from lightningrl_server.engines.link import EngineLink
+from lightningrl_server.launcher import ServerProcess
+from lightningrl_server.settings import PolicySettings, ServerSettings
 from lightningrl_torch.backend import TorchBackend
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -31,8 +31,8 @@ EDITS = (
 GOES_ALL_THE_WAY = """
 import asyncio, sys
 from lightningrl import wire
-from lightningrl.store import SqlStore
-from lightningrl.testing.store_conformance import leased, make_call, make_spec
+from lightningrl_server.store import SqlStore
+from lightningrl_testing.store_conformance import leased, make_call, make_spec
 from lightningrl.types import Outcome
 
 async def main(url):

@@ -18,10 +18,10 @@ from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import Backend
 from lightningrl.recipe_file import load_recipe
-from lightningrl.training.build import Parts
-from lightningrl.training.progress import LineProgress
-from lightningrl.training.run_folder import RunFolder
-from lightningrl.training.session import train_run
+from lightningrl_training.build import Parts
+from lightningrl_training.progress import LineProgress
+from lightningrl_training.run_folder import RunFolder
+from lightningrl_training.session import train_run
 
 AGENT = """
 from openai import OpenAI

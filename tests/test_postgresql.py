@@ -20,10 +20,10 @@ from warm import WarmCommand
 from lightningrl import Run
 from lightningrl.errors import ConfigError, RunFolderError, StoreError
 from lightningrl.recipe_file import load_recipe
-from lightningrl.run import problems
-from lightningrl.store import SqlStore
-from lightningrl.testing.store_conformance import make_spec
-from lightningrl.training.run_folder import RunFolder
+from lightningrl_server.store import SqlStore
+from lightningrl_testing.store_conformance import make_spec
+from lightningrl_training.run import problems
+from lightningrl_training.run_folder import RunFolder
 
 SEED = 13
 

@@ -17,11 +17,11 @@ from lightningrl.advantages.samples import teaching_rows
 from lightningrl.errors import ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.testing.groups import make_trajectory, make_transition
-from lightningrl.training.build import Parts
 from lightningrl.types import Sample
+from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import make_sample, save_policy
+from lightningrl_training.build import Parts
 
 VERL = Path(__file__).parents[1] / "packages" / "trainer-verl" / "src"
 REWARDS = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)

@@ -25,12 +25,12 @@ from teaching import OF_EVERY_OTHER, of_every_other
 from warm import WarmCommand
 
 import lightningrl
-from lightningrl.attribution.redirect import installed_redirection
-from lightningrl.cli.train import train_command
-from lightningrl.look.segments import SegmentKind
-from lightningrl.rewards import RewardSet
-from lightningrl.training.run_folder import RunFolder
-from lightningrl.training.run_sync import run_sync
+from lightningrl_client.attribution.redirect import installed_redirection
+from lightningrl_credit.rewards import RewardSet
+from lightningrl_training.commands.train import train_command
+from lightningrl_training.run_folder import RunFolder
+from lightningrl_training.run_sync import run_sync
+from lightningrl_viewer.reading.segments import SegmentKind
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = {
@@ -153,7 +153,7 @@ def test_a_checkpoint_that_goes_while_it_is_read_makes_room_for_the_next(
     run = lightningrl.Run(tmp_path / "copy" / "runs" / "one")
     saved = sorted((run.folder / "checkpoints").iterdir())
     late = saved[-1].rename(saved[-1].with_name("later"))
-    from lightningrl.training import policies
+    from lightningrl_training import policies
 
     load = policies.load_backend
 

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightningrl.credit.states import StateBaseline, StateGroups
-from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import TrajectoryGroup
+from lightningrl_credit.states import StateBaseline, StateGroups
+from lightningrl_testing.groups import make_trajectory, make_transition
 
 GROUPS, ROLLOUTS, STATES, GAMMA = 200, 8, 5, 0.95
 TOLERANCE = 2e-5

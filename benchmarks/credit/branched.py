@@ -32,8 +32,8 @@ from tasks import states, true_values
 import lightningrl
 from lightningrl.recipe import Recipe
 from lightningrl.records import RolloutFilter
-from lightningrl.store import SqlStore
 from lightningrl.types import Outcome, RolloutMode, Trajectory
+from lightningrl_server.store import SqlStore
 from lightningrl_torch.backend import TorchBackend
 
 __all__ = ["Measured", "measure"]

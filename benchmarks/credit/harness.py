@@ -19,11 +19,9 @@ from methods import Method
 from tasks import states, won
 from values import TrueValues, count_out, encode_prompt, tokenizer_of, true_values, word_probabilities
 
-from lightningrl.credit.scoring import ScoredStep
 from lightningrl.plugins import PluginManager
 from lightningrl.protocols import Ask
 from lightningrl.recipe import Recipe
-from lightningrl.training.build import build_credit
 from lightningrl.types import (
     Advantages,
     BranchPoint,
@@ -40,7 +38,9 @@ from lightningrl.types import (
     TrajectoryGroup,
     Transition,
 )
+from lightningrl_credit.scoring import ScoredStep
 from lightningrl_torch.backend import TorchBackend
+from lightningrl_training.build import build_credit
 
 __all__ = ["Player", "Study", "make_recipe"]
 

@@ -95,10 +95,10 @@ def run(pipe: Connection) -> None:
 
 
 async def serve(pipe: Connection) -> None:
-    from lightningrl.engines.link import EngineLink
-    from lightningrl.testing.scripted_engine import pseudo_logprobs
-    from lightningrl.testing.tokenizers import tiny_tokenizer
     from lightningrl.types import EngineInfo, FinishReason, GenerateRequest, TokenChunk
+    from lightningrl_server.engines.link import EngineLink
+    from lightningrl_testing.scripted_engine import pseudo_logprobs
+    from lightningrl_testing.tokenizers import tiny_tokenizer
 
     gate = Gate()
     tokenizer = tiny_tokenizer()

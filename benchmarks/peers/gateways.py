@@ -36,11 +36,11 @@ from lean_client import Attempt, Load, bodies, send_all
 from rich.console import Console
 from rich.table import Table
 
-from lightningrl.control.client import ServerClient
-from lightningrl.server.launcher import ServerProcess, cpu_seconds
-from lightningrl.server.settings import PolicySettings, ServerSettings
-from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.types import RolloutSpec, Task
+from lightningrl_client.control.client import ServerClient
+from lightningrl_server.launcher import ServerProcess, cpu_seconds
+from lightningrl_server.settings import PolicySettings, ServerSettings
+from lightningrl_testing.tokenizers import tiny_tokenizer
 
 PEER: Final = "agentlightning==1.0.2"
 RUN_KEY: Final = "benchmark-run-key"

@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from lightningrl.cli.train import train_command
 from lightningrl.commands import run_command
 from lightningrl.recipe_file import parse_setting
+from lightningrl_training.commands.train import train_command
 
 
 def main(

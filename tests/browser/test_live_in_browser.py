@@ -18,13 +18,13 @@ from sizes import PATIENCE_S
 from viewing import KEY
 from warm import WarmCommand
 
-from lightningrl.control.client import ServerClient
-from lightningrl.look.reader import open_run
-from lightningrl.testing.live_gateway import live_gateway
-from lightningrl.testing.loopback import serving
-from lightningrl.view.app import create_viewer
-from lightningrl.view.page import ViewedRun
-from lightningrl.view.runs import OneRun
+from lightningrl_client.control.client import ServerClient
+from lightningrl_testing.live_gateway import live_gateway
+from lightningrl_testing.loopback import serving
+from lightningrl_viewer.app import create_viewer
+from lightningrl_viewer.page import ViewedRun
+from lightningrl_viewer.reading.reader import open_run
+from lightningrl_viewer.runs import OneRun
 
 axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="axe-playwright-python is not installed: make test-browser")
 async_api = pytest.importorskip("playwright.async_api", reason="playwright is not installed: make test-browser installs it")

@@ -12,8 +12,8 @@ from typing import Any
 
 from sizes import PATIENCE_S
 
-from lightningrl.runtime.pool import WorkerPool
-from lightningrl.testing.scripted_server import ScriptedServer
+from lightningrl_client.runtime.pool import WorkerPool
+from lightningrl_testing.scripted_server import ScriptedServer
 
 __all__ = ["Crowd", "run_crowd"]
 

@@ -26,15 +26,15 @@ from safetensors.torch import load_file
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
 from lightningrl.records import CallRecord, RolloutFilter, RolloutRecord
-from lightningrl.rendering.completion import CompletionText
-from lightningrl.rendering.renderer import PolicyRenderer
-from lightningrl.store import SqlStore
-from lightningrl.store.places import find_store
-from lightningrl.training.build import Parts
-from lightningrl.training.policies import load_backend
-from lightningrl.training.run_folder import RunFolder
-from lightningrl.training.tasks import plan_group
 from lightningrl.types import Outcome, RolloutMode, RolloutState
+from lightningrl_server.rendering.completion import CompletionText
+from lightningrl_server.rendering.renderer import PolicyRenderer
+from lightningrl_server.store import SqlStore
+from lightningrl_server.store.places import find_store
+from lightningrl_training.build import Parts
+from lightningrl_training.policies import load_backend
+from lightningrl_training.run_folder import RunFolder
+from lightningrl_training.tasks import plan_group
 
 RECIPE = Path(__file__).parent / "crash" / "recipe.toml"
 Victim = Literal["trainer", "all"] | Role

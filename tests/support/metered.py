@@ -28,14 +28,14 @@ from typing import Final
 import httpx
 import msgspec
 
-from lightningrl.control.client import ServerClient
-from lightningrl.engines.link import EngineLink
 from lightningrl.records import Lease
-from lightningrl.server import process, vitals
-from lightningrl.server.settings import PolicySettings, ServerSettings
-from lightningrl.testing.scripted_engine import ScriptedEngine
-from lightningrl.testing.tokenizers import tiny_tokenizer
 from lightningrl.types import Outcome, RolloutSpec, Task, Trajectory
+from lightningrl_client.control.client import ServerClient
+from lightningrl_server import process, vitals
+from lightningrl_server.engines.link import EngineLink
+from lightningrl_server.settings import PolicySettings, ServerSettings
+from lightningrl_testing.scripted_engine import ScriptedEngine
+from lightningrl_testing.tokenizers import tiny_tokenizer
 
 __all__ = ["MeteredServer", "metered_server"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import MetaData, create_engine, insert, text
 
-from lightningrl.server.launcher import cpu_seconds
+from lightningrl_server.launcher import cpu_seconds
 
 _OPTIONS = "-c listen_addresses='' -c max_connections=200 -k"
 WHERE = os.pathsep.join([os.environ.get("PATH", ""), *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))])

@@ -23,7 +23,7 @@ Role = Literal["server", "worker"]
 ROLES: tuple[Role, ...] = ("server", "worker")
 LOOKS = 600
 """At processes that were killed: each takes a moment to die, and none dies by itself before the last look."""
-MARKS: dict[bytes, Role] = {b"lightningrl.server": "server", b"lightningrl.runtime.worker": "worker"}
+MARKS: dict[bytes, Role] = {b"lightningrl_server": "server", b"lightningrl_client.runtime.worker": "worker"}
 WARM: Final = str(Path(__file__).with_name("warm.py")).encode()
 
 

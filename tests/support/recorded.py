@@ -18,13 +18,13 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI, BadRequestError
 
-from lightningrl.control.client import ServerClient
-from lightningrl.credit.scoring import ScoredStep
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.testing.live_gateway import LiveGateway, live_gateway
-from lightningrl.training.build import build_credit
 from lightningrl.types import OtherCall, OtherCallKind, Outcome, RolloutMode, RolloutSpec, Task, Trajectory
+from lightningrl_client.control.client import ServerClient
+from lightningrl_credit.scoring import ScoredStep
+from lightningrl_testing.live_gateway import LiveGateway, live_gateway
+from lightningrl_training.build import build_credit
 
 __all__ = ["RECIPE", "RecordedRun", "play_rollout", "record_run", "write_recipe"]
 

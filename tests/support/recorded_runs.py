@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 import lightningrl
-from lightningrl.credit.scoring import Scorer, score_of
-from lightningrl.look.origin import RunOrigin
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe_file import with_settings
 from lightningrl.records import CallRecord, ToolCallRecord
-from lightningrl.store import SqlStore
-from lightningrl.training.build import build_credit
-from lightningrl.training.evaluator import Evaluator
-from lightningrl.training.run_folder import RunFolder
-from lightningrl.training.tasks import plan_branches, plan_group
 from lightningrl.types import BranchPoint, FinishReason, Outcome, RolloutSpec, Task, ToolCall, ToolStatus, Trajectory, Transition
+from lightningrl_credit.scoring import Scorer, score_of
+from lightningrl_server.store import SqlStore
+from lightningrl_training.build import build_credit
+from lightningrl_training.evaluator import Evaluator
+from lightningrl_training.run_folder import RunFolder
+from lightningrl_training.tasks import plan_branches, plan_group
+from lightningrl_viewer.reading.origin import RunOrigin
 
 __all__ = ["branch_by_hand", "coin", "make_recipe", "record_run", "turn_coin"]
 

@@ -38,12 +38,12 @@ __all__ = ["WarmCommand", "fresh_starts", "warm_starts"]
 
 COMMAND: Final = "lightningrl"
 PARTS: Final = (
-    "lightningrl.server.process",
-    "lightningrl.server.app",
-    "lightningrl.gateway.app",
-    "lightningrl.rendering.renderer",
-    "lightningrl.runtime.worker",
-    "lightningrl.training.agent_check",
+    "lightningrl_server.process",
+    "lightningrl_server.app",
+    "lightningrl_server.gateway.app",
+    "lightningrl_server.rendering.renderer",
+    "lightningrl_client.runtime.worker",
+    "lightningrl_training.agent_check",
     "transformers.tokenization_utils_fast",
     "renderers.base",
     "renderers.default",
@@ -52,9 +52,9 @@ PARTS: Final = (
 COMMANDS: Final = (
     *PARTS,
     "lightningrl.commands",
-    "lightningrl.cli.train",
-    "lightningrl.cli.export",
-    "lightningrl.training.session",
+    "lightningrl_training.commands.train",
+    "lightningrl_training.commands.export",
+    "lightningrl_training.session",
     "lightningrl_torch.backend",
     "lightningrl_torch.learner",
     "transformers.models.llama.modeling_llama",

@@ -17,9 +17,9 @@ from teaching import OF_EVERY_OTHER
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from warm import WarmCommand
 
-from lightningrl.testing.scripted_engine import ScriptedEngine
-from lightningrl.testing.whole_path import WholePath, whole_path
 from lightningrl.types import Outcome, ToolStatus
+from lightningrl_testing.scripted_engine import ScriptedEngine
+from lightningrl_testing.whole_path import WholePath, whole_path
 from lightningrl_torch.cold_start import Demonstration, encode
 
 EXAMPLE = Path(__file__).resolve().parent.parent

@@ -15,9 +15,9 @@ from openai import AsyncOpenAI
 from retriever import Passage, build_index, open_retriever
 from starter import starter_tokenizer
 
-from lightningrl.rendering.renderer import PolicyRenderer
-from lightningrl.testing.live_gateway import LiveAttempt, live_gateway
-from lightningrl.testing.scripted_engine import ScriptedEngine
+from lightningrl_server.rendering.renderer import PolicyRenderer
+from lightningrl_testing.live_gateway import LiveAttempt, live_gateway
+from lightningrl_testing.scripted_engine import ScriptedEngine
 from lightningrl_torch.cold_start import Demonstration, encode
 
 PASSAGES = [

@@ -6,7 +6,7 @@ import pytest
 
 from lightningrl.loading import resolve
 from lightningrl.recipe_file import load_recipe
-from lightningrl.runtime.agent_loader import check_agent_file
+from lightningrl_client.runtime.agent_loader import check_agent_file
 from lightningrl_torch.settings import Settings
 
 EXAMPLE = Path(__file__).resolve().parent.parent

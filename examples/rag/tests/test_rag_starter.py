@@ -13,7 +13,7 @@ from demonstrations import TOOLS, build_conversations
 from starter import CALL_TOKENS, build_starter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lightningrl.rendering.renderer import PolicyRenderer
+from lightningrl_server.rendering.renderer import PolicyRenderer
 
 STARTER = Path(__file__).resolve().parent.parent / "starter"
 

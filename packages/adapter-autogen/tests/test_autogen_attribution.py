@@ -14,8 +14,8 @@ from attribution import Crowd, run_crowd
 
 from lightningrl import conventions
 from lightningrl.loading import load_callable
-from lightningrl.testing.adapter_conformance import play_tools
-from lightningrl.testing.scripted_server import ScriptedServer
+from lightningrl_testing.adapter_conformance import play_tools
+from lightningrl_testing.scripted_server import ScriptedServer
 
 HERE = Path(__file__).parent
 ASYNC = {"async": 2, "async_stream": 2, "round_robin": 3, "selector": 4, "swarm": 3, "reflect_stream": 2}

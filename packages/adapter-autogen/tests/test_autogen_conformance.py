@@ -19,11 +19,11 @@ from opentelemetry import trace
 from sizes import sized
 
 from lightningrl import conventions
-from lightningrl.attribution.scope import ActiveRollout
 from lightningrl.loading import load_callable
-from lightningrl.testing.adapter_conformance import AdapterConformance, InstrumentedProcess, by_operation, play_tools, said
 from lightningrl.types import ToolStatus
 from lightningrl_autogen import AutoGenAdapter
+from lightningrl_client.attribution.scope import ActiveRollout
+from lightningrl_testing.adapter_conformance import AdapterConformance, InstrumentedProcess, by_operation, play_tools, said
 
 pytestmark = pytest.mark.filterwarnings("ignore:Resolved model mismatch")  # AutoGen asks OpenAI for the dated name
 

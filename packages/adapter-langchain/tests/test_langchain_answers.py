@@ -15,8 +15,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 
 from lightningrl import conventions
-from lightningrl.testing.adapter_conformance import InstrumentedProcess, by_operation
 from lightningrl_langchain import LangChainAdapter
+from lightningrl_testing.adapter_conformance import InstrumentedProcess, by_operation
 
 model = ChatOpenAI(model="gpt-4o-mini", api_key="sk-the-users-own")  # type: ignore[arg-type]
 ADD = 'TOOL=add ARGS={"a": 1, "b": 2}'

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from attribution import Crowd, run_crowd
 
-from lightningrl.testing.scripted_server import ScriptedServer
+from lightningrl_testing.scripted_server import ScriptedServer
 
 CALLS = {"sync": 2, "stream": 2, "threads": 6, "async": 2, "async_stream": 2}
 run = partial(run_crowd, agent="graph_agents.py:answer", adapter="langchain", base_dir=Path(__file__).parent)

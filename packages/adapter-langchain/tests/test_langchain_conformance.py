@@ -11,8 +11,8 @@ from sizes import sized
 
 from lightningrl import conventions
 from lightningrl.loading import load_callable
-from lightningrl.testing.adapter_conformance import AdapterConformance, InstrumentedProcess, by_operation
 from lightningrl_langchain import LangChainAdapter
+from lightningrl_testing.adapter_conformance import AdapterConformance, InstrumentedProcess, by_operation
 
 KINDS = {"sync": "synchronous", "async": "asynchronous"}
 

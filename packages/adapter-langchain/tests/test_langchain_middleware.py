@@ -10,8 +10,8 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, ModelRequest
 from langchain_openai import ChatOpenAI
 
-from lightningrl.testing.adapter_conformance import InstrumentedProcess
 from lightningrl_langchain import LangChainAdapter
+from lightningrl_testing.adapter_conformance import InstrumentedProcess
 
 model = ChatOpenAI(model="gpt-4o-mini", api_key="sk-the-users-own")  # type: ignore[arg-type]
 

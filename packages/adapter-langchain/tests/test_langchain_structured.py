@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from lightningrl.testing.scripted_engine import ScriptedEngine
-from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.testing.whole_path import WholePath, running_services
 from lightningrl.types import Outcome, ToolStatus
+from lightningrl_testing.scripted_engine import ScriptedEngine
+from lightningrl_testing.tokenizers import tiny_tokenizer
+from lightningrl_testing.whole_path import WholePath, running_services
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HERE = Path(__file__).parent

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from lightningrl.testing.scripted_engine import ScriptedEngine
-from lightningrl.testing.tokenizers import tiny_tokenizer
-from lightningrl.testing.whole_path import WholePath, repeated_calls, running_services
-from lightningrl.training.explanations import explain_silence
 from lightningrl.types import Outcome, ToolStatus
+from lightningrl_testing.scripted_engine import ScriptedEngine
+from lightningrl_testing.tokenizers import tiny_tokenizer
+from lightningrl_testing.whole_path import WholePath, repeated_calls, running_services
+from lightningrl_training.explanations import explain_silence
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 HERE = Path(__file__).parent

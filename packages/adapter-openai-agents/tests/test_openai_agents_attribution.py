@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from attribution import Crowd, run_crowd
 
-from lightningrl.testing.adapter_conformance import play_tools
-from lightningrl.testing.scripted_server import ScriptedServer
+from lightningrl_testing.adapter_conformance import play_tools
+from lightningrl_testing.scripted_server import ScriptedServer
 
 run = partial(run_crowd, agent="sdk_agents.py:answer", adapter="openai-agents", base_dir=Path(__file__).parent)
 ROLES = {

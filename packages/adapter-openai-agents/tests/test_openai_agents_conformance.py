@@ -11,8 +11,8 @@ import pytest
 from sizes import sized
 
 from lightningrl.loading import load_callable
-from lightningrl.testing.adapter_conformance import AdapterConformance
 from lightningrl_openai_agents import OpenAIAgentsAdapter
+from lightningrl_testing.adapter_conformance import AdapterConformance
 
 pytestmark = pytest.mark.slow
 KINDS = {"sync": "synchronous", "async": "asynchronous"}

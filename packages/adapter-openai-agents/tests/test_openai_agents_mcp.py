@@ -14,8 +14,8 @@ from agents.mcp import MCPServer
 from mcp.types import CallToolResult, GetPromptResult, ListPromptsResult, Tool
 
 from lightningrl import conventions
-from lightningrl.testing.adapter_conformance import InstrumentedProcess, by_operation
 from lightningrl_openai_agents import OpenAIAgentsAdapter
+from lightningrl_testing.adapter_conformance import InstrumentedProcess, by_operation
 
 
 class Shop(MCPServer):

@@ -16,10 +16,10 @@ from starlette.responses import JSONResponse
 
 from lightningrl import conventions
 from lightningrl.loading import load_callable
-from lightningrl.testing.adapter_conformance import InstrumentedProcess, by_operation, said
-from lightningrl.testing.scripted_server import RecordedSpan
 from lightningrl.types import ToolStatus
 from lightningrl_openai_agents import OpenAIAgentsAdapter
+from lightningrl_testing.adapter_conformance import InstrumentedProcess, by_operation, said
+from lightningrl_testing.scripted_server import RecordedSpan
 
 HAS_TIMEOUTS = hasattr(agents.exceptions, "ToolTimeoutError")
 HAS_FORGIVENESS = hasattr(agents.RunConfig(), "tool_not_found_behavior")

@@ -16,11 +16,11 @@ from sizes import PATIENCE_S
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.recipe import Recipe
-from lightningrl.training.build import build_backends
 from lightningrl.types import GenerateRequest, SamplingSettings, TokenChunk
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.testing import make_sample
+from lightningrl_training.build import build_backends
 
 MakeBackend = Callable[..., TorchBackend]
 MODES: list[dict[str, Any]] = [{}, {"lora": {"rank": 4}}]

@@ -18,13 +18,13 @@ import typer
 
 import lightningrl
 from lightningrl.advantages import samples
-from lightningrl.cli.certify import certify_command
 from lightningrl.errors import RunFolderError
-from lightningrl.evaluation import recomputation
-from lightningrl.evaluation.certificate import Certificate
 from lightningrl_torch import backend as torch_backend
 from lightningrl_torch.engine import TorchEngine
 from lightningrl_torch.testing import make_model, make_tokenizer
+from lightningrl_training.commands.certify import certify_command
+from lightningrl_training.evaluation import recomputation
+from lightningrl_training.evaluation.certificate import Certificate
 
 Change = Callable[[lightningrl.GenerateRequest], lightningrl.GenerateRequest]
 """What the engine is asked instead."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightningrl.protocols import Backend
-from lightningrl.testing.backend_conformance import BackendConformance
+from lightningrl_testing.backend_conformance import BackendConformance
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.losses import LOSSES
 from lightningrl_torch.testing import save_policy

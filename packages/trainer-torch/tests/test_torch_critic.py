@@ -13,21 +13,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lightningrl.credit.scoring import Scorer
-from lightningrl.credit.turn_gae import TurnGae
 from lightningrl.errors import BackendError, ConfigError
 from lightningrl.plugins import load_plugins
 from lightningrl.protocols import Continuation, CreditAssigner, Valuer
 from lightningrl.recipe_tables import OutcomesConfig, SamplesConfig
-from lightningrl.rewards import NamedReward, RewardSet
-from lightningrl.testing.groups import make_trajectory
 from lightningrl.trained_calls import TrainedCalls
-from lightningrl.training.evaluator import Evaluator
-from lightningrl.training.services import PolicyQueries
 from lightningrl.types import FinishReason, GenerateRequest, Sample, SamplingSettings, Task, Trajectory, Transition
+from lightningrl_credit.rewards import NamedReward, RewardSet
+from lightningrl_credit.scoring import Scorer
+from lightningrl_credit.turn_gae import TurnGae
+from lightningrl_testing.groups import make_trajectory
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.critic import value_losses
 from lightningrl_torch.testing import make_sample, save_policy
+from lightningrl_training.evaluator import Evaluator
+from lightningrl_training.services import PolicyQueries
 
 MakeBackend = Callable[..., TorchBackend]
 KINDS = ["trunk", "joint", "own"]

@@ -13,11 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightningrl.errors import BackendError
-from lightningrl.training.export import name_stops, stop_tokens
 from lightningrl.types import GenerateRequest, SamplingSettings
 from lightningrl_torch import policy as policy_module
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import make_model, make_sample, make_tokenizer
+from lightningrl_training.export import name_stops, stop_tokens
 
 MakeBackend = Callable[..., TorchBackend]
 CHATML = (

@@ -13,11 +13,11 @@ import torch
 
 from lightningrl.errors import BackendError, PluginError
 from lightningrl.protocols import Backend, Continuation, TokenScorer
-from lightningrl.testing.groups import make_trajectory, make_transition
-from lightningrl.training.services import PolicyQueries, RolloutServices
 from lightningrl.types import Array, GenerateRequest, SamplingSettings
+from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_torch.backend import TorchBackend
 from lightningrl_torch.testing import make_sample
+from lightningrl_training.services import PolicyQueries, RolloutServices
 
 MakeBackend = Callable[..., TorchBackend]
 

@@ -27,8 +27,8 @@ from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 from verl.workers.utils.losses import ppo_loss
 
 from lightningrl.advantages.samples import build_samples
-from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Sample, TrajectoryGroup
+from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_torch.learner import Before, Learner
 from lightningrl_torch.settings import Settings as TorchSettings
 from lightningrl_verl.rows import build_rows

@@ -25,11 +25,11 @@ from ray.cluster_utils import Cluster
 from sizes import PATIENCE_S
 
 from lightningrl.errors import ConfigError
-from lightningrl.runtime.launcher import WorkerPlan, WorkerPoolError
-from lightningrl.runtime.pool import WorkerPool
-from lightningrl.runtime.settings import WorkerSettings
-from lightningrl.testing.launcher_conformance import AGENT_CODE, LauncherConformance
-from lightningrl.testing.scripted_server import ScriptedServer
+from lightningrl_client.runtime.launcher import WorkerPlan, WorkerPoolError
+from lightningrl_client.runtime.pool import WorkerPool
+from lightningrl_client.runtime.settings import WorkerSettings
+from lightningrl_testing.launcher_conformance import AGENT_CODE, LauncherConformance
+from lightningrl_testing.scripted_server import ScriptedServer
 from lightningrl_verl import ray_actor, ray_connection, ray_workers
 from lightningrl_verl.plugin import create_ray_launcher
 from lightningrl_verl.ray_code import pack_folder, unpack_folder

@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from lightningrl.protocols import Backend
-from lightningrl.testing.backend_conformance import BackendConformance
+from lightningrl_testing.backend_conformance import BackendConformance
 from lightningrl_torch.losses import LOSSES
 from lightningrl_verl.plugin import create_backend
 

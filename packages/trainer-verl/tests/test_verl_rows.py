@@ -11,8 +11,8 @@ import torch
 
 from lightningrl.advantages.samples import build_samples
 from lightningrl.errors import BackendError
-from lightningrl.testing.groups import make_trajectory, make_transition
 from lightningrl.types import Sample, TrajectoryGroup
+from lightningrl_testing.groups import make_trajectory, make_transition
 from lightningrl_torch.testing import make_sample
 from lightningrl_verl.rows import build_rows, choose_samples, row_weights, separate_calls
 from lightningrl_verl.settings import Settings

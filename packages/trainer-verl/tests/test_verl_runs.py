@@ -230,7 +230,7 @@ def test_asynchronous_steps_are_killed_and_go_on_and_train_nothing_twice(start: 
 def is_actors_worker(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         parent = process.parent()
-        return "lightningrl.runtime.worker" in process.cmdline() and parent is not None and "ray::" in " ".join(parent.cmdline())
+        return "lightningrl_client.runtime.worker" in process.cmdline() and parent is not None and "ray::" in " ".join(parent.cmdline())
     return False
 
 

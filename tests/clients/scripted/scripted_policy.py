@@ -15,8 +15,8 @@ from typing import Any
 from try_frameworks import written
 
 from lightningrl import Capabilities, LearnReport, Plugin, Sample, Task, Trajectory, hookimpl
-from lightningrl.testing.scripted_engine import ScriptedEngine
-from lightningrl.testing.tokenizers import tiny_tokenizer
+from lightningrl_testing.scripted_engine import ScriptedEngine
+from lightningrl_testing.tokenizers import tiny_tokenizer
 
 
 class WritingEngine(ScriptedEngine):

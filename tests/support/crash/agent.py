@@ -10,8 +10,8 @@ from typing import Any
 from openai import OpenAI
 
 from lightningrl.control.api import Result
-from lightningrl.control.blocking import ControlClient
 from lightningrl.records import Lease
+from lightningrl_client.control.blocking import ControlClient
 
 client = OpenAI()
 

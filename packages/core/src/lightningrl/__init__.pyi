@@ -2,8 +2,8 @@
 
 from lightningrl import conventions as conventions
 from lightningrl.call_origin import CallOrigin as CallOrigin
-from lightningrl.attribution.role import role as role
-from lightningrl.client import report_reward as report_reward, tool as tool
+from lightningrl_client.attribution.role import role as role
+from lightningrl_client.client import report_reward as report_reward, tool as tool
 from lightningrl.advantages.baselines import center as center, mean as mean
 from lightningrl.advantages.needs import Need as Need
 from lightningrl.advantages.spread import spread as spread
@@ -14,8 +14,8 @@ from lightningrl.errors import (
     ContextOverflow as ContextOverflow,
     LightningError as LightningError,
 )
-from lightningrl.gateway.errors import Refusal as Refusal
-from lightningrl.gateway.request import CallRequest as CallRequest
+from lightningrl_server.gateway.errors import Refusal as Refusal
+from lightningrl_server.gateway.request import CallRequest as CallRequest
 from lightningrl.plugins import Plugin as Plugin, PluginManager as PluginManager, hookimpl as hookimpl
 from lightningrl.protocols import (
     Backend as Backend,
@@ -38,16 +38,16 @@ from lightningrl.recipe_tables import (
     TasksConfig as TasksConfig,
     ValidationConfig as ValidationConfig,
 )
-from lightningrl.run import (
+from lightningrl_training.run import (
     Run as Run,
     evaluate as evaluate,
     problems as problems,
     train as train,
     train_async as train_async,
 )
-from lightningrl.runtime.command import command_agent as command_agent
-from lightningrl.runtime.launcher import WorkerLauncher as WorkerLauncher, WorkerPlan as WorkerPlan
-from lightningrl.runtime.supervisor import LocalLauncher as LocalLauncher, Supervisor as Supervisor
+from lightningrl_client.runtime.command import command_agent as command_agent
+from lightningrl_client.runtime.launcher import WorkerLauncher as WorkerLauncher, WorkerPlan as WorkerPlan
+from lightningrl_client.runtime.supervisor import LocalLauncher as LocalLauncher, Supervisor as Supervisor
 from lightningrl.records import RolloutFilter as RolloutFilter
 from lightningrl.types import (
     Advantages as Advantages,

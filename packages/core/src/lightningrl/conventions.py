@@ -225,9 +225,7 @@ def _named_agent(name: str, attributes: Mapping[str, Any]) -> str | None:
     return str(attributes.get("traceloop.entity.name") or "") or _untitled(name).removesuffix(".run") or None
 
 
-def read_span(
-    name: str, attributes: Mapping[str, Any], state: SpanState, exceptions: Sequence[str] = ()
-) -> SpanReading:
+def read_span(name: str, attributes: Mapping[str, Any], state: SpanState, exceptions: Sequence[str] = ()) -> SpanReading:
     """A span that has ended; `exceptions` are the types that its events name."""
     kind, agent = read_kind(attributes), (read_agent(name, attributes) or "")[:LONGEST_ROLE] or None
     if kind is not Kind.TOOL:
@@ -292,11 +290,7 @@ def output_tools(attributes: Mapping[str, Any]) -> frozenset[str]:
     """Names of those tools that are the type of an agent's answer (Pydantic AI)."""
     parameters = _parse(attributes.get("model_request_parameters"))
     tools = parameters.get("output_tools") if isinstance(parameters, dict) else None
-    return (
-        frozenset(str(tool.get("name")) for tool in tools if isinstance(tool, dict))
-        if isinstance(tools, list)
-        else frozenset()
-    )
+    return frozenset(str(tool.get("name")) for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else frozenset()
 
 
 _METHOD: Final = re.compile(r"\.(?:__call__|_?a?(?:call|run|invoke|forward|execute)(?:_core|_async)?|tool)$")

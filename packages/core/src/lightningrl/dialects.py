@@ -25,7 +25,7 @@ class Dialect:
 
     name: str
     format: str
-    """`"package.module:Class"` of its `lightningrl.gateway.dialects.format.DialectFormat`."""
+    """`"package.module:Class"` of its `lightningrl_server.gateway.dialects.format.DialectFormat`."""
     endpoints: tuple[str, ...]
     """A policy answers them, or the upstream."""
     counting: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Dialect:
 DIALECTS: Final = (
     Dialect(
         name="chat",
-        format="lightningrl.gateway.dialects.chat_answer:ChatFormat",
+        format="lightningrl_server.gateway.dialects.chat_answer:ChatFormat",
         endpoints=("chat/completions",),
         forwarded=("embeddings",),
         others=("completions", "models"),
@@ -74,7 +74,7 @@ DIALECTS: Final = (
     ),
     Dialect(
         name="responses",
-        format="lightningrl.gateway.dialects.responses_answer:ResponsesFormat",
+        format="lightningrl_server.gateway.dialects.responses_answer:ResponsesFormat",
         endpoints=("responses",),
         hosts=("api.openai.com",),
         sent_headers=("openai-beta",),
@@ -82,7 +82,7 @@ DIALECTS: Final = (
     ),
     Dialect(
         name="messages",
-        format="lightningrl.gateway.dialects.messages_answer:MessagesFormat",
+        format="lightningrl_server.gateway.dialects.messages_answer:MessagesFormat",
         endpoints=("messages",),
         counting=("messages/count_tokens",),
         bases=("/v1", ""),  # Vercel's client adds no /v1

@@ -50,9 +50,7 @@ def refuse_in_import(call: str) -> None:
     if source is None and getattr(multiprocessing.current_process(), "_inheriting", False):
         source = str(getattr(sys.modules.get("__mp_main__"), "__file__", "the main script"))
     if source is not None:
-        raise StartedByImport(
-            f'{call} is called while {source!r} is imported; put the call under `if __name__ == "__main__":` there'
-        )
+        raise StartedByImport(f'{call} is called while {source!r} is imported; put the call under `if __name__ == "__main__":` there')
 
 
 def is_reference(text: str) -> bool:
@@ -87,9 +85,7 @@ def load_callable(reference: str, base_dir: Path | str = ".") -> Callable[..., A
             )
         if not hasattr(value, name):
             offered = sorted(key for key, item in vars(module).items() if callable(item) and not key.startswith("_"))
-            raise ConfigError(
-                f"{reference!r}: {source!r} has no {name!r}; it has: {', '.join(offered[:12]) or 'no callables'}"
-            )
+            raise ConfigError(f"{reference!r}: {source!r} has no {name!r}; it has: {', '.join(offered[:12]) or 'no callables'}")
         value = getattr(value, name)
     if not callable(value):
         raise ConfigError(f"{reference!r} is a {type(value).__name__}, not callable; name a function or a class")
@@ -101,9 +97,7 @@ def resolve(reference: Any, folder: Path) -> Callable[..., Any]:
     if isinstance(reference, str):
         return load_callable(reference, folder)
     if not callable(reference):
-        raise ConfigError(
-            f"{reference!r} is a {type(reference).__name__}, not callable; give a function or 'file.py:name'"
-        )
+        raise ConfigError(f"{reference!r} is a {type(reference).__name__}, not callable; give a function or 'file.py:name'")
     return reference  # type: ignore[no-any-return]
 
 
@@ -157,9 +151,7 @@ def _load_module(source: str, base_dir: Path, reference: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (source == error.name or source.startswith(f"{error.name}.")):
             raise _import_failed(reference, source, error) from error
-        raise ConfigError(
-            f"{reference!r}: no file {str(path)!r} and no module {source!r}; check the spelling or install it"
-        ) from error
+        raise ConfigError(f"{reference!r}: no file {str(path)!r} and no module {source!r}; check the spelling or install it") from error
     except (Exception, SystemExit) as error:
         raise _import_failed(reference, source, error) from error
 

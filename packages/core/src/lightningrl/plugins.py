@@ -305,8 +305,7 @@ def _read_records(hook: str, function: Callable[[], Iterable[object]], distribut
             )
         if not callable(record.factory):
             raise PluginError(
-                f"plugin from {distribution}: {hook} yielded {record.name!r} with a factory that is no function; "
-                "write one in it"
+                f"plugin from {distribution}: {hook} yielded {record.name!r} with a factory that is no function; write one in it"
             )
         yield replace(record, distribution=distribution)
 

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 import ray
 
-from lightningrl.control.client import ServerClient
 from lightningrl.errors import ConfigError, LightningError
-from lightningrl.runtime.launcher import WorkerPlan
-from lightningrl.runtime.settings import WorkerSettings
-from lightningrl.runtime.supervisor import Supervisor, end_attempts
+from lightningrl_client.control.client import ServerClient
+from lightningrl_client.runtime.launcher import WorkerPlan
+from lightningrl_client.runtime.settings import WorkerSettings
+from lightningrl_client.runtime.supervisor import Supervisor, end_attempts
 from lightningrl_verl.ray_code import unpack_folder
 
 __all__ = ["NodeActor", "Place", "find_place", "unreachable"]

@@ -13,7 +13,7 @@ import grpc
 import ray
 
 from lightningrl.errors import ConfigError
-from lightningrl.runtime.address import machine_address
+from lightningrl_client.runtime.address import machine_address
 
 __all__ = ["Connection", "Node", "check_gcs", "find_nodes", "join_or_start"]
 

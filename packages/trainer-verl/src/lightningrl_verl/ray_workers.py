@@ -19,12 +19,12 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from lightningrl.control.client import ServerClient
 from lightningrl.errors import ConfigError
-from lightningrl.runtime.address import is_loopback
-from lightningrl.runtime.launcher import WorkerPlan, WorkerPoolError
-from lightningrl.runtime.settings import WorkerSettings
-from lightningrl.runtime.supervisor import tell_failure
+from lightningrl_client.control.client import ServerClient
+from lightningrl_client.runtime.address import is_loopback
+from lightningrl_client.runtime.launcher import WorkerPlan, WorkerPoolError
+from lightningrl_client.runtime.settings import WorkerSettings
+from lightningrl_client.runtime.supervisor import tell_failure
 from lightningrl_verl.ray_actor import NodeActor, Place, find_place, unreachable
 from lightningrl_verl.ray_code import pack_folder
 from lightningrl_verl.ray_connection import Connection, Node, find_nodes, join_or_start

@@ -1,0 +1,1 @@
+"""The Lightning Client: runs unchanged agents and attributes their calls."""

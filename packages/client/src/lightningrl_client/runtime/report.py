@@ -1,0 +1,136 @@
+"""How an attempt ended, and how an exception becomes an outcome.
+
+What an agent returns or raises may be anything: what leaves here is text without lone surrogates, and JSON of a bounded size and depth.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import traceback
+from typing import Any, Final
+
+from lightningrl import sanitize
+from lightningrl.control.api import Result
+from lightningrl.errors import iterate_causes
+from lightningrl.keys import Mask
+from lightningrl.sanitize import NotPlain, to_plain
+from lightningrl.types import Outcome
+from lightningrl_client.attribution.scope import ActiveRollout
+
+__all__ = ["clean_text", "report_exception", "report_output"]
+
+CONTEXT_CODE: Final = "context_length_exceeded"
+BUSY_STATUSES: Final = frozenset({502, 503, 504, 507})
+"""Nobody behind it answers, or there is no room on its disk."""
+LONGEST_ERROR: Final = 4_000
+LONGEST_OUTPUT: Final = 8 * 2**20
+"""Characters of an output as JSON."""
+DEEPEST_OUTPUT: Final = sanitize.DEEPEST - 1  # the body that carries it to the server is a level, too
+"""Lists and dicts within each other."""
+FRAMES: Final = 6
+IN_THREAD: Final = (
+    "the agent ran in a thread of its worker: set runtime.concurrency = 1, and more runtime.workers, and it runs in the main thread of "
+    "each (an agent that is defined in a notebook has to go into a file for that)"
+)
+_OF_THREAD: Final = re.compile(
+    r"main thread|(same|different|another|other|wrong|that|current) (OS )?thread|in (a )?thread\b|different (event )?loop"
+    r"|_thread\._local|LookupError: <ContextVar|thread[- ]local|no[tn][- ]thread-?safe",
+    re.IGNORECASE,
+)
+"""Signals, SQLite, event loops, GUIs, greenlets (Playwright's sync API), and values that were set in the main thread alone."""
+
+
+def report_output(output: Any, *, agent: str, duration_s: float) -> Result:
+    """A success, unless the agent returned nothing, something that is not JSON, or more than is kept."""
+    try:
+        return Result(outcome=Outcome.SUCCEEDED, output=as_json(output), duration_s=duration_s)
+    except ValueError as problem:
+        return Result(outcome=Outcome.AGENT_ERROR, error=f"the agent {agent!r} {problem}", duration_s=duration_s)
+
+
+def as_json(output: Any) -> Any:
+    """The output as it will be read again. Raises ValueError, which completes "the agent …"."""
+    if output is None:
+        raise ValueError("returned nothing; return its answer, which the reward looks at")
+    try:
+        kept = to_plain(output, "output", levels=DEEPEST_OUTPUT)
+    except NotPlain as problem:
+        raise ValueError(f"returned a {type(output).__name__} that cannot be kept: {problem}") from problem
+    length = len(json.dumps(kept, ensure_ascii=False))
+    if length > LONGEST_OUTPUT:
+        raise ValueError(f"returned {length} characters; at most {LONGEST_OUTPUT} are kept, return what the reward looks at")
+    return kept
+
+
+def report_exception(error: BaseException, rollout: ActiveRollout, *, duration_s: float, is_in_thread: bool = False) -> Result:
+    """Whose failure it is: the gateway's (unreachable, 503, a store that keeps nothing), the context's length, or else the agent's.
+    `is_in_thread`: a sync agent ran in another thread than the main one, which what it raised may come of."""
+    try:
+        outcome = outcome_of(error, rollout)
+    except BaseException:  # noqa: BLE001  an exception is the agent's code as well, whatever its attributes raise
+        outcome = Outcome.AGENT_ERROR
+    return Result(
+        outcome=outcome,
+        error=Mask.of_variables(os.environ, rollout.key).text(describe(error, is_in_thread=is_in_thread)),
+        duration_s=duration_s,
+    )
+
+
+def outcome_of(error: BaseException, rollout: ActiveRollout) -> Outcome:
+    causes = list(iterate_causes(error))
+    if any(is_context_overflow(cause) for cause in causes):
+        return Outcome.CONTEXT_OVERFLOW
+    unanswered = {id(lost) for lost in rollout.connection_errors}
+    if any(id(cause) in unanswered or is_of_server(cause, rollout) for cause in causes):
+        return Outcome.INFRASTRUCTURE_ERROR
+    return Outcome.AGENT_ERROR
+
+
+def status_of(error: BaseException) -> int | None:
+    """HTTP status that an SDK's exception carries."""
+    answer = getattr(error, "response", None)
+    said = getattr(error, "status_code", None) or getattr(answer, "status_code", None)
+    said = said or getattr(error, "status", None)  # aiohttp's
+    return said if isinstance(said, int) else None
+
+
+def is_context_overflow(error: BaseException) -> bool:
+    if getattr(error, "code", None) == CONTEXT_CODE:
+        return True
+    if CONTEXT_CODE in str(error):
+        return True
+    text = getattr(getattr(error, "response", None), "_content", b"")  # httpx and requests: the answer's body, if it was read
+    return isinstance(text, bytes) and CONTEXT_CODE.encode() in text
+
+
+def is_of_server(error: BaseException, rollout: ActiveRollout) -> bool:
+    """Whether an HTTP error is our server's own failure: any of its 5xx, or one that says that somebody is busy."""
+    status = status_of(error)
+    if status is None or status < 500:
+        return False
+    url = getattr(getattr(error, "response", None), "url", "") or getattr(getattr(error, "request_info", None), "real_url", "")
+    return status in BUSY_STATUSES or rollout.base_path in str(url)
+
+
+def is_of_thread(error: BaseException) -> bool:
+    """Whether somebody in the chain says that it works in another thread, or lacks what another thread has."""
+    return any(_OF_THREAD.search(f"{type(cause).__name__}: {cause}") is not None for cause in iterate_causes(error))
+
+
+def describe(error: BaseException, *, is_in_thread: bool = False) -> str:
+    """`ValueError: text`, then the last frames; short enough to be stored with every failure."""
+    try:
+        head = "".join(traceback.format_exception_only(error)).strip()
+        if is_in_thread and is_of_thread(error):
+            head = f"{head[: LONGEST_ERROR // 2]}; {IN_THREAD}"
+        frames = "".join(traceback.format_tb(error.__traceback__, limit=-FRAMES))
+    except BaseException as problem:  # noqa: BLE001  as above
+        return clean_text(f"{type(error).__name__}, which cannot be shown: {type(problem).__name__}")
+    return clean_text(f"{head}\n{frames}".strip())
+
+
+def clean_text(text: str, longest: int = LONGEST_ERROR) -> str:
+    """Text that anybody can store and show: at most `longest` characters, no lone surrogates."""
+    return sanitize.clean_text(text if len(text) <= longest else f"{text[: longest - 2]} …")

@@ -1,0 +1,154 @@
+"""A worker's process: spawned, waited for, killed with everything that it started; and its log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Final, Self
+
+from lightningrl.private_files import open_private
+from lightningrl.processes import MARK, kill_descendants, make_mark
+from lightningrl_client.runtime.environment import worker_environment
+from lightningrl_client.runtime.settings import WorkerSettings, encode_settings
+from lightningrl_client.runtime.worker_lifeline import LOST_STATUS, read_failure
+
+__all__ = ["WorkerProcess", "bound_log", "describe_exit"]
+
+MOST_LOG_BYTES: Final = 64 * 2**20
+KEPT_LOG_BYTES: Final = 2**20
+"""The end of a log that was cut."""
+LOG_PAUSE_S: Final = 1.0
+"""Between two looks at a log's size."""
+STDERR: Final = 2
+
+
+class WorkerProcess:
+    """A worker process of this one. When it ends, however it ends, all that it started ends with it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes] | None, first_words: int, mark: str) -> None:
+        self.pid = process.pid
+        self.failure = ""
+        """Once it has ended: why it could not begin."""
+        self._first_words = first_words
+        self._mark = mark
+        self._process = process
+        self._log = log
+        self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._lock = threading.Lock()
+        self._is_reaped = False
+        self._life = asyncio.create_task(self._live(), name=f"life of process {process.pid}")
+        threading.Thread(target=self._reap, args=(asyncio.get_running_loop(),), name="worker-reaper", daemon=True).start()
+
+    @classmethod
+    def spawn(cls, settings: WorkerSettings, environment: Mapping[str, str], log: Path | None) -> Self:
+        """Start it in a session of its own, so that it and its children can be killed together; it dies with this process.
+
+        What it prints is appended to `log`; None = goes to our own stderr. Raises OSError.
+        """
+        kept = None if log is None else open_private(log)
+        heard, said = os.pipe()
+        mark = make_mark()
+        ours = {name: value for name, value in os.environ.items() if name not in settings.withheld}
+        try:
+            process = subprocess.Popen(
+                (sys.executable, "-m", "lightningrl_client.runtime.worker"),
+                stdin=subprocess.PIPE,
+                stdout=kept or STDERR,
+                stderr=kept or STDERR,
+                env=worker_environment(settings.server_url, {**ours, **environment, MARK: mark}, settings.dialects),
+                cwd=settings.base_dir,
+                start_new_session=True,
+                pass_fds=(said,),
+                bufsize=0,
+            )
+        except OSError:
+            os.close(heard)
+            if kept is not None:
+                kept.close()
+            raise
+        finally:
+            os.close(said)
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended already; `wait` says so
+            process.stdin.write(encode_settings(replace(settings, parent_pid=os.getpid(), first_words=said)))
+        return cls(process, kept, heard, mark)
+
+    async def kill(self) -> int:
+        """End it and what it started, now. May be called again."""
+        with self._lock:
+            if not self._is_reaped:
+                kill_group(self.pid)
+        return await self.wait()
+
+    async def wait(self) -> int:
+        """Its exit status, once it has ended; negative = the signal that ended it."""
+        return await asyncio.shield(self._life)
+
+    def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread: wait for the worker's end, and kill what it leaves behind.
+
+        Group and session have the worker's pid. While the worker has not been reaped, no other process can have that id.
+        """
+        if sys.platform == "linux":
+            with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored here, so that the kernel has reaped it
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        else:
+            self._process.wait()
+        kill_group(self.pid)
+        kill_descendants(self.pid, self._mark)
+        with self._lock:
+            status = self._process.wait()
+            self._is_reaped = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+            loop.call_soon_threadsafe(self._status.set_result, status)
+
+    async def _live(self) -> int:
+        """From the start to the end, with the log kept short."""
+        while not self._status.done():
+            await asyncio.wait({self._status}, timeout=LOG_PAUSE_S)
+            if self._log is not None:
+                bound_log(self._log)
+        if self._log is not None:
+            self._log.close()
+        self.failure = read_failure(self._first_words)
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        return self._status.result()
+
+
+def describe_exit(status: int) -> str:
+    """`died with SIGSEGV`, `exited with status 1`, `lost the server`."""
+    if status == LOST_STATUS:
+        return "lost the server"
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"died with {signal.Signals(-status).name}"
+    except ValueError:
+        return f"died with signal {-status}"
+
+
+def kill_group(group: int) -> None:
+    """Kill every process of it, if there is one."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+        os.killpg(group, signal.SIGKILL)
+
+
+def bound_log(log: IO[bytes], most_bytes: int = MOST_LOG_BYTES) -> None:
+    """Cut a log of more than `most_bytes`: its end stays, below a line that says so."""
+    size = os.fstat(log.fileno()).st_size
+    if size <= most_bytes:
+        return
+    kept = min(KEPT_LOG_BYTES, most_bytes // 2)
+    end = os.pread(log.fileno(), kept, size - kept)
+    os.ftruncate(log.fileno(), 0)
+    os.write(log.fileno(), b"... this log was cut at %d bytes; what follows is its end\n" % size + end)

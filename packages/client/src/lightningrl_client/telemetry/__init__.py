@@ -1,0 +1,1 @@
+"""A worker's telemetry: its spans, and whose they are."""

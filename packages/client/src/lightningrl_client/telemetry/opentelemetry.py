@@ -1,0 +1,153 @@
+"""The `opentelemetry` adapter: roles, spans and tools of any framework that somebody else's instrumentation already describes.
+
+    OpenInference, GenAI-convention or OpenLLMetry spans, of whatever provider  ─►  RolloutSpanProcessor
+      runs when an HTTP request leaves  ─►  call_origin: the model's span, and the agent around it
+      ends                              ─►  the same span with our attributes beside its own
+
+It hooks no framework. Where an adapter of its own knows a framework better, that one is asked first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.util.types import AttributeValue
+
+from lightningrl import conventions
+from lightningrl.call_origin import CallOrigin
+from lightningrl.conventions import Kind, SpanReading, SpanState, read_agent, read_kind, read_span, with_events
+from lightningrl_client.telemetry.spans import OpenSpan, RolloutSpanProcessor, WorkerTracerProvider
+
+__all__ = ["OpenTelemetryAdapter"]
+
+LONGEST_VALUE: Final = 64 * 1024
+"""Characters of an attribute; prompts are copied into spans, and the gateway has them anyway."""
+OPERATIONS: Final = {Kind.AGENT: conventions.INVOKE_AGENT, Kind.MODEL: conventions.CHAT, Kind.TOOL: conventions.EXECUTE_TOOL}
+
+
+class OpenTelemetryAdapter:
+    """Reads the spans of this worker. `uninstrument` makes it inert."""
+
+    is_fallback = True
+    """Asked after the adapters that know their framework."""
+
+    def __init__(self) -> None:
+        self._spans: RolloutSpanProcessor | None = None
+
+    def instrument(self, **kwargs: Any) -> None:
+        provider = kwargs.get("tracer_provider")
+        if isinstance(provider, WorkerTracerProvider):
+            self._spans = provider.rollout_spans
+            self._spans.translate = translate
+
+    def uninstrument(self, **kwargs: Any) -> None:
+        if self._spans is not None:
+            self._spans.translate = None
+        self._spans = None
+
+    def call_origin(self) -> CallOrigin | None:
+        """The model's span that runs here, and its agent; else the agent that runs here; None = no span tells."""
+        if self._spans is None:
+            return None
+        here = [one for one in self._spans.running_here() if is_foreign(one.span)]
+        span = find_call(here, self._spans.innermost())
+        if span is None:
+            return None
+        agent = next((name for name in (agent_of(one) for one in (span, *here)) if name is not None), None)
+        if agent is not None and kind_of(span) not in (Kind.MODEL, Kind.UNSAID):
+            return CallOrigin(agent=agent)  # a bare client inside of an agent: the call has no span of its own
+        context = span.span.get_span_context()
+        return CallOrigin(agent=agent, trace_id=context.trace_id, span_id=context.span_id)
+
+
+def find_call(here: list[OpenSpan], innermost: list[OpenSpan]) -> OpenSpan | None:
+    """The span of the call that is about to leave: a model's span around it, else what runs here.
+
+    Instrumentations by callback set nothing in the context that makes the request, and say what a span is when it ends. So, where no
+    model's span is around, the one innermost span that runs is taken if it lies below what runs here and may be a model's.
+    """
+    for one in here:
+        around: OpenSpan | None = one
+        while around is not None and kind_of(around) in (Kind.UNSAID, Kind.OTHER):
+            around = around.parent
+        if around is not None and kind_of(around) is Kind.MODEL:
+            return around
+    foreign = [one for one in innermost if is_foreign(one.span)]
+    if len(foreign) == 1 and kind_of(foreign[0]) is Kind.UNSAID and (not here or is_below(foreign[0], here[0])):
+        return foreign[0]
+    return here[0] if here else None
+
+
+def is_foreign(span: ReadableSpan) -> bool:
+    """Not made by us or by an adapter of ours."""
+    scope = span.instrumentation_scope
+    return scope is None or not scope.name.startswith("lightningrl")
+
+
+def kind_of(one: OpenSpan) -> Kind:
+    return read_kind(one.span.attributes or {}) if is_foreign(one.span) else Kind.AGENT
+
+
+def agent_of(one: OpenSpan) -> str | None:
+    """The nearest agent named on the way up."""
+    above: OpenSpan | None = one
+    while above is not None:
+        name = read_agent(above.span.name, above.span.attributes or {})
+        if name is not None:
+            return name
+        above = above.parent
+    return None
+
+
+def is_below(one: OpenSpan, other: OpenSpan) -> bool:
+    above: OpenSpan | None = one
+    while above is not None and above is not other:
+        above = above.parent
+    return above is other
+
+
+def translate(span: ReadableSpan, one: OpenSpan) -> ReadableSpan:
+    """The span with our attributes added; one of ours is as it is."""
+    if not is_foreign(span):
+        return span
+    attributes = dict(span.attributes or {})
+    exceptions = [str((event.attributes or {}).get("exception.type", "")) for event in span.events if event.name == "exception"]
+    told = with_events(attributes, ((event.name, event.attributes or {}) for event in span.events))
+    reading = read_span(span.name, told, SpanState(span.status.status_code.name.lower()), exceptions)
+    added = our_attributes(reading, agent_of(one))
+    cut = {key: value[:LONGEST_VALUE] if isinstance(value, str) else value for key, value in {**attributes, **added}.items()}
+    return ReadableSpan(
+        name=span.name,
+        context=span.get_span_context(),
+        parent=span.parent,
+        resource=span.resource,
+        attributes=cut,
+        events=span.events,
+        links=span.links,
+        kind=span.kind,
+        status=span.status,
+        start_time=span.start_time,
+        end_time=span.end_time,
+        instrumentation_scope=span.instrumentation_scope,
+    )
+
+
+def our_attributes(reading: SpanReading, agent: str | None) -> dict[str, AttributeValue]:
+    """A reading in the GenAI conventions."""
+    operation = OPERATIONS.get(reading.kind)
+    if operation is None:
+        return {} if reading.agent is None else {conventions.AGENT_NAME: reading.agent}
+    added: dict[str, AttributeValue] = {conventions.OPERATION_NAME: operation}
+    if agent is not None:
+        added[conventions.AGENT_NAME] = agent
+    if reading.kind is not Kind.TOOL:
+        return added
+    texts = {
+        conventions.TOOL_NAME: reading.tool,
+        conventions.TOOL_CALL_ID: reading.tool_call_id,
+        conventions.TOOL_CALL_ARGUMENTS: reading.arguments,
+        conventions.TOOL_CALL_RESULT: reading.result,
+        conventions.ERROR_TYPE: reading.error_type,
+    }
+    return {**added, **{key: text for key, text in texts.items() if text}, conventions.TOOL_STATUS: reading.status.value}

@@ -1,0 +1,144 @@
+"""Spans of a worker: gathered per rollout in memory, sent as one OTLP/HTTP request when the attempt ends."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+from lightningrl_client.attribution.scope import ActiveRollout, RolloutScope
+
+__all__ = ["OpenSpan", "RolloutSpanProcessor", "WorkerTracerProvider", "encode_otlp"]
+
+MAX_SPANS: Final = 10_000
+"""Per attempt; what comes after is dropped with a warning."""
+
+logger = logging.getLogger(__name__)
+
+
+class OpenSpan:
+    """A span of a rollout while it runs, with its place among the others."""
+
+    __slots__ = ("children", "earlier", "is_over", "number", "parent", "rollout", "span")
+
+    def __init__(self, span: Span, rollout: ActiveRollout, parent: OpenSpan | None, earlier: OpenSpan | None, number: int) -> None:
+        self.span = span
+        self.rollout = rollout
+        self.parent = parent
+        self.earlier = earlier
+        """What ran in this context when the span was started."""
+        self.number = number
+        """Larger = started later."""
+        self.children: dict[int, OpenSpan] = {}
+        """Those that run."""
+        self.is_over = False
+
+    @property
+    def runs(self) -> bool:
+        """Neither it nor its parent has ended. A span that outlives its parent was abandoned: nobody reads the stream to its end."""
+        return not self.is_over and not (self.parent is not None and self.parent.is_over)
+
+
+class RolloutSpanProcessor(SpanProcessor):
+    """Gives each ended span to the rollout that was current when it started; spans outside of rollouts are nobody's.
+
+    It listens to our provider and to those of the agent's own code, so nothing that one of them does (a shutdown) is about it.
+    """
+
+    def __init__(self, scope: RolloutScope) -> None:
+        self._scope = scope
+        self._open: dict[int, OpenSpan] = {}
+        self._numbers = itertools.count()
+        self._latest: ContextVar[OpenSpan | None] = ContextVar("lightningrl_latest_span", default=None)
+        self.translate: Callable[[ReadableSpan, OpenSpan], ReadableSpan] | None = None
+        """Puts a span into our words when it ends."""
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        rollout = self._scope.current()
+        if rollout is None:
+            return
+        parent = self._open.get(span.parent.span_id) if span.parent is not None else None
+        earlier = self._latest.get()
+        while earlier is not None and (earlier.is_over or earlier.rollout is not rollout):
+            earlier = earlier.earlier
+        span_id = span.get_span_context().span_id
+        self._open[span_id] = one = OpenSpan(span, rollout, parent, earlier, next(self._numbers))
+        if parent is not None:
+            parent.children[span_id] = one
+        self._latest.set(one)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        context = span.get_span_context()
+        one = None if context is None else self._close(context.span_id)
+        if one is not None:
+            self._keep(span if self.translate is None else self.translate(span, one), one.rollout)
+
+    def add(self, span: ReadableSpan) -> None:
+        """A span that nobody started, for the current rollout; outside of rollouts it is nobody's."""
+        rollout = self._scope.current()
+        if rollout is not None:
+            self._keep(span, rollout)
+
+    def _keep(self, span: ReadableSpan, rollout: ActiveRollout) -> None:
+        if len(rollout.spans) == MAX_SPANS:
+            logger.warning("rollout %s: more than %d spans; the rest are dropped", rollout.rollout_id, MAX_SPANS)
+        if len(rollout.spans) <= MAX_SPANS:
+            rollout.spans.append(span)
+
+    def forget(self, rollout: ActiveRollout) -> None:
+        """Drop the spans of an attempt that is over and that never ended."""
+        for span_id in [span_id for span_id, one in self._open.copy().items() if one.rollout is rollout]:
+            self._close(span_id)
+
+    def running_here(self) -> list[OpenSpan]:
+        """Spans that run in this context, for the current rollout: the one started last in it, the one set in it; innermost first."""
+        rollout = self._scope.current()
+        latest = self._latest.get()
+        while latest is not None and not latest.runs:
+            latest = latest.earlier
+        ambient = self._open.get(trace.get_current_span().get_span_context().span_id)
+        found = [one for one in (latest, ambient) if one is not None and rollout is not None and one.rollout is rollout and one.runs]
+        return sorted(found, key=lambda one: -one.number)
+
+    def innermost(self) -> list[OpenSpan]:
+        """The spans of the current rollout that run and have no child that does, in any context."""
+        rollout = self._scope.current()
+        return [one for one in self._open.copy().values() if one.rollout is rollout and one.runs and not one.children]
+
+    def _close(self, span_id: int) -> OpenSpan | None:
+        one = self._open.pop(span_id, None)
+        if one is not None:
+            one.is_over = True
+            if one.parent is not None:
+                one.parent.children.pop(span_id, None)
+        return one
+
+    def shutdown(self) -> None:
+        """One of the providers was shut down; the others, and the rollouts, go on."""
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing is kept back: the worker sends a rollout's spans when the attempt ends."""
+        return True
+
+
+class WorkerTracerProvider(TracerProvider):
+    """The provider that the worker hands to adapters; independent of OTEL_* sampling settings."""
+
+    def __init__(self, spans: RolloutSpanProcessor) -> None:
+        super().__init__(sampler=ALWAYS_ON, resource=Resource({"service.name": "lightningrl-worker"}), shutdown_on_exit=False)
+        self.add_span_processor(spans)
+        self.rollout_spans = spans
+
+
+def encode_otlp(spans: Sequence[ReadableSpan]) -> bytes:
+    """The body of an OTLP/HTTP traces request."""
+    return bytes(encode_spans(spans).SerializeToString())

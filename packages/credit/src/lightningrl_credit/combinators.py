@@ -1,0 +1,226 @@
+"""Assigners made of assigners: Sum, PerAgent, Whiten, Clip.
+
+    Sum((TurnReturns(), 1.0), (Clip(StateGroups(), at=5.0), 0.5))       options.parts = [{ use = "turns" }, { use = "clip", … }]
+
+What a part needs, asks for, reports and remembers is the whole's: evidence and state are kept for each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lightningrl.advantages.spread import Counted, ReturnBased
+from lightningrl.errors import ConfigError
+from lightningrl.protocols import Brancher, CreditAssigner, CreditMemory, CreditMonitor, CriticTeacher, GroupWitness, Services, Witness
+from lightningrl.types import Advantages, Array, BranchPoint, Evidence, Trajectory, TrajectoryGroup
+from lightningrl_credit.comparison import ComparesRoles, assign_by_role, check_comparison, of_members
+from lightningrl_credit.rewards.potential import Joins, discount_of
+from lightningrl_credit.whiten import whiten
+
+__all__ = ["Clip", "Combination", "PerAgent", "Sum", "Whiten"]
+
+_Assign = Callable[[CreditAssigner, TrajectoryGroup], Advantages]
+
+
+class Combination:
+    """The base of all of them. A whole has `score` or `score_group`, `branch_points`, `value_targets`, `finish_step`, `state` and `load`
+    where a part has them."""
+
+    score: Callable[..., Awaitable[Evidence]]
+    score_group: Callable[..., Awaitable[Sequence[Evidence]]]
+    branch_points: Callable[[Sequence[Trajectory]], Mapping[BranchPoint, int]]
+    value_targets: Callable[[TrajectoryGroup], Advantages]
+    finish_step: Callable[[Sequence[TrajectoryGroup], Sequence[Advantages]], Mapping[str, float]]
+    state: Callable[[], Any]
+    load: Callable[[Any], None]
+    assign_by_role: Callable[[TrajectoryGroup], Advantages]
+    gamma: float | None
+    joins: Joins
+
+    def __init__(self, *parts: CreditAssigner) -> None:
+        self.parts = parts
+        self.requires: frozenset[str] = frozenset[str]().union(*(part.requires for part in parts))
+        if any(isinstance(part, GroupWitness) for part in parts):
+            self.score_group = self._score_group
+        elif any(isinstance(part, Witness) for part in parts):
+            self.score = self._score
+        if any(isinstance(part, Brancher) for part in parts):
+            self.branch_points = self._branch_points
+        teachers = [number for number, part in enumerate(parts) if isinstance(part, CriticTeacher)]
+        if len(teachers) > 1:
+            raise ConfigError("two parts of a credit assigner teach the critic; leave one of them")
+        if teachers:
+            self.value_targets = lambda group: self._value_targets(teachers[0], group)
+        if any(isinstance(part, CreditMonitor) for part in parts):
+            self.finish_step = self._finish_step
+        if any(isinstance(part, CreditMemory) for part in parts):
+            self.state, self.load = self._state, self._load
+        self.discounts = {discount for part in parts for discount in _discounts(part)}
+        """Of all parts that add up what calls are paid; None among them is one without a `gamma` per call."""
+        self.gamma, self.joins = (next(iter(self.discounts)) if len(self.discounts) == 1 else None) or (None, "sum")
+        if all(isinstance(part, ComparesRoles | ReturnBased) for part in parts):
+            self.assign_by_role = lambda group: self._combine(group, self._by_role)
+
+    def assign(self, group: TrajectoryGroup) -> Advantages:
+        return self._combine(group, lambda part, seen: of_members(seen, part.assign(seen)))
+
+    def _combine(self, group: TrajectoryGroup, assign: _Assign) -> Advantages:
+        raise NotImplementedError
+
+    def _by_role(self, part: CreditAssigner, group: TrajectoryGroup) -> Advantages:
+        return of_members(group, assign_by_role(part, group))
+
+    def _branch_points(self, trajectories: Sequence[Trajectory], /) -> dict[BranchPoint, int]:
+        """All that a part wants, as often as the one that wants most."""
+        points: dict[BranchPoint, int] = {}
+        for part in self.parts:
+            wanted = part.branch_points(trajectories) if isinstance(part, Brancher) else {}
+            points |= {point: max(samples, points.get(point, 0)) for point, samples in wanted.items()}
+        return points
+
+    def _value_targets(self, number: int, group: TrajectoryGroup) -> Advantages:
+        teacher = self.parts[number]
+        assert isinstance(teacher, CriticTeacher)
+        return teacher.value_targets(self._seen_by(number, group))
+
+    async def _score(self, trajectory: Trajectory, ask: Services) -> Evidence:
+        found = {number: await part.score(trajectory, ask) for number, part in enumerate(self.parts) if isinstance(part, Witness)}
+        return _join(found)
+
+    async def _score_group(self, group: TrajectoryGroup, ask: Services) -> list[Evidence]:
+        found: dict[int, Sequence[Evidence]] = {}
+        for number, part in enumerate(self.parts):
+            if isinstance(part, GroupWitness):
+                found[number] = await part.score_group(group, ask)
+            elif isinstance(part, Witness):
+                found[number] = [await part.score(trajectory, ask) for trajectory in group.trajectories]
+        return [_join({number: of_part[i] for number, of_part in found.items()}) for i in range(len(group.trajectories))]
+
+    def _seen_by(self, number: int, group: TrajectoryGroup) -> TrajectoryGroup:
+        """The group with the evidence that a part asked for, by the names that it gave."""
+        if not isinstance(self.parts[number], Witness | GroupWitness):
+            return group
+        return replace(group, trajectories=tuple(_with_own(trajectory, f"{number}.") for trajectory in group.trajectories))
+
+    def _finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> dict[str, float]:
+        """The metrics of all parts; of two with one name the later has its part's number."""
+        metrics: dict[str, float] = {}
+        for number, part in enumerate(self.parts):
+            if isinstance(part, CreditMonitor):
+                seen = [self._seen_by(number, group) for group in groups]
+                own = advantages if len(self.parts) == 1 else [part.assign(group) for group in seen]
+                metrics |= {f"{name}_{number}" if name in metrics else name: value for name, value in part.finish_step(seen, own).items()}
+        return metrics
+
+    def _state(self) -> list[Any]:
+        return [part.state() if isinstance(part, CreditMemory) else None for part in self.parts]
+
+    def _load(self, state: Sequence[Any], /) -> None:
+        for part, own in zip(self.parts, state, strict=True):
+            if isinstance(part, CreditMemory):
+                part.load(own)
+
+
+class Sum(Combination):
+    """A = Σ_k w_k A_k. A call that some part scored is scored; one that none did is None."""
+
+    def __init__(self, *parts: tuple[CreditAssigner, float]) -> None:
+        if not parts:
+            raise ConfigError("a sum of credit assigners has no parts; set options.parts = [{ use = 'grpo' }, { use = 'turns' }]")
+        if odd := [weight for _, weight in parts if not isinstance(weight, int | float) or not np.isfinite(weight)]:
+            raise ConfigError(f"the weight of a credit assigner's part is {odd[0]!r}; give a number")
+        super().__init__(*(part for part, _ in parts))
+        self.weights = tuple(weight for _, weight in parts)
+
+    def _combine(self, group: TrajectoryGroup, assign: _Assign) -> Advantages:
+        found = [assign(part, self._seen_by(number, group)) for number, part in enumerate(self.parts)]
+        return tuple(
+            tuple(_add([by_trajectory[t] for by_trajectory in by_part], self.weights) for t in range(len(trajectory.transitions)))
+            for trajectory, *by_part in zip(group.members, *found, strict=True)
+        )
+
+
+class _Wrapper(Combination):
+    def __init__(self, of: CreditAssigner) -> None:
+        super().__init__(of)
+
+    def _combine(self, group: TrajectoryGroup, assign: _Assign) -> Advantages:
+        return self._finish(group, assign(self.parts[0], self._seen_by(0, group)))
+
+    def _finish(self, group: TrajectoryGroup, advantages: Advantages) -> Advantages:
+        raise NotImplementedError
+
+
+class PerAgent(_Wrapper):
+    """Each role's calls are compared with that role's alone (Dr. MAS, arXiv 2602.08847), as `credit.compare = "role"` does it."""
+
+    def __init__(self, of: CreditAssigner, *, counted: Counted = "rollouts") -> None:
+        """`counted`: whether each rollout weighs the same in a role's mean, or each of its `calls`, as in the paper."""
+        check_comparison(of, "role")
+        super().__init__(of)
+        self.counted: Counted = counted
+        if counted not in ("rollouts", "calls"):
+            raise ConfigError(f"per_agent counts 'rollouts' or 'calls'; counted is {counted!r}")
+        if counted == "calls" and isinstance(of, ComparesRoles):
+            raise ConfigError(f"per_agent cannot count calls for {type(of).__name__!r}, which compares roles itself; count 'rollouts'")
+        self.requires |= {"agents"}
+
+    def _combine(self, group: TrajectoryGroup, assign: _Assign) -> Advantages:
+        return self._by_role(self.parts[0], self._seen_by(0, group))
+
+    def _by_role(self, part: CreditAssigner, group: TrajectoryGroup) -> Advantages:
+        return of_members(group, assign_by_role(part, group, counted=self.counted))
+
+
+class Whiten(_Wrapper):
+    """Mean 0 and deviation 1 over the group's trained tokens, so that the parts of a sum are of one size. The step's is `credit.whiten`."""
+
+    def _finish(self, group: TrajectoryGroup, advantages: Advantages) -> Advantages:
+        return whiten([group], [advantages])[0]
+
+
+class Clip(_Wrapper):
+    """A ← min(max(A, -c), c)."""
+
+    def __init__(self, of: CreditAssigner, *, at: float) -> None:
+        """`at` is c; 0.2 in the GiGPO recipe of ROLL."""
+        if not at > 0.0:
+            raise ConfigError(f"advantages are clipped at {at!r}, which is not above 0; try 5.0")
+        super().__init__(of)
+        self.at = at
+
+    def _finish(self, group: TrajectoryGroup, advantages: Advantages) -> Advantages:
+        return tuple(tuple(None if credit is None else np.clip(credit, -self.at, self.at) for credit in by_call) for by_call in advantages)
+
+
+def _discounts(part: CreditAssigner) -> set[tuple[float, Joins] | None]:
+    if isinstance(part, Combination):
+        return part.discounts
+    return {discount_of(part)} if hasattr(part, "gamma") else set()
+
+
+def _add(parts: Sequence[Array | None], weights: Sequence[float]) -> Array | None:
+    scored = [weight * credit.astype(np.float64) for credit, weight in zip(parts, weights, strict=True) if credit is not None]
+    return sum(scored[1:], scored[0]).astype(np.float32) if scored else None
+
+
+def _join(found: Mapping[int, Evidence]) -> Evidence:
+    """The evidence of parts; a part's number stands before each name."""
+    return Evidence(
+        calls={f"{number}.{name}": values for number, one in found.items() for name, values in one.calls.items()},
+        tokens={f"{number}.{name}": values for number, one in found.items() for name, values in one.tokens.items()},
+    )
+
+
+def _with_own(trajectory: Trajectory, prefix: str) -> Trajectory:
+    if trajectory.evidence is None:
+        return trajectory
+    calls, tokens = (
+        {name.removeprefix(prefix): values for name, values in kind.items() if name.startswith(prefix)}
+        for kind in (trajectory.evidence.calls, trajectory.evidence.tokens)
+    )
+    return replace(trajectory, evidence=Evidence(calls=calls, tokens=tokens))  # type: ignore[arg-type]

@@ -1,0 +1,126 @@
+"""The baseline stage as a recipe sets it: with whom a call is compared, and which rewards it is paid.
+
+compare = "role"   A_{i,t} = (G_{i,t} - μ_k) / (σ_k + ε)     over the calls t in which role k acted  (Dr. MAS, arXiv 2602.08847)
+paid               R_{i,k} = Σ_{rewards j that pay role k} w_j r_{i,j}     then as ever, on R_{·,k} for the calls of role k
+weights            A_{i,t} = Σ_j w_j · A_{i,t}(r_j)     each reward compared by itself, then added  (GDPO, arXiv 2601.05242, eq. 4, 5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from lightningrl.advantages.spread import Counted, ReturnBased, spread
+from lightningrl.errors import ConfigError
+from lightningrl.protocols import CreditAssigner
+from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
+from lightningrl_credit.rewards.weights import RewardWeights
+
+__all__ = ["Compare", "ComparesRoles", "assign_by_role", "assign_credit", "check_comparison", "of_members"]
+
+Compare = Literal["group", "role"]
+
+
+@runtime_checkable
+class ComparesRoles(Protocol):
+    """An assigner that knows itself how its calls are compared within each role."""
+
+    def assign_by_role(self, group: TrajectoryGroup, /) -> Advantages: ...
+
+
+def check_comparison(assigner: CreditAssigner, compare: Compare) -> None:
+    """Raise ConfigError where an assigner's calls cannot be compared so."""
+    if compare == "role" and not isinstance(assigner, ComparesRoles | ReturnBased):
+        raise ConfigError(
+            f"credit assigner {type(assigner).__name__!r} cannot compare by role: it has no `returns(trajectory)`; "
+            "add `returns`, `baseline` and `epsilon` to it, or set credit.compare = 'group'"
+        )
+
+
+def of_members(group: TrajectoryGroup, advantages: Advantages) -> Advantages:
+    """With None for the branches, where an assigner said nothing of them."""
+    unsaid = () if len(advantages) > len(group.trajectories) else group.branches
+    return (*advantages, *((None,) * len(branch.transitions) for branch in unsaid))
+
+
+def assign_by_role(assigner: CreditAssigner, group: TrajectoryGroup, *, counted: Counted = "rollouts") -> Advantages:
+    """Advantages of the group, compared within each role's calls. `counted`: whether each rollout weighs the same in a role's mean, or
+    each of its calls, as in the paper."""
+    if isinstance(assigner, ComparesRoles):
+        return assigner.assign_by_role(group)
+    check_comparison(assigner, "role")
+    assert isinstance(assigner, ReturnBased)
+    return spread(group, assigner, set_of=lambda call: call.agent, counted=counted)
+
+
+def assign_credit(
+    assigner: CreditAssigner,
+    group: TrajectoryGroup,
+    *,
+    compare: Compare = "group",
+    paid: RewardWeights | None = None,
+    weights: Mapping[str, float] | None = None,
+) -> Advantages:
+    """Advantages of the group. `compare="role"`: returns are compared within each role's calls; those that name none are a role of their
+    own. With `paid`, each call is credited with the rewards that its role is paid and with no other. With `weights`, of the terminal
+    rewards by name, each of them is compared by itself; what an assigner finds beside them, of turn rewards or evidence, counts once."""
+
+    def assign_sum(seen: TrajectoryGroup) -> Advantages:
+        return of_members(seen, assign_by_role(assigner, seen) if compare == "role" else assigner.assign(seen))
+
+    def assign(seen: TrajectoryGroup, names: Collection[str] | None = None) -> Advantages:
+        if weights is None:
+            return assign_sum(seen)
+        rest = assign_sum(_with_rewards(seen, lambda _: 0.0))
+        total = rest
+        for name, weight in weights.items():
+            if names is None or name in names:
+                one = assign_sum(_with_rewards(seen, lambda trajectory, name=name: trajectory.rewards.get(name)))  # type: ignore[misc]
+                total = _add(total, one, rest, weight)
+        return total
+
+    if paid is None:
+        return assign(group)
+    names_of = [[paid.paid_to(call.agent) for call in trajectory.transitions] for trajectory in group.members]
+    found = {
+        names: assign(
+            replace(
+                group,
+                trajectories=tuple(_paid_only(trajectory, paid, names) for trajectory in group.trajectories),
+                branches=tuple(_paid_only(trajectory, paid, names) for trajectory in group.branches),
+            ),
+            names,
+        )
+        for names in {names for calls in names_of for names in calls}
+    }
+    return tuple(tuple(found[names][i][t] for t, names in enumerate(calls)) for i, calls in enumerate(names_of))
+
+
+def _paid_only(trajectory: Trajectory, paid: RewardWeights, names: frozenset[str]) -> Trajectory:
+    """The trajectory as those see it who are paid `names`: its return is theirs."""
+    if trajectory.reward is None:  # left out of training, whatever it earned
+        return trajectory
+    return replace(trajectory, reward=paid.total(trajectory.rewards, names))
+
+
+def _with_rewards(group: TrajectoryGroup, reward_of: Callable[[Trajectory], float | None]) -> TrajectoryGroup:
+    """The group with other returns; a trajectory that had none has none."""
+
+    def changed(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+        return tuple(one if one.reward is None else replace(one, reward=reward_of(one)) for one in trajectories)
+
+    return replace(group, trajectories=changed(group.trajectories), branches=changed(group.branches))
+
+
+def _add(total: Advantages, one: Advantages, rest: Advantages, weight: float) -> Advantages:
+    """total + weight · (one - rest), for calls that are scored in all of them."""
+    return tuple(
+        tuple(
+            mine if mine is None or its is None or both is None else (mine + weight * (its - both)).astype(np.float32)
+            for mine, its, both in zip(*calls, strict=True)
+        )
+        for calls in zip(total, one, rest, strict=True)
+    )

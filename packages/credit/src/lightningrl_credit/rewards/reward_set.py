@@ -1,0 +1,224 @@
+"""The terminal rewards of a run: named, weighted, sync or async, each with its own timeout.
+
+trajectory ─► function(task, output, trajectory), all at once ─► {"name": float | None} ─► Σ weight · value | None
+                    └─ raised, timed out, NaN ─► again, after a pause ─► … ─► failure: "judge: ConnectionError: no route"
+
+Async functions run on the loop, all others in the main thread of a process (`rewards.processes`), made where the set is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from lightningrl.errors import ConfigError, RewardError, describe_raised
+from lightningrl.sanitize import one_line
+from lightningrl.types import Trajectory
+from lightningrl_credit.rewards.execution import Execution
+from lightningrl_credit.rewards.processes import FunctionProcesses, ProcessEnded
+from lightningrl_credit.rewards.value import BadValue, Range, check_range, read_value
+from lightningrl_credit.rewards.weights import RewardWeights, WeightedReward
+
+__all__ = ["NamedReward", "RewardResult", "RewardSet", "describe_failure", "is_being_cancelled"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 10.0
+"""Between two tries. Each pause is twice the one before."""
+_LONGEST_FAILURE = 300
+"""Characters."""
+_ON_A_GPU = "; make the reward async, or start anew and load its model in its first call"
+Keep = Callable[[str, float | None], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedReward(WeightedReward):
+    """One terminal reward of a run."""
+
+    function: Callable[..., Any]
+    """A `protocols.Reward`: sync functions run in the main thread of a process, coroutines on the loop."""
+    timeout_s: float = 30.0
+    retries: int = 0
+    concurrency: int = 16
+    """At work at a time. A sync function has another process for each call that would wait for a second, up to so many."""
+    range: Range | None = None
+    """Least and most that it may return; another value is a failure. None = any."""
+
+    def __post_init__(self) -> None:
+        WeightedReward.__post_init__(self)
+        check_range(f"reward {self.name!r}", self.range)
+        if not self.timeout_s > 0:
+            raise ConfigError(f"reward {self.name!r}: timeout_s {self.timeout_s!r} is not positive; give it some seconds, such as 30")
+        if not callable(self.function):
+            raise ConfigError(f"reward {self.name!r} is a {type(self.function).__name__}, not callable; name a function")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardResult:
+    """The rewards of a trajectory, computed or failed."""
+
+    values: Mapping[str, float | None]
+    """Of those that did not fail. None = nothing to say."""
+    total: float | None
+    """Σ weight · value; None where a term with a weight is None or failed. See `RewardWeights.of_rollout`."""
+    failure: str | None = None
+    """The first in order that failed, of those with a weight: `judge: ConnectionError: no route`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Verdict:
+    """Outcome of a reward's call: a value, or why there is none."""
+
+    value: float | None = None
+    failure: str | None = None
+    """Why there is none."""
+    defect: str | None = None
+    """The sentence about what is no number at all."""
+
+
+class _RewardFailure(Exception):
+    """A reward did, for good; its text is the reason."""
+
+
+class RewardSet:
+    """Scores trajectories. A reward that raises, hangs or returns NaN is tried again, and is never a zero."""
+
+    def __init__(self, rewards: Sequence[NamedReward]) -> None:
+        self.weights = RewardWeights(rewards)
+        self._rewards = tuple(rewards)
+        self._places: tuple[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] | None = None
+        self._processes = FunctionProcesses(
+            {reward.name: (partial(_judge, reward), reward.concurrency) for reward in rewards if not _is_async(reward.function)}
+        )
+
+    async def score(
+        self, trajectory: Trajectory, *, known: Mapping[str, float | None] | None = None, keep: Keep | None = None
+    ) -> RewardResult:
+        """Ask all rewards but those whose value is `known`. `keep(name, value)` is awaited as each value is made.
+
+        Raises RewardError where a reward returned what is no number at all: that is the function's own defect; of several, the first.
+        """
+        values = dict(known or {})
+        asked = [reward for reward in self._rewards if reward.name not in values]
+        found = await asyncio.gather(*(self._value(reward, trajectory, keep) for reward in asked), return_exceptions=True)
+        failure: str | None = None
+        for reward, value in zip(asked, found, strict=True):
+            if isinstance(value, _RewardFailure):
+                if reward.weight == 0.0:
+                    logger.warning("rollout %r: reward %s; it has no weight, so nothing is lost", trajectory.rollout_id, value)
+                else:
+                    failure = failure or str(value)
+            elif isinstance(value, BaseException):
+                raise value
+            else:
+                values[reward.name] = value
+        if failure is not None:
+            return RewardResult(values=values, total=None, failure=failure)
+        ordered = {name: values[name] for name in self.weights.names if name in values}
+        return RewardResult(values=ordered, total=self.weights.of_rollout(values))
+
+    async def _value(self, reward: NamedReward, trajectory: Trajectory, keep: Keep | None) -> float | None:
+        pause = FIRST_PAUSE_S
+        for left in reversed(range(reward.retries + 1)):
+            try:
+                value = await self._try(reward, trajectory)
+                break
+            except _RewardFailure:
+                if not left:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_S)
+        if keep is not None:
+            await keep(reward.name, value)
+        return value
+
+    async def _try(self, reward: NamedReward, trajectory: Trajectory) -> float | None:
+        try:
+            async with asyncio.timeout(None) as limit:
+                verdict = await self._call(reward, trajectory, limit)
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
+            is_late = isinstance(error, TimeoutError) and limit.expired()
+            if isinstance(reward.function, Execution) and (is_late or isinstance(error, ProcessEnded)):
+                return reward.function.worst  # a model's program did it
+            if is_late:
+                raise _failed(reward, f"no answer within {reward.timeout_s:g} s; raise rewards.{reward.name}.timeout_s") from None
+            raise _failed(reward, str(error) if isinstance(error, ProcessEnded) else describe_raised(error)) from error
+        if verdict.defect is not None:
+            raise RewardError(verdict.defect)
+        if verdict.failure is not None:
+            raise _failed(reward, verdict.failure)
+        return verdict.value
+
+    async def _call(self, reward: NamedReward, trajectory: Trajectory, limit: asyncio.Timeout) -> _Verdict:
+        """The time limit starts when the function does, not while it waits for its turn."""
+        loop = asyncio.get_running_loop()
+
+        def start() -> None:
+            limit.reschedule(loop.time() + reward.timeout_s)
+
+        if not _is_async(reward.function):
+            verdict: _Verdict = await self._processes.run(reward.name, trajectory, on_start=start)
+            return verdict
+        async with self._place(reward):
+            start()
+            return _read(reward, await reward.function(trajectory.task, trajectory.output, trajectory), trajectory)
+
+    def _place(self, reward: NamedReward) -> asyncio.Semaphore:
+        """On the running loop."""
+        loop = asyncio.get_running_loop()
+        if self._places is None or self._places[0] is not loop:
+            self._places = (loop, {})
+        return self._places[1].setdefault(reward.name, asyncio.Semaphore(reward.concurrency))
+
+
+def _judge(reward: NamedReward, trajectory: Trajectory) -> _Verdict:
+    """Call a sync reward: in its process."""
+    try:
+        value = reward.function(trajectory.task, trajectory.output, trajectory)
+        if inspect.isawaitable(value):
+            value = asyncio.run(_await(value))
+    except BaseException as error:  # noqa: BLE001  the boundary to a function of the user's, which may raise what it likes in its process
+        raised = describe_raised(error)
+        return _Verdict(failure=f"{raised}{_ON_A_GPU if 're-initialize CUDA' in raised else ''}")
+    return _read(reward, value, trajectory)
+
+
+async def _await(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _read(reward: NamedReward, value: Any, trajectory: Trajectory) -> _Verdict:
+    try:
+        return _Verdict(value=read_value(value, what=f"reward {reward.name!r}", trajectory=trajectory, range=reward.range))
+    except BadValue as error:
+        return _Verdict(failure=str(error))
+    except RewardError as error:
+        return _Verdict(defect=str(error))
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _failed(reward: NamedReward, why: str) -> _RewardFailure:
+    return _RewardFailure(describe_failure(reward.name, why))
+
+
+def describe_failure(name: str, why: str) -> str:
+    """One clean line of bounded length."""
+    return one_line(f"{name}: {why}", _LONGEST_FAILURE)
+
+
+def is_being_cancelled() -> bool:
+    """Whether somebody cancels the task that runs. A CancelledError without that came out of what it awaits, and is a failure like others:
+    of a task that somebody else gave up, say."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

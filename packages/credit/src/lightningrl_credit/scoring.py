@@ -1,0 +1,372 @@
+"""From rewarded trajectories to rows, with everything that was left out counted: pure numpy, which asks nobody.
+
+Evaluator ─► trajectories with rewards and evidence ─► groups ─► credit ─► advantages ─► samples ─► learner
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lightningrl.advantages.samples import build_samples, check_advantages
+from lightningrl.errors import LightningError, PluginError, describe_raised
+from lightningrl.protocols import (
+    Brancher,
+    CreditAssigner,
+    CreditMemory,
+    CreditMonitor,
+    CriticTeacher,
+)
+from lightningrl.recipe_tables import SamplesConfig
+from lightningrl.records import Score
+from lightningrl.roles import is_role_among
+from lightningrl.trained_calls import LeftOut, TrainedCalls, calls_left_out, side_calls
+from lightningrl.types import (
+    Advantages,
+    BranchPoint,
+    Evidence,
+    Sample,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
+from lightningrl_credit.comparison import Compare, assign_credit, check_comparison
+from lightningrl_credit.farming import FarmingWatch
+from lightningrl_credit.metrics import describe_branches, describe_rollouts, describe_rows
+from lightningrl_credit.rewards.weights import RewardWeights
+from lightningrl_credit.whiten import whiten
+
+__all__ = ["CreditedGroup", "ScoredStep", "Scorer", "has_signal", "only_trained", "score_of"]
+
+_ROUNDING = 1e-9
+"""Advantages below this share of the group's largest reward are what rounding left of equal ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CreditedGroup:
+    """A group and what its calls are credited with, before any whitening."""
+
+    group: TrajectoryGroup
+    advantages: Advantages
+    has_signal: bool
+    """Whether some trained call has an advantage other than 0."""
+    value_targets: Advantages | None = None
+    """What a critic learns from it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredStep:
+    """A step's trajectories with all that was made of them."""
+
+    groups: tuple[TrajectoryGroup, ...]
+    advantages: tuple[Advantages, ...]
+    samples: tuple[Sample, ...]
+    metrics: Mapping[str, float]
+    outcomes: Mapping[str, int]
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether some group teaches anything."""
+        return self.metrics["groups_without_signal"] < self.metrics["groups"]
+
+    @property
+    def scores(self) -> list[Score]:
+        """What the store keeps for showing."""
+        return [
+            replace(score_of(trajectory), advantages=dict(zip((call.id for call in trajectory.transitions), calls, strict=True)))
+            for group, group_advantages in zip(self.groups, self.advantages, strict=True)
+            for trajectory, calls in zip(group.members, group_advantages, strict=True)
+        ]
+
+    @property
+    def rollout_ids(self) -> list[str]:
+        """Of what the step takes: its rollouts, and those of their branches that are trained."""
+        return [
+            trajectory.rollout_id
+            for group, credit in zip(self.groups, self.advantages, strict=True)
+            for trajectory, calls in zip(group.members, credit, strict=True)
+            if trajectory.branch is None or any(advantages is not None for advantages in calls)
+        ]
+
+
+def score_of(trajectory: Trajectory) -> Score:
+    """A trajectory's rewards as the store keeps them."""
+    return Score(
+        rollout_id=trajectory.rollout_id,
+        attempt=trajectory.attempt,
+        rewards=trajectory.rewards,
+        reward=trajectory.reward,
+        unrewarded=trajectory.unrewarded,
+        digests=trajectory.digests,
+        transition_rewards={call.id: call.rewards for call in trajectory.transitions if call.rewards},
+    )
+
+
+class Scorer:
+    """Assigns credit and builds rows; knows no algorithm of its own."""
+
+    def __init__(
+        self,
+        *,
+        credit: CreditAssigner,
+        rewards: RewardWeights,
+        compare: Compare = "group",
+        per_reward: bool = False,
+        whitened: bool = False,
+        dynamic_sampling: bool = False,
+        samples: SamplesConfig,
+        trained: Mapping[str, TrainedCalls],
+        farmed: Sequence[str] = (),
+    ) -> None:
+        """`trained`: by policy; a policy that is not in it stays as it is. `dynamic_sampling`: groups without signal are left
+        out of the step and its means (DAPO); others stand in for them. `farmed`: turn rewards that a policy could farm."""
+        self._credit = credit
+        self._rewards = rewards
+        self._compare: Compare = compare
+        self._weights = rewards.by_name if per_reward else None
+        self._whitened = whitened
+        self._dynamic_sampling = dynamic_sampling
+        self._samples = samples
+        self._trained = dict(trained)
+        self._farming = FarmingWatch(farmed)
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """What the credit assigner needs of the run."""
+        return self._credit.requires
+
+    @property
+    def needs_whole_steps(self) -> bool:
+        """Whether a group's credit depends on the step's others."""
+        return self._whitened
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a step's credit depends on those before it."""
+        return isinstance(self._credit, CreditMemory)
+
+    def with_credit(self, credit: CreditAssigner) -> Scorer:
+        """Its equal, but for the credit assigner. Raises ConfigError where that cannot compare by role as this one does."""
+        check_comparison(credit, self._compare)
+        other = copy(self)
+        other._credit = credit
+        return other
+
+    def branch_points(self, rewarded: Sequence[Trajectory]) -> Mapping[BranchPoint, int]:
+        """Where credit wants a group's rollouts to branch, and how often."""
+        if not isinstance(self._credit, Brancher):
+            return {}
+        with _named(self._credit, "in branch_points()"):
+            return self._credit.branch_points(rewarded)
+
+    def credit(self, trajectories: Sequence[Trajectory], branches: Sequence[Trajectory] = ()) -> list[CreditedGroup]:
+        """Group and assign credit, once for each group. Run it in a thread."""
+        return [self.credit_group(group) for group in self.group(trajectories, branches)]
+
+    def credit_group(self, group: TrajectoryGroup) -> CreditedGroup:
+        """Of `group`. Calls that are not trained have None, whatever the assigner says of them. Raises PluginError for one that raises,
+        or whose advantages do not fit."""
+        paid = self._rewards if self._rewards.roles else None
+        judged = group if group.branches else self._without_side_calls(group)  # branches count all calls of whom they left
+        with _named(self._credit, f"for group {group.id!r}"):
+            advantages = assign_credit(self._credit, judged, compare=self._compare, paid=paid, weights=self._weights)
+            targets = self._credit.value_targets(judged) if isinstance(self._credit, CriticTeacher) else None
+        check_advantages(judged, advantages)
+        if judged is not group:
+            advantages = _for_all_calls(group, judged, advantages)
+            targets = None if targets is None else _for_all_calls(group, judged, targets)
+        advantages = _of_trained(group, advantages)
+        return CreditedGroup(group=group, advantages=advantages, has_signal=has_signal(group, advantages), value_targets=targets)
+
+    def _without_side_calls(self, group: TrajectoryGroup) -> TrajectoryGroup:
+        """The group without the side calls that are not trained: no credit is spread over them. The group itself where there is none."""
+        trajectories = tuple(self._main_calls(trajectory) for trajectory in group.trajectories)
+        is_same = all(map(operator.is_, trajectories, group.trajectories))
+        return group if is_same else replace(group, trajectories=trajectories)
+
+    def _main_calls(self, trajectory: Trajectory) -> Trajectory:
+        side = side_calls(trajectory.transitions)
+        left_out = calls_left_out(trajectory.transitions, self._trained, side) if side else {}
+        places = [place for place, call in enumerate(trajectory.transitions) if call.id not in side or call.id not in left_out]
+        if len(places) == len(trajectory.transitions):
+            return trajectory
+        evidence = trajectory.evidence
+        if evidence is not None:
+            evidence = Evidence(
+                calls={name: values[places] for name, values in evidence.calls.items()},
+                tokens={name: tuple(values[place] for place in places) for name, values in evidence.tokens.items()},
+            )
+        return replace(trajectory, transitions=tuple(trajectory.transitions[place] for place in places), evidence=evidence)
+
+    def finish(self, credited: Sequence[CreditedGroup]) -> tuple[tuple[Advantages, ...], Mapping[str, float]]:
+        """What a step is trained on, and credit's own metrics: groups without signal are silent, all is whitened where the recipe says so.
+        Once for each step."""
+        groups, advantages = tuple(one.group for one in credited), tuple(one.advantages for one in credited)
+        with _named(self._credit, "in finish_step()"):
+            monitored = self._credit.finish_step(groups, advantages) if isinstance(self._credit, CreditMonitor) else {}
+        silent = _unscored if self._dynamic_sampling else _without_rounding
+        advantages = tuple(one.advantages if one.has_signal else silent(one.advantages) for one in credited)
+        return whiten(groups, advantages) if self._whitened else advantages, monitored
+
+    def build(self, credited: Sequence[CreditedGroup]) -> ScoredStep:
+        """The rows of a step's groups. Once for each step."""
+        groups, signals = tuple(one.group for one in credited), [one.has_signal for one in credited]
+        advantages, monitored = self.finish(credited)
+        targets = [one.value_targets for one in credited] if isinstance(self._credit, CriticTeacher) else None
+        samples = [row for policy in self._trained for row in self._rows(policy, groups, advantages, targets)]
+        members = [trajectory for group in groups for trajectory in group.trajectories]
+        return ScoredStep(
+            groups=groups,
+            advantages=advantages,
+            samples=tuple(samples),
+            metrics=describe_rows(signals, samples)
+            | describe_rollouts(members)
+            | self._count_left_out(members)
+            | describe_branches([branch for group in groups for branch in group.branches])
+            | self._farming.finish_step(groups)
+            | {f"credit/{name}": float(value) for name, value in monitored.items()},
+            outcomes=Counter(trajectory.outcome.value for trajectory in members),
+        )
+
+    def _count_left_out(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Calls that are no training data by a rule, or as side calls; nothing where there is none."""
+        reasons = Counter(
+            reason for trajectory in trajectories for reason in calls_left_out(trajectory.transitions, self._trained).values()
+        )
+        names = {"calls_left_out": LeftOut.RULE, "side_calls": LeftOut.SIDE}
+        return {name: float(reasons[reason]) for name, reason in names.items() if reasons[reason]}
+
+    def state(self) -> Any:
+        """The memory of credit, for a checkpoint; None where it remembers nothing. Raises PluginError for what is no JSON."""
+        state = self._credit.state() if isinstance(self._credit, CreditMemory) else None
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError) as error:
+            name = type(self._credit).__name__
+            raise PluginError(f"state() of credit assigner {name!r} gave no JSON ({error}); return numbers, texts, lists, dicts") from None
+        return state
+
+    def load(self, state: Any) -> None:
+        if state is not None and isinstance(self._credit, CreditMemory):
+            self._credit.load(state)
+
+    def missing_roles(self, trajectories: Sequence[Trajectory]) -> str | None:
+        """A sentence on the roles that the recipe trains or pays and that none of these calls has: misspelt, or not reached yet."""
+        named = self._rewards.roles.union(*(trained.agents or () for trained in self._trained.values()))
+        calling = {call.agent for trajectory in trajectories for call in trajectory.transitions if call.agent is not None}
+        missing = [role for role in sorted(named) if not any(is_role_among(agent, {role}) for agent in calling)]
+        if not missing:
+            return None
+        names, seen = (", ".join(map(repr, sorted(roles))) or "none" for roles in (missing, calling))
+        return f"no call has the role {names}, which `trained_agents` or `rewards.NAME.agents` names; roles of the calls: {seen}"
+
+    def group(self, trajectories: Sequence[Trajectory], branches: Sequence[Trajectory] = ()) -> tuple[TrajectoryGroup, ...]:
+        """Those of one task together, with their branches; calls that are not trained are said to be so."""
+        by_group: dict[str, list[Trajectory]] = {}
+        for trajectory in trajectories:
+            by_group.setdefault(trajectory.group_id, []).append(only_trained(trajectory, self._trained))
+        group_of = {trajectory.rollout_id: trajectory.group_id for trajectory in trajectories}
+        left: dict[str, list[Trajectory]] = {}
+        for branch in branches:
+            if branch.branch is not None:
+                left.setdefault(group_of[branch.branch.rollout_id], []).append(only_trained(branch, self._trained))
+        return tuple(
+            TrajectoryGroup(id=group_id, trajectories=tuple(members), branches=tuple(left.get(group_id, ())))
+            for group_id, members in by_group.items()
+        )
+
+    def _rows(
+        self,
+        policy: str,
+        groups: Sequence[TrajectoryGroup],
+        advantages: Sequence[Advantages],
+        value_targets: Sequence[Advantages | None] | None,
+    ) -> list[Sample]:
+        """A policy's own rows: their weights are shares of its own rollouts and tokens."""
+        return build_samples(
+            groups if len(self._trained) == 1 else [_only(policy, group) for group in groups],
+            advantages,
+            rows=self._samples.rows,
+            aggregation=self._samples.aggregation,
+            constant_length=self._samples.constant_length,
+            value_targets=value_targets,
+        )
+
+
+def has_signal(group: TrajectoryGroup, advantages: Advantages) -> bool:
+    """Whether some trained call has an advantage that is not 0, nor a rounding of 0 beside the rewards of the group."""
+    rewards = [one.reward for one in group.members]
+    rewards += [value for one in group.members for call in one.transitions for value in call.rewards.values()]
+    least = _ROUNDING * max((abs(reward) for reward in rewards if reward is not None), default=0.0)
+    return any(
+        credit is not None and call.trainable and bool((abs(credit) > least).any())
+        for trajectory, calls in zip(group.members, advantages, strict=True)
+        for call, credit in zip(trajectory.transitions, calls, strict=True)
+    )
+
+
+def only_trained(trajectory: Trajectory, trained: Mapping[str, TrainedCalls]) -> Trajectory:
+    """Selective training: calls that are no training data stay in the trajectory and out of the gradient."""
+    left_out = calls_left_out(trajectory.transitions, trained)
+
+    def select(call: Transition) -> Transition:
+        return replace(call, trainable=False) if call.trainable and call.id in left_out else call
+
+    return replace(trajectory, transitions=tuple(map(select, trajectory.transitions)))
+
+
+@contextmanager
+def _named(assigner: CreditAssigner, when: str) -> Iterator[None]:
+    """An assigner's error becomes a PluginError: which one, when, and the line of its file."""
+    try:
+        yield
+    except LightningError:
+        raise
+    except Exception as error:  # the boundary to a user's own code
+        raise PluginError(f"credit assigner {type(assigner).__name__!r} failed {when}: {describe_raised(error)}; mend it") from error
+
+
+def _for_all_calls(group: TrajectoryGroup, judged: TrajectoryGroup, advantages: Advantages) -> Advantages:
+    """Advantages of all of a group's calls; None of those that were not judged."""
+    given = {
+        call.id: credit
+        for member, calls in zip(judged.trajectories, advantages, strict=False)
+        for call, credit in zip(member.transitions, calls, strict=True)
+    }
+    return tuple(tuple(given.get(call.id) for call in member.transitions) for member in group.trajectories)
+
+
+def _of_trained(group: TrajectoryGroup, advantages: Advantages) -> Advantages:
+    return tuple(
+        tuple(credit if call.trainable else None for call, credit in zip(one.transitions, calls, strict=True))
+        for one, calls in zip(group.members, advantages, strict=True)
+    )
+
+
+def _without_rounding(advantages: Advantages) -> Advantages:
+    """What a group without signal has: exact zeros, so that whitening makes no rounding large and learners leave its rows out."""
+    return tuple(tuple(None if credit is None else np.zeros_like(credit) for credit in calls) for calls in advantages)
+
+
+def _unscored(advantages: Advantages) -> Advantages:
+    return tuple((None,) * len(calls) for calls in advantages)
+
+
+def _only(policy: str, group: TrajectoryGroup) -> TrajectoryGroup:
+    """The group with one policy's calls alone to be trained."""
+
+    def only(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+        return tuple(
+            replace(one, transitions=tuple(call if call.policy == policy else replace(call, trainable=False) for call in one.transitions))
+            for one in trajectories
+        )
+
+    return replace(group, trajectories=only(group.trajectories), branches=only(group.branches))

@@ -1,0 +1,239 @@
+"""States: a call is compared with calls of the task's other rollouts that were in the same state (GiGPO, arXiv 2505.10978).
+
+    A_{i,t} = A^E_i + ω · A^S_{i,t}
+    A^E_i     = baseline({R_j})_i                      over the group's rollouts, each of them once             (eq. 3)
+    A^S_{i,t} = baseline({G_{j,k} : s_{j,k} = s_{i,t}})   over the calls in the state, each of them once         (eq. 5 to 7)
+    G_{i,t}   = Σ_{k ≥ t} γ^{k-t} r_{i,k} + γ^{T_i - t} R_i
+
+A state that fewer than two rollouts were in says nothing: its calls have A^S = 0, not their return. So has a group whose
+rollouts all earned the same, however long they took.
+
+| option              | is                                                                                                |
+|---------------------|---------------------------------------------------------------------------------------------------|
+| `history`, `alpha`  | HGPO, arXiv 2602.22817: A^S = Σ_k w_k A_k, A_k among calls that share their last k states,         |
+|                     | k = 1 … history + 1, w_k ∝ (k + 1)^α                                                               |
+| `shrinkage` κ       | ECPO, arXiv 2606.05885: μ̃_{s,u} = (n_{s,u} Ḡ_{s,u} + κ μ_s) / (n_{s,u} + κ); a call's A^S is its    |
+|                     | action's (μ̃ - μ_s) / σ_s                                                                           |
+| `gate` τ            | ECPO: A^S · tanh(n_s / τ) · B_s / (B_s + W_s), the variance between and within actions              |
+| `lam` λ             | GAGPO, arXiv 2605.13217: G_t = r_t + γ[(1 - λ) V(s_{t+1}) + λ G_{t+1}], V a state's mean return      |
+
+HGPO is `episode = 0`, after the authors' code, with two differences: σ divides by n - 1, and a set of calls that compares
+counts in Σ w also where it says 0. ECPO's formulas are from two summaries of the paper, whose own text was not to be had:
+that its advantages are divided by the deviation of the state's returns, and that an action is the tools called with their
+arguments (else the completion), are ours. λ is derived from GAGPO's δ as it is quoted elsewhere, not from the paper; in a
+branched history it goes by the first call that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightningrl.advantages.baselines import FloatArray, are_equal, baseline_advantages
+from lightningrl.advantages.spread import call_advantages, to_tokens
+from lightningrl.errors import ConfigError
+from lightningrl.types import Advantages, Trajectory, TrajectoryGroup
+from lightningrl_credit.identical import IdenticalAssignment
+from lightningrl_credit.rewards.lineages import following
+from lightningrl_credit.rewards.potential import Joins
+from lightningrl_credit.rewards.tools import tools_of_calls
+from lightningrl_credit.state_keys import StateKey, find_key, normalize, state_keys
+from lightningrl_credit.turns import TurnReturns, check_gamma, turn_rewards
+
+__all__ = ["StateBaseline", "StateGroups"]
+
+StateBaseline = Literal["grpo", "dr_grpo", "rloo"]
+_Indices = NDArray[np.intp]
+MOST_COMPARED = 512
+
+
+class StateGroups:
+    """GiGPO and what grew of it."""
+
+    requires: frozenset[str] = frozenset({"group", "state_key"})
+
+    def __init__(
+        self,
+        *,
+        key: str | StateKey = "prompt",
+        gamma: float = 0.95,
+        omega: float = 1.0,
+        episode: float = 1.0,
+        history: int = 0,
+        alpha: float = 1.0,
+        shrinkage: float = 0.0,
+        gate: float | None = None,
+        lam: float = 1.0,
+        weights: Mapping[str, float] | None = None,
+        baseline: StateBaseline = "grpo",
+        epsilon: float = 1e-6,
+        folder: Path | str = ".",
+    ) -> None:
+        """`key`: see `lightningrl_credit.state_keys`. `gamma` and `omega` are 0.95 and 1 in 2505.10978; `episode` weighs A^E.
+        `alpha` is 1 in 2602.22817. `shrinkage` is 2 in 2606.05885, 0 = none; `gate` None = none. `weights` weighs turn rewards
+        by name. `baseline` is that of both parts. `folder` is where a key's file is looked for."""
+        check_gamma("gamma", gamma)
+        check_gamma("lam", lam)
+        if baseline not in get_args(StateBaseline):
+            raise ConfigError(f"states cannot be compared by baseline {baseline!r}; choose {', '.join(get_args(StateBaseline))}")
+        if history < 0 or shrinkage < 0.0:
+            raise ConfigError(f"history is {history!r} and shrinkage {shrinkage!r}; both are 0 or more")
+        if gate is not None and gate <= 0.0:
+            raise ConfigError(f"gate is {gate!r}; it is a number of calls above 0, or left out")
+        self.key = find_key(key, folder)
+        self.omega = omega
+        self.history = history
+        self.alpha = alpha
+        self.shrinkage = shrinkage
+        self.gate = gate
+        self.lam = lam
+        self.baseline: StateBaseline = baseline
+        self.epsilon = epsilon
+        self._episode = episode
+        self._outcome = IdenticalAssignment(baseline=baseline, epsilon=epsilon)
+        self.gamma = gamma
+        self.joins: Joins = "sum" if lam == 1.0 else "first"
+        self._turns = TurnReturns(gamma=gamma, weights=weights)
+        self._compared: dict[int, tuple[TrajectoryGroup, FloatArray, NDArray[np.bool_]]] = {}
+        """What was found of the groups that `finish_step` has yet to see, by `id`, so that it need not be found again."""
+
+    def assign(self, group: TrajectoryGroup) -> Advantages:
+        return to_tokens(group, self._episode * call_advantages(group, self._outcome) + self.omega * self._steps(group)[0])
+
+    def assign_by_role(self, group: TrajectoryGroup) -> Advantages:
+        """The outcome compared within each role's calls; a state is always one role's."""
+        outcome = call_advantages(group, self._outcome, set_of=lambda call: call.agent)
+        return to_tokens(group, self._episode * outcome + self.omega * self._steps(group)[0])
+
+    def finish_step(self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Advantages]) -> dict[str, float]:
+        """`anchor_hit_rate`, the share of trained calls whose state another rollout was in as well, and `zero_step_credit`, the share of
+        trained tokens that have no credit from their state."""
+        hits, tokens, zeros = [], [], []
+        for group, by_trajectory in zip(groups, advantages, strict=True):
+            step, is_hit = self._steps(group)
+            calls = [
+                (call, credit)
+                for trajectory, by_call in zip(group.trajectories, by_trajectory, strict=True)
+                if trajectory.reward is not None
+                for call, credit in zip(trajectory.transitions, by_call, strict=True)
+            ]
+            is_trained = np.array([credit is not None and call.trainable for call, credit in calls], dtype=np.bool_)
+            lengths = np.array([len(call.completion_ids) for call, _ in calls], dtype=np.intp)
+            hits.append(is_hit[is_trained])
+            tokens.append(lengths[is_trained].sum())
+            zeros.append(lengths[is_trained & (step == 0.0)].sum())
+        self._compared.clear()
+        hit = np.concatenate([np.zeros(0, np.bool_), *hits])
+        if not hit.size:
+            return {}
+        return {"anchor_hit_rate": float(hit.mean()), "zero_step_credit": float(sum(zeros) / sum(tokens))}
+
+    def _steps(self, group: TrajectoryGroup) -> tuple[FloatArray, NDArray[np.bool_]]:
+        found = self._compared.get(id(group))
+        if found is None:
+            if len(self._compared) >= MOST_COMPARED:
+                self._compared.clear()
+            found = self._compared[id(group)] = (group, *self._compare_states(group))
+        return found[1:]
+
+    def _compare_states(self, group: TrajectoryGroup) -> tuple[FloatArray, NDArray[np.bool_]]:
+        """A^S of each call of the trajectories that have a reward, and whether its state compares."""
+        rewarded = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
+        owners = np.repeat(np.arange(len(rewarded)), [len(trajectory.transitions) for trajectory in rewarded])
+        sums, weighed = np.zeros(len(owners)), np.zeros(len(owners))
+        if not len(owners):
+            return sums, weighed > 0
+        pasts = [past for trajectory in rewarded for past in self._pasts(trajectory)]
+        levels = [self._sets(pasts, owners, k) for k in range(1, self.history + 2)]
+        is_hit = np.zeros(len(owners), dtype=np.bool_)
+        for calls in levels[0]:
+            is_hit[calls] = True
+        if self._is_level(rewarded):
+            return sums, is_hit
+        returns = self._returns(rewarded, levels[0])
+        actions = [action for trajectory in rewarded for action in _actions(trajectory)] if self.shrinkage or self.gate else None
+        for k, sets in enumerate(levels, start=1):
+            weight = (k + 1.0) ** self.alpha
+            for calls in sets:
+                sums[calls] += weight * self._credit(returns[calls], None if actions is None else [actions[n] for n in calls])
+                weighed[calls] += weight
+        return np.divide(sums, weighed, out=np.zeros_like(sums), where=weighed > 0), is_hit
+
+    def _pasts(self, trajectory: Trajectory) -> list[list[Hashable]]:
+        """For each call its state and those before it, the latest first, as many as count."""
+        states = [
+            (call.agent, call.policy, key) for call, key in zip(trajectory.transitions, state_keys(trajectory, self.key), strict=True)
+        ]
+        if not self.history:
+            return [[state] for state in states]
+        pasts: list[list[Hashable]] = [[state] for state in states]
+        for t, later in reversed(list(enumerate(following(trajectory.transitions)))):
+            for k in later[1:]:
+                if len(pasts[k]) <= self.history:
+                    pasts[k].append(states[t])
+        return pasts
+
+    def _sets(self, pasts: Sequence[Sequence[Hashable]], owners: _Indices, k: int) -> list[_Indices]:
+        """Calls that share their last k states, where two rollouts have one."""
+        members: dict[Hashable, list[int]] = {}
+        for number, past in enumerate(pasts):
+            if len(past) >= k:
+                members.setdefault(past[0] if k == 1 else tuple(past[:k]), []).append(number)
+        return [np.array(calls) for calls in members.values() if len(calls) > 1 and len({int(owners[n]) for n in calls}) > 1]
+
+    def _is_level(self, rewarded: Sequence[Trajectory]) -> bool:
+        """Whether all earned the same."""
+        if not are_equal(np.array([trajectory.reward for trajectory in rewarded], dtype=np.float64)):
+            return False
+        turns = [turn_rewards(trajectory.transitions, self._turns.weights) for trajectory in rewarded]
+        return not any(found.any() for found in turns) or all(np.array_equal(found, turns[0]) for found in turns[1:])
+
+    def _returns(self, rewarded: Sequence[Trajectory], states: Sequence[_Indices]) -> FloatArray:
+        """G of each call."""
+        returns = np.concatenate([self._turns.returns(trajectory) for trajectory in rewarded])
+        if self.lam == 1.0:
+            return returns
+        values = returns.copy()  # V(s), of a state that one rollout alone was in its own return
+        for calls in states:
+            values[calls] = returns[calls].mean()
+        start = 0
+        for trajectory in rewarded:
+            rewards = turn_rewards(trajectory.transitions, self._turns.weights)
+            for t, later in reversed(list(enumerate(following(trajectory.transitions)))):
+                if len(later) > 1:
+                    after = start + later[1]
+                    bootstrap = (1.0 - self.lam) * values[after] + self.lam * returns[after]
+                    returns[start + t] = rewards[t] + self.gamma * bootstrap
+            start += len(trajectory.transitions)
+        return returns
+
+    def _credit(self, returns: FloatArray, actions: Sequence[Hashable] | None) -> FloatArray:
+        """A^S of the calls of one state."""
+        credit = baseline_advantages(returns, np.arange(len(returns)), baseline=self.baseline, epsilon=self.epsilon)
+        if actions is None or not credit.any():
+            return credit
+        numbers: dict[Hashable, int] = {}
+        action = np.array([numbers.setdefault(name, len(numbers)) for name in actions], dtype=np.intp)
+        counts = np.bincount(action)
+        means = np.bincount(action, weights=credit) / counts
+        if self.gate is not None:
+            between = float((counts * means**2).sum())
+            within = float(((credit - means[action]) ** 2).sum())
+            trust = float(np.tanh(len(returns) / self.gate)) * between / (between + within)
+        else:
+            trust = 1.0
+        if self.shrinkage:  # (n Ḡ + κ μ) / (n + κ) - μ  =  (Ḡ - μ) n / (n + κ)
+            credit = (means * counts / (counts + self.shrinkage))[action]
+        return trust * credit
+
+
+def _actions(trajectory: Trajectory) -> list[Hashable]:
+    """What each call did: the tools that it called, with their arguments, or else what it said."""
+    return [
+        tuple(sorted((tool.name, normalize(tool.arguments)) for tool in tools)) or call.completion_ids.tobytes()
+        for call, tools in zip(trajectory.transitions, tools_of_calls(trajectory), strict=True)
+    ]

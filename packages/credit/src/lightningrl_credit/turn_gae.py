@@ -1,0 +1,157 @@
+"""Generalised advantage estimation with a critic: over turns, over tokens, or over turns and then inside each.
+
+    turn     δ_t = r_t + γ V_{t+1} - V_t           A_t = δ_t + γλ A_{t+1}       V_t: the critic's value of call t's prompt
+    token    the same for each sampled token j, V_j: the value of all that stands before it
+    both     A_t over turns; then, inside turn t, token by token, the turn's return A_t + V_t earned at its last token
+
+What stands between two sampled tokens or calls (tool results, other policies' calls) is no step: nothing is discounted there.
+The outcome is earned by the last call. Where the rollout was cut off, the value after it stands for what would have come.
+
+Sources: GAE, Schulman et al. 2016, eq. 11 and 16; over turns, Turn-PPO (arXiv 2512.17008); both, VAGEN's bi-level GAE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import Literal, get_args
+
+import numpy as np
+
+from lightningrl.advantages.baselines import FloatArray
+from lightningrl.errors import ConfigError
+from lightningrl.protocols import Services
+from lightningrl.types import Advantages, Array, Evidence, Outcome, Trajectory, TrajectoryGroup, Transition
+from lightningrl_credit.rewards.lineages import successors
+from lightningrl_credit.rewards.potential import Joins
+from lightningrl_credit.turns import turn_rewards
+
+__all__ = ["Level", "TurnGae"]
+
+Level = Literal["turn", "token", "both"]
+
+CUT_OFF = frozenset({Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW})
+"""Outcomes of rollouts that did not end by themselves."""
+
+
+class TurnGae:
+    """Values are evidence; the arithmetic waits for nothing. Also teaches the critic: V_j is to become A_j + V_j."""
+
+    requires: frozenset[str] = frozenset({"values"})
+    joins: Joins = "mean"
+
+    def __init__(
+        self,
+        *,
+        gamma: float = 0.99,
+        lam: float = 0.9,
+        level: Level = "turn",
+        token_lam: float = 1.0,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        """`gamma`, `lam`: per turn, with `level = "token"` per token (Turn-PPO: 0.99 and 0.9; verl's PPO: 1 and 1). `token_lam`: λ inside a
+        turn of `both`, where γ is 1 (VAGEN). `weights` weighs turn rewards by name; 1.0 for the others."""
+        if level not in get_args(Level):
+            raise ConfigError(f"credit assigner 'turn_gae': level {level!r} is none of 'turn', 'token', 'both'")
+        for name, value in {"gamma": gamma, "lam": lam, "token_lam": token_lam}.items():
+            if not 0.0 <= value <= 1.0:
+                raise ConfigError(f"credit assigner 'turn_gae': {name} {value!r} is not between 0 and 1; try 0.95")
+        self.gamma = None if level == "token" and gamma != 1.0 else gamma
+        """Per call, where it is so."""
+        self._gamma = gamma
+        self.lam = lam
+        self.level: Level = level
+        self.token_lam = token_lam
+        self.weights = dict(weights or {})
+
+    async def score(self, trajectory: Trajectory, ask: Services) -> Evidence:
+        """Values by call (`value`) or by token, and the one after each call where the rollout was cut off (`value_after`)."""
+        is_cut_off = trajectory.outcome in CUT_OFF
+        found = await asyncio.gather(*(self._values(call, ask, is_cut_off=is_cut_off) for call in trajectory.transitions))
+        after = np.array([values[-1] if is_cut_off else 0.0 for values in found], np.float32)
+        if self.level == "turn":
+            return Evidence(calls={"value": np.array([values[0] for values in found], np.float32), "value_after": after})
+        return Evidence(calls={"value_after": after}, tokens={"value": tuple(values[:-1] for values in found)})
+
+    async def _values(self, call: Transition, ask: Services, *, is_cut_off: bool) -> Array:
+        """The first is before the call, the last after it. Calls of a policy that is not trained have no critic, and no part."""
+        if not call.trainable:
+            return np.zeros(len(call.completion_ids) + 1, np.float32)
+        if self.level != "turn":
+            return await ask.token_values(call.completion_ids, call.prompt_ids, policy=call.policy)
+        contexts = [call.prompt_ids, *([np.concatenate([call.prompt_ids, call.completion_ids])] if is_cut_off else [])]
+        return await ask.values(contexts, policy=call.policy)
+
+    def assign(self, group: TrajectoryGroup) -> Advantages:
+        return tuple(
+            tuple(
+                None if advantages is None else _spread(advantages, len(call.completion_ids))
+                for call, (advantages, _) in zip(trajectory.transitions, self._estimate(trajectory), strict=True)
+            )
+            for trajectory in group.trajectories
+        )
+
+    def value_targets(self, group: TrajectoryGroup) -> Advantages:
+        """A + V wherever a V entered the arithmetic: at a turn's first token, or at each."""
+        return tuple(
+            tuple(
+                None if advantages is None else _padded(advantages + values, len(call.completion_ids))
+                for call, (advantages, values) in zip(trajectory.transitions, self._estimate(trajectory), strict=True)
+            )
+            for trajectory in group.trajectories
+        )
+
+    def _estimate(self, trajectory: Trajectory) -> Iterator[tuple[FloatArray | None, FloatArray]]:
+        """For each call its advantages and values: one of each (`turn`), or one per token; None where it is not trained."""
+        calls = trajectory.transitions
+        nothing = np.zeros(0)
+        if trajectory.reward is None:
+            yield from ((None, nothing) for _ in calls)
+            return
+        evidence = trajectory.evidence
+        if evidence is None:  # a rewarded trajectory has been scored, one without calls was not asked about
+            return
+        next_calls, rewards = successors(calls), turn_rewards(calls, self.weights)
+        found: list[tuple[FloatArray | None, FloatArray]] = [(None, nothing)] * len(calls)
+        values_at, advantages_at = [0.0] * len(calls), [0.0] * len(calls)
+        """Of each call's start, as what comes before it sees them."""
+        for t in reversed(range(len(calls))):
+            later = next_calls[t]
+            reward = float(rewards[t]) + (0.0 if later else trajectory.reward)
+            next_value = sum(values_at[k] for k in later) / len(later) if later else float(evidence.calls["value_after"][t])
+            next_advantage = sum(advantages_at[k] for k in later) / len(later) if later else 0.0
+            if not calls[t].trainable:  # part of the environment, as tool results are: passed over, with what it earned
+                values_at[t], advantages_at[t] = reward + next_value, next_advantage
+                continue
+            by_token = self.level == "token"
+            values = (np.array([evidence.calls["value"][t]]) if self.level == "turn" else evidence.tokens["value"][t]).astype(np.float64)
+            chain = values if by_token else values[:1]
+            advantages = estimate_advantages(reward, chain, next_value, next_advantage, gamma=self._gamma, lam=self.lam)
+            values_at[t], advantages_at[t] = float(chain[0]), float(advantages[0])
+            if self.level == "both":
+                advantages = estimate_advantages(advantages[0] + values[0], values, 0.0, 0.0, gamma=1.0, lam=self.token_lam)
+            found[t] = advantages, values
+        yield from found
+
+
+def estimate_advantages(
+    reward: float, values: FloatArray, next_value: float, next_advantage: float, *, gamma: float, lam: float
+) -> FloatArray:
+    """A of each step of a stretch whose last step earns `reward`; `next_value` and `next_advantage` are of the step after it."""
+    advantages: list[float] = []
+    for value in reversed(values.tolist()):
+        delta = reward + gamma * next_value - value
+        next_advantage = delta + gamma * lam * next_advantage  # Â_t = δ_t + γλ Â_{t+1}  (GAE, eq. 16)
+        advantages.append(next_advantage)
+        next_value, reward = value, 0.0
+    return np.array(advantages[::-1])
+
+
+def _spread(advantages: FloatArray, length: int) -> Array:
+    """One for all of a turn's tokens, or each token's own."""
+    return np.full(length, advantages[0], np.float32) if len(advantages) == 1 else advantages.astype(np.float32)
+
+
+def _padded(values: FloatArray, length: int) -> Array:
+    """NaN for the tokens that have no target."""
+    return np.concatenate([values, np.full(length - len(values), np.nan)]).astype(np.float32)

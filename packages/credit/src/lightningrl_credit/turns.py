@@ -1,0 +1,123 @@
+"""Turns: each call is credited with its own reward and with what came after it, the outcome and the turns with baselines of their own.
+
+    outcome  A^R_{i,t} = γ_R^{T_i - t} · baseline({R_j})_i        compared over the group's rollouts first, then discounted
+    turns    A^G_{i,t} = baseline({G_{j,t}})_i                    compared with the same turn of the others, or with all turns
+             G_{i,t} = Σ_{k ≥ t} γ^{k-t} r_{i,k}                  (Kevin, arXiv 2507.11948; AReaL)
+    A = A^R + λ·A^G
+
+| is                          | options                                                                                          |
+|-----------------------------|--------------------------------------------------------------------------------------------------|
+| MT-GRPO, arXiv 2505.11821   | gamma = 0, outcome_gamma = 1: r_{i,t} among the turns t, and each turn the outcome's advantage    |
+| Kevin, arXiv 2507.11948     | gamma = 0.4, compared = "all": one mean and deviation over all turns of the group                 |
+| ReBN, GEM, arXiv 2510.01051 | baseline = "none", and `credit.whiten = true`: returns normalised over the whole batch            |
+
+One mean over the discounted returns of all turns would tell the early turns of four equal successes that they were bad, by their position
+alone: so the outcome is compared before it is discounted. With γ = 1 and no turn rewards this is identical assignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import numpy as np
+
+from lightningrl.advantages.baselines import Baseline, FloatArray, check_baseline
+from lightningrl.advantages.spread import Channel, spread
+from lightningrl.errors import ConfigError
+from lightningrl.types import Advantages, Trajectory, TrajectoryGroup, Transition
+from lightningrl_credit.rewards.lineages import following
+
+__all__ = ["ComparedTurns", "TurnReturns", "check_gamma", "turn_rewards"]
+
+ComparedTurns = Literal["turn", "all"]
+
+
+class TurnReturns:
+    """Turn rewards to go and a discounted outcome, over the calls of an episode in order of arrival.
+
+    A discount never crosses branches of one history, nor the choices of one call (`n` > 1).
+    """
+
+    requires: frozenset[str] = frozenset({"group", "turn_rewards"})
+
+    def __init__(
+        self,
+        *,
+        gamma: float = 1.0,
+        outcome_gamma: float | None = None,
+        turn_weight: float = 1.0,
+        weights: Mapping[str, float] | None = None,
+        baseline: Baseline = "grpo",
+        turn_baseline: Baseline | None = None,
+        compared: ComparedTurns = "turn",
+        epsilon: float = 1e-6,
+    ) -> None:
+        """`gamma` discounts turn rewards per call (2507.11948 uses 0.4, AReaL 0.9), `outcome_gamma` the outcome; None = the same.
+        `turn_weight` is λ (1 in 2505.11821). `weights` weighs turn rewards by name; 1.0 for the others. `baseline` is the outcome's,
+        `turn_baseline` the turns'; None = the same. `compared`: with which turns of the others a turn is, the `turn` of the same number
+        or `all` of them (2507.11948), where its position counts as well."""
+        check_baseline(baseline)
+        check_baseline(turn_baseline or baseline)
+        check_gamma("gamma", gamma)
+        check_gamma("outcome_gamma", gamma if outcome_gamma is None else outcome_gamma)
+        if compared not in get_args(ComparedTurns):
+            raise ConfigError(f"turns are compared with the same 'turn' of the others or with 'all'; compared is {compared!r}")
+        self.gamma = gamma
+        self.outcome_gamma = gamma if outcome_gamma is None else outcome_gamma
+        self.turn_weight = turn_weight
+        self.weights = dict(weights or {})
+        self.baseline: Baseline = baseline
+        self.turn_baseline: Baseline = turn_baseline or baseline
+        self.compared: ComparedTurns = compared
+        self.epsilon = epsilon
+        if baseline == "none" and self.turn_baseline == "none":
+            self.requires = frozenset({"turn_rewards"})
+
+    def returns(self, trajectory: Trajectory) -> FloatArray:
+        """λ·G of each call, with the outcome at the last one that came of it. A turn reward of None adds nothing."""
+        outcome, turns = self.channels(trajectory)
+        return turns.factors * turns.returns + outcome.factors * outcome.returns
+
+    def channels(self, trajectory: Trajectory) -> tuple[Channel, Channel]:
+        """Outcome and turn rewards."""
+        transitions = trajectory.transitions
+        count = len(transitions)
+        rewards = turn_rewards(transitions, self.weights)
+        later = following(transitions)
+        after = np.array([len(calls) for calls in later], dtype=np.intp)
+        reward = float(trajectory.reward or 0.0)
+        outcome = Channel(returns=np.full(count, reward), factors=np.power(self.outcome_gamma, after - 1, dtype=np.float64), turns=None)
+        if all(len(calls) == count - t for t, calls in enumerate(later)):  # nothing branches: G_t = r_t + γ·G_{t+1}
+            to_go, turns = rewards.copy(), np.arange(count)
+            for t in range(count - 2, -1, -1):
+                to_go[t] += self.gamma * to_go[t + 1]
+        else:
+            to_go = np.array([float(self.gamma ** np.arange(len(calls)) @ rewards[calls]) for calls in later])
+            turns = np.bincount([k for calls in later for k in calls[1:]], minlength=count)
+        return outcome, Channel(
+            returns=to_go,
+            factors=np.full(count, self.turn_weight),
+            turns=turns,
+            baseline=self.turn_baseline,
+            is_pooled=self.compared == "all",
+        )
+
+    def assign(self, group: TrajectoryGroup) -> Advantages:
+        return spread(group, self)
+
+
+def turn_rewards(transitions: tuple[Transition, ...], weights: Mapping[str, float]) -> FloatArray:
+    """The weighted sum of each call's rewards; one of None adds nothing."""
+    rewards = np.zeros(len(transitions))
+    for t, call in enumerate(transitions):
+        for name, value in call.rewards.items():
+            if value is not None:
+                rewards[t] += weights.get(name, 1.0) * value
+    return rewards
+
+
+def check_gamma(name: str, gamma: float) -> None:
+    """Raise ConfigError for what is no discount."""
+    if not 0.0 <= gamma <= 1.0:
+        raise ConfigError(f"{name} {gamma!r} is not between 0 and 1; try 0.95")

@@ -1,0 +1,86 @@
+"""Routes for an agent's reports of itself, below its own base URL, with the key that it has anyway: rewards, and what became of its tools.
+
+POST {OPENAI_BASE_URL}/rewards       {"rewards": {"format": 1.0}, "call": "chatcmpl-…"}
+POST {OPENAI_BASE_URL}/tool_calls    {"tool_calls": [{"name": "search", "status": "ok", "tool_call_id": "call_…", …}]}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+
+from lightningrl.control import api
+from lightningrl.control.api import ReportedToolCall
+from lightningrl.dialects import Dialect, call_of
+from lightningrl.records import ToolCallRecord
+from lightningrl.sanitize import as_text
+from lightningrl.types import ToolCall, ToolStatus
+from lightningrl_server.access import Access
+from lightningrl_server.asked_calls import ReadAsked, join_reports
+from lightningrl_server.routes import attempt_of, route
+from lightningrl_server.store.errors import UnknownRecord
+from lightningrl_server.store.protocol import CallLog
+
+__all__ = ["agent_routes"]
+
+
+def agent_routes(log: CallLog, access: Access, dialects: Sequence[Dialect], read_asked: ReadAsked | None = None) -> list[BaseRoute]:
+    """To be mounted before the gateway's routes, which refuse every path of theirs that they do not know. `read_asked`: what the attempt's
+    answers asked for, so that a report which does not name its tool call finds it."""
+
+    async def rewards(request: Request, body: api.ReportedRewards) -> None:
+        place = attempt_of(request)
+        (transition_id,) = await find_transitions(log, dialects, *place, [body.call])
+        await log.add_rewards(*place, body.rewards, transition_id)
+
+    async def tool_calls(request: Request, body: api.ReportedToolCalls) -> None:
+        place = attempt_of(request)
+        asked = await find_transitions(log, dialects, *place, [told.call for told in body.tool_calls])
+        records = await asyncio.to_thread(_records, body.tool_calls, asked)
+        if read_asked is not None:
+            records = join_reports(records, await read_asked(*place))
+        await log.append_tool_calls(*place, records)
+
+    return [route(api.REPORT_REWARDS, access, rewards), route(api.REPORT_TOOL_CALLS, access, tool_calls)]
+
+
+async def find_transitions(
+    log: CallLog, dialects: Sequence[Dialect], rollout_id: str, attempt: int, answer_ids: Sequence[str | None]
+) -> list[str | None]:
+    """The transitions that the ids of answers stand for. Raises UnknownRecord."""
+    known = await log.call_ids(rollout_id, attempt) if any(answer_ids) else frozenset()
+    found: list[str | None] = []
+    for answer_id in answer_ids:
+        if answer_id is None:
+            found.append(None)
+            continue
+        transition_id = call_of(answer_id, dialects)
+        if transition_id not in known:
+            raise UnknownRecord(f"rollout {rollout_id!r} has no call {answer_id!r}; give the id of an answer that this attempt was given")
+        found.append(transition_id)
+    return found
+
+
+def _records(told: Sequence[ReportedToolCall], transition_ids: Sequence[str | None]) -> list[ToolCallRecord]:
+    return [_record(one, transition_id) for one, transition_id in zip(told, transition_ids, strict=True)]
+
+
+def _record(told: ReportedToolCall, transition_id: str | None) -> ToolCallRecord:
+    call_id = told.tool_call_id or f"tool-{uuid.uuid4().hex}"
+    call = ToolCall(
+        id=call_id,
+        name=told.name,
+        arguments="" if told.arguments is None else as_text(told.arguments),
+        result="" if told.result is None else as_text(told.result),
+        status=ToolStatus(told.status),
+        duration_s=told.duration_s,
+        transition_id=transition_id,
+        agent=told.agent,
+        error_type=told.error_type,
+    )
+    return ToolCallRecord(tool_call=call, span_id=f"reported:{call_id}", started_at=time.time() - told.duration_s)

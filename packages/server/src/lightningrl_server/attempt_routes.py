@@ -1,0 +1,106 @@
+"""The worker's side of the control API: lease, result, rewards, telemetry of one attempt."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+
+from lightningrl.control import api
+from lightningrl.errors import ServerError
+from lightningrl.records import AttemptEnd, Lease
+from lightningrl.types import OtherCall, OtherCallKind, Outcome
+from lightningrl_server.access import Access
+from lightningrl_server.routes import BodyError, attempt_of, is_gone, route, while_connected
+from lightningrl_server.store.protocol import CallLog, Queue
+from lightningrl_server.telemetry_routes import ExportContents, ExportReader
+from lightningrl_server.workers import Workers
+
+__all__ = ["AttemptMemory", "attempt_routes"]
+
+
+class AttemptMemory(Protocol):
+    """The gateway's memory of attempts."""
+
+    async def is_overflowed(self, rollout_id: str, attempt: int) -> bool: ...
+    def forget(self, rollout_id: str, attempt: int) -> None: ...
+
+
+def attempt_routes(
+    queue: Queue,
+    log: CallLog,
+    access: Access,
+    workers: Workers,
+    memory: AttemptMemory | None,
+    spans: ExportReader,
+    *,
+    longest_wait_s: float,
+) -> list[BaseRoute]:
+    async def hand_over(request: Request, lease: Lease | None, worker_id: str) -> Lease | None:
+        """The lease, undone where nobody is there to take it."""
+        if lease is None:
+            return None
+        if is_gone(request):
+            await queue.release(lease.rollout_id, lease.attempt)
+            return None
+        workers.note_lease(worker_id)
+        return lease
+
+    async def lease(request: Request, body: api.LeaseRequest) -> Lease | None:
+        access.check_worker(request, body.worker_id)
+        wait_s = min(body.wait_s, longest_wait_s)
+        found = await while_connected(request, queue.lease(body.worker_id, body.lease_s, wait_s, exclusive=body.exclusive))
+        return await hand_over(request, found, body.worker_id)
+
+    async def result(request: Request, body: api.Result) -> api.ResultKept:
+        place, then = attempt_of(request), body.then
+        if then is not None:
+            access.check_worker(request, then.worker_id, then.key)
+        is_of_worker = then is not None or access.is_worker(request, body.worker_key)
+        contents = None if body.spans is None else await _read_result_spans(spans, place, body.spans)
+        end = await _end_of(place, body, contents, memory, may_go_again=is_of_worker)
+        if then is None or workers.is_stopping(then.worker_id):
+            state, lease = await queue.finish_and_lease(*place, end, None)
+        else:
+            state, found = await queue.finish_and_lease(*place, end, then.worker_id, then.lease_s)
+            lease = await hand_over(request, found, then.worker_id)
+        if memory is not None:
+            memory.forget(*place)
+        if contents is not None:
+            spans.forward(place, contents)
+        return api.ResultKept(state=state, lease=lease)
+
+    async def rewards(request: Request, body: api.Rewards) -> None:
+        await log.add_rewards(*attempt_of(request), body.rewards, body.transition_id)
+
+    return [
+        route(api.LEASE, access, lease),
+        route(api.RESULT, access, result),
+        route(api.REWARDS, access, rewards),
+    ]
+
+
+async def _end_of(
+    place: tuple[str, int], body: api.Result, contents: ExportContents | None, memory: AttemptMemory | None, *, may_go_again: bool
+) -> AttemptEnd:
+    is_overflow = body.outcome is Outcome.AGENT_ERROR and memory is not None and await memory.is_overflowed(*place)
+    return AttemptEnd(
+        outcome=Outcome.CONTEXT_OVERFLOW if is_overflow else body.outcome,
+        output=body.output,
+        error=body.error,
+        duration_s=body.duration_s,
+        tool_calls=() if contents is None else contents.tool_calls,
+        spans=() if contents is None or all(span.agent is None for span in contents.spans) else contents.spans,
+        rewards={} if contents is None else contents.rewards,
+        other_calls=[OtherCall(kind=OtherCallKind.ELSEWHERE, path=host) for host in body.unseen_hosts],
+        may_go_again=may_go_again,
+        left_threads=body.left_threads,
+    )
+
+
+async def _read_result_spans(spans: ExportReader, place: tuple[str, int], body: bytes) -> ExportContents:
+    try:
+        return await spans.read(place, body)
+    except ServerError as error:
+        raise BodyError(f"the spans of the result: {error}; the attempt has not ended: send its result without them") from error

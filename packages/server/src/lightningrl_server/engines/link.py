@@ -1,0 +1,287 @@
+"""The trainer's end of the engine link: serves a local engine to the gateway over a WebSocket that we open, and reopen.
+
+async with EngineLink(backend.engine, server_url, run_key) as link:
+    await link.hold()                 # nothing is being sampled when this returns; new calls wait
+    report = await asyncio.to_thread(backend.learn, samples)
+    await link.release()              # the waiting calls are sampled by the new weights
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+
+from lightningrl.errors import ContextOverflow, ServerError
+from lightningrl.protocols import Engine
+from lightningrl.types import GenerateRequest, TokenChunk
+from lightningrl_server.engines.messages import (
+    ENGINES_PATH,
+    Cancel,
+    Chunk,
+    Failure,
+    FromServer,
+    Generate,
+    Hello,
+    Hold,
+    Outbox,
+    Release,
+    Welcome,
+    first_to_end,
+    pack_floats,
+    pack_ids,
+    unpack_ids,
+)
+from lightningrl_server.engines.registry import closing
+
+__all__ = ["EngineLink", "EngineLinks"]
+
+logger = logging.getLogger(__name__)
+
+_TOGETHER_S: Final = 0.02
+"""Streamed tokens that come within this travel together."""
+
+
+class EngineLink:
+    """Connects out, so a trainer behind a firewall or on another machine can serve."""
+
+    def __init__(self, engine: Engine, url: str, key: str, *, backoff_s: tuple[float, float] = (0.1, 5.0)) -> None:
+        """`url` is the server's `http(s)://` or `ws(s)://` address."""
+        parts = urlsplit(url)
+        scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+        self.url = urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") + ENGINES_PATH, "", ""))
+        self._engine = engine
+        self._key = key
+        self._backoff_s = backoff_s
+        self._wait_s = backoff_s[0]
+        self._decode = msgspec.msgpack.Decoder(list[FromServer]).decode
+        self._connected = asyncio.Event()
+        self._released = asyncio.Event()
+        self._released.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._sampling = 0
+        self._tokens = 0
+        self._call_seconds = 0.0
+        """Of all calls that are over, together."""
+        self._began: dict[str, float] = {}
+        """When the calls that are being sampled began, by id."""
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._outbox: Outbox | None = None
+        self._socket: ClientConnection | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._refused: str | None = None
+
+    async def __aenter__(self) -> EngineLink:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    @property
+    def tokens(self) -> int:
+        """Sampled so far, those of calls that were left included."""
+        return self._tokens
+
+    @property
+    def call_seconds(self) -> float:
+        """That calls were being sampled so far, all of them together, calls cut off included."""
+        now = time.monotonic()
+        return self._call_seconds + sum(now - began for began in self._began.values())
+
+    @property
+    def call_speed(self) -> float | None:
+        """Tokens per second that one call was sampled with so far; None before the first."""
+        return EngineLinks([self]).call_speed
+
+    async def start(self, *, wait_s: float = 60.0) -> None:
+        """Connect; returns once the server knows the engine. Raises ServerError when it refuses or cannot be reached in time."""
+        if self._runner is None:
+            self._runner = asyncio.create_task(self._run(), name="engine-link")
+        connected = asyncio.create_task(self._connected.wait())
+        try:
+            await asyncio.wait({connected, self._runner}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            connected.cancel()
+        if not self._connected.is_set():
+            refused = self._refused
+            await self.close()
+            raise ServerError(refused or f"no server answers at {self.url!r} after {wait_s:g} s; is it running?")
+
+    async def hold(self) -> None:
+        """Stop taking calls and wait until none is being sampled. Calls that arrive meanwhile wait, none is refused."""
+        self._released.clear()
+        self._send(Hold())
+        await self._idle.wait()
+
+    async def release(self, version: int | None = None) -> None:
+        """Serve again, with the engine's current version unless another is said."""
+        self._send(Release(self._engine.info.version if version is None else version))
+        self._released.set()
+
+    async def close(self) -> None:
+        """Disconnect; the server gives calls in flight to another engine, or lets them wait for one."""
+        if self._runner is not None:
+            self._runner.cancel()
+            await asyncio.gather(self._runner, return_exceptions=True)
+            self._runner = None
+
+    def _send(self, message: object) -> None:
+        if self._outbox is not None:  # else the Hello of the next connection says the same
+            self._outbox.put(message)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                headers = {"Authorization": f"Bearer {self._key}"}
+                async with connect(
+                    self.url, additional_headers=headers, max_size=None, compression=None, ping_timeout=300, proxy=None
+                ) as socket:
+                    await self._serve(socket)
+            except InvalidStatus as error:
+                if error.response.status_code in (401, 403):
+                    self._refused = f"the server at {self.url!r} refused the engine: wrong run key"
+                    logger.error("%s", self._refused)
+                    return
+                logger.warning("engine link: %s; trying again in %.1f s", error, self._wait_s)
+            except (OSError, ConnectionClosed, InvalidHandshake, TimeoutError) as error:
+                logger.warning("engine link to %s: %s; trying again in %.1f s", self.url, error, self._wait_s)
+            except (msgspec.DecodeError, ValueError) as error:
+                logger.warning("engine link to %s: a frame cannot be read: %s; connecting anew in %.1f s", self.url, error, self._wait_s)
+            except Exception:  # the boundary to the server: whatever broke, the engine serves again once it is connected anew
+                logger.exception("engine link to %s broke; connecting anew in %.1f s", self.url, self._wait_s)
+            await asyncio.sleep(self._wait_s)
+            self._wait_s = min(self._wait_s * 2, self._backoff_s[1])
+
+    async def _serve(self, socket: ClientConnection) -> None:
+        info = self._engine.info
+        outbox = Outbox()
+        outbox.put(Hello(info.policy, info.version, info.context_length, not self._released.is_set()))
+        self._outbox = outbox
+        self._socket = socket
+        try:
+            await first_to_end(self._read(socket, outbox), _write(socket, outbox))
+        finally:
+            self._connected.clear()
+            self._outbox = self._socket = None
+            calls = list(self._calls.values())
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _read(self, socket: ClientConnection, outbox: Outbox) -> None:
+        async for frame in socket:
+            if isinstance(frame, str):
+                continue
+            for message in self._decode(frame):
+                self._take(message, outbox)
+
+    def _take(self, message: FromServer, outbox: Outbox) -> None:
+        if isinstance(message, Welcome):
+            self._connected.set()
+            self._wait_s = self._backoff_s[0]
+        elif isinstance(message, Generate):
+            call = asyncio.create_task(self._answer(message, outbox))
+            self._calls[message.id] = call
+            call.add_done_callback(lambda _: self._calls.pop(message.id, None))
+        elif isinstance(message, Cancel):
+            running = self._calls.get(message.id)
+            if running is not None:
+                running.cancel()
+
+    async def _answer(self, message: Generate, outbox: Outbox) -> None:
+        while not self._released.is_set():  # a call that crossed our Hold on its way
+            await self._released.wait()
+        self._began[message.id] = time.monotonic()
+        self._sampling += 1
+        self._idle.clear()
+        try:
+            request = GenerateRequest(
+                id=message.id, prompt_ids=unpack_ids(message.prompt_ids), sampling=message.sampling, session=message.session
+            )
+            await self._sample(request, outbox, whole=message.whole)
+        except ContextOverflow as error:
+            outbox.put(Failure(message.id, "context_overflow", str(error)))
+        except Exception as error:  # the boundary to the engine: the caller hears of it, the link lives on
+            logger.exception("engine link: call %s failed", message.id)
+            outbox.put(Failure(message.id, "engine", f"the engine failed: {type(error).__name__}: {error}"))
+        finally:
+            self._call_seconds += time.monotonic() - self._began.pop(message.id)
+            self._sampling -= 1
+            if self._sampling == 0:
+                self._idle.set()
+
+    async def _sample(self, request: GenerateRequest, outbox: Outbox, *, whole: bool) -> None:
+        loop = asyncio.get_running_loop()
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        sent_at = 0.0
+        version: int | None = None
+        async with closing(self._engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                if version is not None and chunk.policy_version != version:
+                    outbox.put(
+                        Failure(request.id, "engine", f"weights changed from version {version} to {chunk.policy_version} in mid-call")
+                    )
+                    return
+                version = chunk.policy_version
+                self._tokens += len(chunk.token_ids)
+                tokens.extend(chunk.token_ids)
+                logprobs.extend(chunk.logprobs)
+                is_due = not whole and tokens and loop.time() - sent_at >= _TOGETHER_S
+                if is_due or chunk.finish_reason is not None:
+                    outbox.put(_chunk(request.id, tokens, logprobs, chunk))
+                    tokens, logprobs, sent_at = [], [], loop.time()
+                if chunk.finish_reason is not None:
+                    return
+        outbox.put(Failure(request.id, "engine", "the engine ended a completion without a finish reason"))
+
+
+class EngineLinks:
+    """One engine's links to every server of a run, held and released together."""
+
+    def __init__(self, links: Sequence[EngineLink]) -> None:
+        self._links = links
+
+    @property
+    def tokens(self) -> int:
+        """Sampled so far, those of calls that were left included."""
+        return sum(link.tokens for link in self._links)
+
+    @property
+    def call_speed(self) -> float | None:
+        """Tokens per second that one call was sampled with so far; None before the first."""
+        seconds = sum(link.call_seconds for link in self._links)
+        return self.tokens / seconds if seconds else None
+
+    async def start(self) -> None:
+        """Returns once every server knows the engine. Raises ServerError."""
+        await asyncio.gather(*(link.start() for link in self._links))
+
+    async def hold(self) -> None:
+        """Returns once nothing is being sampled for any of them."""
+        await asyncio.gather(*(link.hold() for link in self._links))
+
+    async def release(self, version: int | None = None) -> None:
+        await asyncio.gather(*(link.release(version) for link in self._links))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(link.close() for link in self._links))
+
+
+def _chunk(call_id: str, tokens: list[int], logprobs: list[float], last: TokenChunk) -> Chunk:
+    return Chunk(call_id, pack_ids(tokens), pack_floats(logprobs), last.policy_version, last.finish_reason)
+
+
+async def _write(socket: ClientConnection, outbox: Outbox) -> None:
+    while True:
+        await socket.send(await outbox.frame())

@@ -1,0 +1,118 @@
+"""The gateway's routes: model calls of rollouts, each under its attempt's own path and key.
+
+/rollouts/{rollout}/attempts/{n}{base}/{endpoint}   POST   of each dialect (`lightningrl.dialects`): a policy, or the upstream
+/rollouts/{rollout}/attempts/{n}/v1/models[/{name}] GET    the policies by name
+/v1/…                                               403: a call that belongs to no rollout fails closed;
+                                                    or the calls of `settings.plain_rollout`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp
+
+from lightningrl.dialects import DIALECTS, Dialect
+from lightningrl_server.engines.registry import EngineRegistry
+from lightningrl_server.gateway.calls import PolicyCalls
+from lightningrl_server.gateway.dialects.format import load_format
+from lightningrl_server.gateway.endpoints import (
+    CountTokens,
+    ForwardEndpoint,
+    ModelCall,
+    Models,
+    OfRollout,
+    RefusedEndpoint,
+    RefusedPath,
+    Services,
+    refuse_unattributed,
+    refuse_upgrade,
+)
+from lightningrl_server.gateway.refusals import RefusalLog
+from lightningrl_server.gateway.settings import GatewaySettings
+from lightningrl_server.gateway.threads import Threads
+from lightningrl_server.gateway.upstream import Forwarder
+from lightningrl_server.gateway.watch import CallWatch
+from lightningrl_server.rendering.renderer import PolicyRenderer
+from lightningrl_server.store.protocol import CallLog
+
+__all__ = ["Gateway", "create_gateway"]
+
+MODELS = ("/v1/models", "/v1/models/{model:path}")
+
+
+class Gateway:
+    """Routes to mount, and what the server asks of the gateway beside them."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        attempt = "/rollouts/{rollout_id}/attempts/{attempt:int}"
+        calls: dict[str, ASGIApp] = {}
+        for dialect in services.formats:
+            served: dict[str, ASGIApp] = {
+                **{endpoint: ModelCall[Any](services, dialect, endpoint) for endpoint in dialect.endpoints},
+                **{endpoint: CountTokens[Any](services, dialect, endpoint) for endpoint in dialect.counting},
+                **{endpoint: ForwardEndpoint[Any](services, dialect, endpoint) for endpoint in dialect.forwarded},
+            }
+            calls |= {f"{base}/{endpoint}": serve for base in dialect.bases for endpoint, serve in served.items()}
+        unknown = RefusedPath(services)
+        models = Models(services)
+        unattributed = RefusedEndpoint(services, refuse_unattributed)
+        self.routes: list[BaseRoute] = [
+            *(Route(f"{attempt}{path}", serve, methods=["POST"]) for path, serve in calls.items()),
+            *(Route(f"{attempt}{path}", models, methods=["GET"]) for path in MODELS),
+            Route(f"{attempt}/v1/{{rest:path}}", unknown),
+            Route(f"{attempt}/{{rest:path}}", unknown),
+        ]
+        plain = services.settings.plain_rollout
+        if plain is not None:
+            self.routes += [
+                *(Route(path, OfRollout(serve, plain), methods=["POST"]) for path, serve in calls.items()),
+                *(Route(path, OfRollout(models, plain), methods=["GET"]) for path in MODELS),
+                Route("/v1/{rest:path}", OfRollout(unknown, plain)),
+            ]
+        self.routes += [WebSocketRoute(path, refuse_upgrade) for path in (f"{attempt}/{{rest:path}}", "/v1/{rest:path}")]
+        self.routes += [Route(path, unattributed) for path in ("/v1/{rest:path}", "/chat/completions", *calls)]
+
+    def forget(self, rollout_id: str, attempt: int) -> None:
+        """Free the memory of an attempt that has ended. Call it when its result arrives."""
+        self._services.policy_calls.forget(rollout_id, attempt)
+        self._services.refusals.forget(rollout_id, attempt)
+
+    async def is_overflowed(self, rollout_id: str, attempt: int) -> bool:
+        """Whether a call of the attempt was refused because its prompt was beyond the context: an `agent_error` is then a
+        `context_overflow`. The store remembers it, also after a restart."""
+        return await self._services.refusals.has_overflow(rollout_id, attempt)
+
+    async def close(self) -> None:
+        """Close the connections to the upstream and let go of the threads."""
+        await self._services.forwarder.close()
+        self._services.threads.close()
+
+
+def create_gateway(
+    log: CallLog,
+    engines: EngineRegistry,
+    renderers: Mapping[str, PolicyRenderer],
+    settings: GatewaySettings | None = None,
+    dialects: Sequence[Dialect] = DIALECTS,
+    watch: CallWatch | None = None,
+) -> Gateway:
+    """The gateway of a run: `app.router.routes.extend(create_gateway(...).routes)`. `renderers` by policy name. Raises ConfigError."""
+    settings = settings or GatewaySettings()
+    threads = Threads()
+    policy_calls = PolicyCalls(log, engines, renderers, settings, threads, watch)
+    counting = frozenset(endpoint for dialect in dialects for endpoint in dialect.counting)
+    return Gateway(
+        Services(
+            policy_calls=policy_calls,
+            forwarder=Forwarder(log, policy_calls, settings),
+            refusals=RefusalLog(log, max_attempts=settings.max_attempts_in_memory, counting=counting),
+            settings=settings,
+            threads=threads,
+            watch=watch,
+            formats={dialect: load_format(dialect) for dialect in dialects},
+        )
+    )

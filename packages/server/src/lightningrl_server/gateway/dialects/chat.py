@@ -1,0 +1,260 @@
+"""OpenAI chat completions: the request, checked and put into our own terms.
+
+Fields that SDKs send and that change nothing here (`user`, `store`, `metadata`, …) are ignored. Fields that would change what is
+sampled are the run's to decide (`temperature`, `top_p`, penalties, …), honoured (`max_tokens`, `stop`, `seed`, `n`), shown to the
+policy (`response_format`), or refused with a sentence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from lightningrl_server.gateway.dialects.checks import (
+    Flag,
+    Number,
+    check_count,
+    check_tool_call_ids,
+    decode_body,
+    format_instruction,
+    function_tool,
+    hosted_hint,
+    is_nothing,
+    join_text,
+    place_tools,
+    read_arguments,
+    read_asked,
+    read_choice,
+    read_stop,
+    read_tools,
+    read_whole,
+    with_instruction,
+)
+from lightningrl_server.gateway.dialects.extras import read_extras
+from lightningrl_server.gateway.errors import Refusal
+from lightningrl_server.gateway.request import CallRequest
+
+__all__ = ["ChatRequest", "parse_chat_request"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatRequest:
+    """A chat completion request."""
+
+    call: CallRequest
+    logprobs: bool
+    top_logprobs: int
+    include_usage: bool
+    """With `stream`: end with a chunk that counts tokens."""
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: Flag = None
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: Any = None
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function | None = None
+    id: str | None = None
+    type: str | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any] | str] | None = None
+    name: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    reasoning_text: Any = None
+    thinking: Any = None
+    reasoning_details: Any = None
+    thinking_blocks: Any = None
+    refusal: str | None = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class _Body(msgspec.Struct):
+    messages: list[_Message]
+    model: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: Flag = None
+    n: Number = None
+    stream: Flag = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: Number = None
+    max_completion_tokens: Number = None
+    stop: str | list[str | None] | None = None
+    seed: Number = None
+    temperature: Any = None
+    top_p: Any = None
+    logprobs: Flag = None
+    top_logprobs: Number = None
+    response_format: str | dict[str, Any] | None = None
+    logit_bias: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    web_search_options: Any = None
+    previous_response_id: Any = None
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+
+
+def parse_chat_request(data: bytes, *, max_choices: int, drops_hosted: bool = False) -> ChatRequest:
+    """Raises Refusal with what is wrong, which, and what next."""
+    body = decode_body(_decode, data, "chat completion")
+    _refuse_unsupported(body)
+    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    choices = read_whole("n", body.n, 1, max_choices) or 1
+    top_logprobs = read_whole("top_logprobs", body.top_logprobs, 0, 20) or 0
+    if not body.messages:
+        raise Refusal("the request has no messages; send at least one", param="messages")
+    check_count("messages", body.messages)
+    messages = [_message(message, i) for i, message in enumerate(body.messages)]
+    check_tool_call_ids(messages)
+    places, left_out = place_tools({"tools": body.tools or ()}, drops_hosted=drops_hosted)
+    tools = read_tools(places, _tool)
+    choice = read_choice(body.tool_choice, tools)
+    call = CallRequest(
+        model=body.model or "",
+        messages=with_instruction(messages, _format(body.response_format)),
+        tools=tools,
+        forced=choice.forced,
+        allow_tools=choice.allow_tools,
+        parallel_tools=body.parallel_tool_calls is None or bool(body.parallel_tool_calls),
+        n=choices,
+        stream=bool(body.stream),
+        max_tokens=read_whole("max_tokens", limit, 1),
+        stop=read_stop("stop", body.stop),
+        seed=read_whole("seed", body.seed, -(2**63), 2**63 - choices),  # each choice is sampled with a seed of its own
+        left_out=left_out,
+        asked=read_asked(temperature=body.temperature, top_p=body.top_p),
+        extras=read_extras(data, _Body, form="response_format"),
+    )
+    return ChatRequest(
+        call=call,
+        logprobs=bool(body.logprobs),
+        top_logprobs=top_logprobs,
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+    )
+
+
+def _refuse_unsupported(body: _Body) -> None:
+    if not is_nothing(body.logit_bias):
+        raise Refusal(
+            "logit_bias is not supported: the recorded logprobs would not be the ones sampled from; leave it out", param="logit_bias"
+        )
+    if not is_nothing(body.functions) or not (is_nothing(body.function_call) or body.function_call in ("none", "auto")):
+        raise Refusal("functions and function_call are not supported; use tools", param="functions")
+    if "audio" in (body.modalities or ()):
+        raise Refusal("the policy answers in text only; leave audio out of modalities", param="modalities")
+    if body.previous_response_id:
+        raise Refusal(
+            "chat completions go on from no previous_response_id; send the whole history in messages, or use /responses",
+            param="previous_response_id",
+        )
+    if body.web_search_options is not None:  # an empty one asks for a search as well
+        raise Refusal("web_search_options is not supported; give the agent a search tool", param="web_search_options")
+
+
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+def _message(message: _Message, index: int) -> dict[str, Any]:
+    role = _ROLES.get(message.role, message.role)
+    if role not in ("system", "user", "assistant", "tool"):
+        raise Refusal(
+            f"messages[{index}] has the role {message.role!r}; known are system, developer, user, assistant, tool",
+            param=f"messages[{index}].role",
+        )
+    said = message.content
+    if role == "assistant" and isinstance(said, list):
+        said = [part for part in said if not _is_thought(part)]
+    plain: dict[str, Any] = {"role": role, "content": join_text(said, f"messages[{index}]")}
+    if message.audio:
+        raise Refusal(f"messages[{index}] speaks in audio; the policy reads text only: send its text", param=f"messages[{index}].audio")
+    if role == "assistant":
+        if message.refusal and not plain["content"]:
+            plain["content"] = message.refusal
+        if thoughts := _reasoning(message):
+            plain["reasoning_content"] = thoughts
+        if message.tool_calls:
+            plain["tool_calls"] = [_tool_call(call, index) for call in message.tool_calls]
+        if not is_nothing(message.function_call):
+            raise Refusal(f"messages[{index}].function_call is not supported; use tool_calls", param=f"messages[{index}].function_call")
+    elif role == "tool":
+        if call_id := _call_id(message.tool_call_id):
+            plain["tool_call_id"] = call_id
+        if message.name is not None:
+            plain["name"] = message.name
+    return plain
+
+
+def _reasoning(message: _Message) -> str:
+    """Its text, under the name that vLLM's and DeepSeek's clients, OpenRouter's, Copilot's, Ollama's or LiteLLM's give it, or among the
+    content's parts."""
+    parts = [part for part in message.content if _is_thought(part)] if isinstance(message.content, list) else []
+    plain = (message.reasoning_content, message.reasoning, message.reasoning_text, message.thinking)
+    return next(filter(None, map(_text_of, (*plain, message.reasoning_details, message.thinking_blocks, parts))), "")
+
+
+def _is_thought(part: dict[str, Any] | str) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("thinking", "reasoning", "reasoning_content", "redacted_thinking")
+
+
+def _text_of(value: Any) -> str:
+    """The text in a part of reasoning, or in a list of them; nothing where it is encrypted."""
+    if isinstance(value, list):
+        return "".join(map(_text_of, value))
+    if isinstance(value, dict):
+        return next(
+            (
+                text
+                for key in ("text", "thinking", "reasoning", "reasoning_content", "content", "summary")
+                if (text := _text_of(value.get(key)))
+            ),
+            "",
+        )
+    return value if isinstance(value, str) else ""
+
+
+def _tool_call(call: _ToolCall, index: int) -> dict[str, Any]:
+    if call.function is None:
+        raise Refusal(
+            f"messages[{index}] has a tool call of type {call.type!r}; only functions are supported", param=f"messages[{index}].tool_calls"
+        )
+    value = read_arguments(call.function.arguments, f"messages[{index}]")
+    return {"id": _call_id(call.id), "type": "function", "function": {"name": call.function.name, "arguments": value}}
+
+
+def _call_id(call_id: str | None) -> str | None:
+    """None for an id that is none, in any spelling; Mistral's SDK writes "null"."""
+    return None if call_id is None or call_id.strip() in ("", "null") else call_id
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    function = tool.get("function")
+    if (tool.get("type") or "function") != "function" or not isinstance(function, dict):
+        hint = hosted_hint(tool.get("type"))
+        raise Refusal(
+            f"{where} is no function with a name; only functions are supported{hint and ': give the agent one'}{hint}", param=where
+        )
+    return function_tool(where, function.get("name"), function.get("description"), function.get("parameters"), function.get("strict"))
+
+
+def _format(wanted: str | dict[str, Any] | None) -> str | None:
+    if not isinstance(wanted, dict):
+        return format_instruction(wanted or None, None, "response_format")
+    named = wanted.get("json_schema")
+    return format_instruction(wanted.get("type"), named.get("schema") if isinstance(named, dict) else None, "response_format")

@@ -1,0 +1,66 @@
+"""Refused calls, kept with their attempt: an agent may swallow the error, and its rollout still says what went wrong."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, OrderedDict
+
+from lightningrl.errors import StoreError
+from lightningrl.records import AttemptInfo
+from lightningrl.types import OtherCall, OtherCallKind
+from lightningrl_server.gateway.errors import CONTEXT_CODE, Refusal
+from lightningrl_server.gateway.request import CallContext
+from lightningrl_server.store.protocol import CallLog
+
+__all__ = ["RefusalLog"]
+
+logger = logging.getLogger(__name__)
+
+_MOST_KEPT = 100
+"""Of one attempt and kind: an agent that asks again and again would fill the store with one sentence."""
+
+
+class RefusalLog:
+    """Records refusals. One per gateway."""
+
+    def __init__(self, log: CallLog, *, max_attempts: int, counting: frozenset[str]) -> None:
+        """`counting` are the endpoints that only say how long a call would be."""
+        self._log = log
+        self._counting = counting
+        self._max_attempts = max_attempts
+        self._counts: OrderedDict[tuple[str, int], Counter[str]] = OrderedDict()
+
+    async def add(self, info: AttemptInfo, path: str, context: CallContext, refusal: Refusal) -> None:
+        """Keep one, unless the attempt is over or has had its share of this kind."""
+        place = (info.rollout_id, info.attempt)
+        counts = self._counts.setdefault(place, Counter())
+        if counts[refusal.code] >= _MOST_KEPT:
+            return
+        counts[refusal.code] += 1
+        self._counts.move_to_end(place)
+        if len(self._counts) > self._max_attempts:
+            self._counts.popitem(last=False)
+        call = OtherCall(
+            kind=OtherCallKind.REFUSED,
+            path=path,
+            agent=context.agent,
+            status=refusal.status,
+            code=refusal.code,
+            message=refusal.message,
+            request=None if refusal.param is None else {"param": refusal.param},
+            started_at=time.time(),
+        )
+        try:
+            await self._log.append_other_calls(*place, [call])
+        except StoreError as error:  # the attempt has ended meanwhile: its outcome is decided
+            logger.info("rollout %s, attempt %s: a refused call is not recorded: %s", *place, error)
+
+    async def has_overflow(self, rollout_id: str, attempt: int) -> bool:
+        """Whether a call of the attempt was refused because its prompt was beyond the context."""
+        calls = await self._log.other_calls(rollout_id, attempt)
+        return any(call.code == CONTEXT_CODE and call.path not in self._counting for call in calls)
+
+    def forget(self, rollout_id: str, attempt: int) -> None:
+        """Free an ended attempt's memory."""
+        self._counts.pop((rollout_id, attempt), None)

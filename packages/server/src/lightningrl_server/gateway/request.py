@@ -1,0 +1,178 @@
+"""A request as a dialect understood it, and its answer: the same for every dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightningrl_server.rendering.completion import Choice, ShownText, TextDelta
+
+__all__ = [
+    "Answer",
+    "AnswerStart",
+    "CallContext",
+    "CallRequest",
+    "ContextEdit",
+    "Delivery",
+    "Extras",
+    "FindAnswer",
+    "ForcedCall",
+    "HoldsAnswer",
+    "Referring",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedCall:
+    """The answer has to be a tool call: the markup that opens one stands at the end of the prompt, and the policy goes on from there.
+    What was written for it is no part of the completion: it is neither sampled nor trained."""
+
+    name: str | None = None
+    """Which tool; None = one of those offered."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContextEdit:
+    """An edit of the prompt that the agent wants from some length on. Where it would change the prompt, the call is refused."""
+
+    name: str
+    beyond: int
+    """Tokens of the longest prompt that it leaves as it is; -1 = it changes any."""
+
+
+FindAnswer = Callable[[str], Mapping[str, Any] | None]
+"""From the id of a transition to the message that it answered; None where the attempt has none."""
+HoldsAnswer = Callable[[str], bool]
+"""Asks if the conversation that a call goes on from by an id has the answer of this transition already."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Referring:
+    """Messages that name parts of the attempt's earlier answers instead of saying them again."""
+
+    size: int
+    """Characters of the others, at most."""
+    read: Callable[[FindAnswer, HoldsAnswer], tuple[Mapping[str, Any], ...]]
+    """All messages, normalised. Raises Refusal where one names what there is not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extras:
+    """Fields of a call beside those of its API."""
+
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """For the chat template; they have to be the policy's own."""
+    stop_token_ids: tuple[int, ...] = ()
+    asked: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Sampling settings that are the recipe's to decide, added to `CallRequest.asked`: `min_p`, penalties."""
+    ignored: tuple[str, ...] = ()
+    """Names that nobody reads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallRequest:
+    """One call of a model, in our own terms."""
+
+    model: str
+    messages: tuple[Mapping[str, Any], ...]
+    """Normalised: role, text content, `tool_calls` with parsed arguments, `tool_call_id`."""
+    referring: Referring | None = None
+    """Where the messages come from once the attempt is known; None = they are there."""
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    allow_tools: bool = True
+    """False = the prompt names the tools but markup stays text (`tool_choice="none"`)."""
+    parallel_tools: bool = True
+    """False = only the first tool call of a completion is handed on."""
+    forced: ForcedCall | None = None
+    """None = the policy is free to call a tool or not."""
+    has_call_ids: bool = True
+    """False = the API's tool calls have no ids, so a history is recognised without them."""
+    failed_tools: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Results of which the request says that the tool failed, by tool-call id, as they were sent."""
+    n: int = 1
+    stream: bool = False
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    asked: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What it wants of the sampling that is the recipe's to decide: `temperature`, `top_p`."""
+    edits: tuple[ContextEdit, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Types of tools that the agent offers and the policy does not read of."""
+    extras: Extras = field(default_factory=Extras)
+    previous: str | None = None
+    """Transition whose conversation these messages go on with; None = they are all of it."""
+    head: int | None = None
+    """How many of the first messages (instructions) hold for this call alone, where a later one may go on from here by its id.
+    None = it is sent its whole history again, so nothing is kept for it."""
+
+    @property
+    def schemas(self) -> dict[str, Any]:
+        """JSON schemas of the arguments, by the name of the tool."""
+        return {tool["function"]["name"]: tool["function"].get("parameters") for tool in self.tools or ()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallContext:
+    """The headers that travel beside the body."""
+
+    call_id: str | None = None
+    """Stable over retries of one logical call (`x-lightningrl-call-id`)."""
+    retries: int = 0
+    """How often the client sent this body before (`x-stainless-retry-count`)."""
+    agent: str | None = None
+    span_id: str | None = None
+    body_digest: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """The part of a streamed call that has been sent so far."""
+
+    shown: dict[int, ShownText] = field(default_factory=dict[int, ShownText])
+    """By choice."""
+    _sampled: dict[int, int] = field(default_factory=dict[int, int])
+
+    def add(self, delta: TextDelta, *, was_sent: bool, with_tool_calls: bool) -> None:
+        """Count a delta; one that had nothing to show counts once a later one was sent."""
+        tokens = self._sampled[delta.index] = self._sampled.get(delta.index, 0) + len(delta.token_ids)
+        if was_sent:
+            shown = self.shown.setdefault(delta.index, ShownText())
+            shown.tokens = tokens
+            shown.content += len(delta.content)
+            shown.reasoning += len(delta.reasoning)
+            shown.tool_calls += len(delta.tool_calls) if with_tool_calls else 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerStart:
+    """A streamed call has its place; text follows."""
+
+    id: str
+    """Transition id of the first choice."""
+    policy: str
+    created: int
+    """Unix seconds."""
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """A recorded call."""
+
+    id: str
+    """Transition id of the first choice."""
+    model: str
+    policy: str
+    policy_version: int
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens taken over from an earlier call."""
+    choices: tuple[Choice, ...]
+    created: int
+
+    @property
+    def start(self) -> AnswerStart:
+        """Its beginning, for an answer that was recorded before and is streamed now."""
+        return AnswerStart(id=self.id, policy=self.policy, created=self.created, prompt_tokens=self.prompt_tokens)

@@ -1,0 +1,223 @@
+"""Calls that no policy answers, handed on to the user's own provider: passed through as they come, recorded, never trained.
+
+call ─► a model of the upstream's? ─► POST {base_url}/{path} with the user's key ─► chunks, less that key, to the agent
+                                                                               └─► a record of the attempt, before the answer ends
+
+The record is an `OtherCall`, which no reward or credit ever reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from lightningrl.dialects import Dialect
+from lightningrl.errors import StoreError, iterate_causes
+from lightningrl.inflate import UNCOMPRESSED, decoded_pieces
+from lightningrl.keys import Mask, MaskedBytes
+from lightningrl.records import AttemptInfo
+from lightningrl.types import OtherCall, OtherCallKind
+from lightningrl_server.gateway.calls import PolicyCalls
+from lightningrl_server.gateway.errors import Refusal
+from lightningrl_server.gateway.exchange import ReceivedCall
+from lightningrl_server.gateway.request import CallContext
+from lightningrl_server.gateway.settings import GatewaySettings, Upstream
+from lightningrl_server.store.protocol import CallLog
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["Forwarder"]
+
+logger = logging.getLogger(__name__)
+
+_SENT = ("content-type", "accept", "user-agent")
+_RETURNED = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id")
+_KEPT_BYTES = 64 * 1024
+"""Of a request and of an answer; longer ones are recorded by their size."""
+_TIMEOUT_S = 600.0
+
+
+class Forwarder:
+    """Hands calls on. One per gateway."""
+
+    def __init__(self, log: CallLog, policy_calls: PolicyCalls, settings: GatewaySettings) -> None:
+        self._log = log
+        self._policy_calls = policy_calls
+        self._default = settings.upstream
+        self._models = dict(settings.upstream_models)
+        self._client: httpx.AsyncClient | None = None
+
+    @property
+    def is_configured(self) -> bool:
+        return self._default is not None or bool(self._models)
+
+    def takes(self, model: str, context: CallContext) -> bool:
+        """Whether a call is the upstream's: its model is listed, or no policy serves it."""
+        if model in self._policy_calls.policies:
+            return False
+        return self._listed(model) is not None or (self._default is not None and not self._policy_calls.may_serve(model, context))
+
+    def has_upstream(self, model: str) -> bool:
+        """Whether there is an upstream for what no policy can answer, embeddings for instance."""
+        return self._default is not None or self._listed(model) is not None
+
+    async def forward(self, call: ReceivedCall, dialect: Dialect) -> None:
+        """Pass the call on and its answer back. Raises Refusal where the upstream does not answer."""
+        import httpx
+
+        record = _Exchange(call)
+        upstream = self._listed(call.model) or self._default
+        assert upstream is not None
+        if self._client is None:
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)  # how many call at once is the agents' affair
+            self._client = httpx.AsyncClient(timeout=httpx.Timeout(_TIMEOUT_S, connect=15.0), limits=limits)
+        mask = Mask([upstream.api_key])
+        passing, has_begun = MaskedBytes(mask), False
+        try:
+            request = self._client.build_request(
+                "POST",
+                _url(upstream, call),
+                content=_body(upstream, call.body),
+                headers=_headers(upstream, dialect, call.headers),
+            )
+            answer = await self._client.send(request, stream=True)
+            try:
+                record.status = answer.status_code
+                kept = [(name.encode(), mask.text(value).encode()) for name, value in answer.headers.items() if name in _RETURNED]
+                pieces = decoded_pieces(answer)
+                await call.send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+                has_begun = True
+                async for piece in pieces:
+                    await self._pass_on(passing.add(piece), record, call)
+                await self._pass_on(passing.end(), record, call)
+            finally:
+                await answer.aclose()
+        except httpx.HTTPError as error:
+            record.error, reason = type(error).__name__, mask.text(_reason(error))
+            if not has_begun:
+                raise Refusal(
+                    f"the upstream at {upstream.base_url!r} does not answer ({reason}); check its address, and that it is up",
+                    status=502,
+                    code="upstream_failed",
+                ) from error
+            logger.warning(
+                "rollout %s: the upstream at %r broke off: %s", call.info.rollout_id, upstream.base_url, mask.text(_reason(error))
+            )
+            return  # without its end, on which the connection is closed: a client must not take half an answer for a whole one
+        except asyncio.CancelledError:
+            record.error = "client_gone"
+            raise
+        finally:
+            await asyncio.shield(self._record(call.info, record))
+        await call.send({"type": "http.response.body", "body": b""})
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    def _listed(self, model: str) -> Upstream | None:
+        return next((upstream for pattern, upstream in self._models.items() if fnmatchcase(model, pattern)), None)
+
+    async def _pass_on(self, piece: bytes, record: _Exchange, call: ReceivedCall) -> None:
+        if piece:
+            record.add(piece)
+            await call.send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def _record(self, info: AttemptInfo, record: _Exchange) -> None:
+        try:
+            await self._log.append_other_calls(info.rollout_id, info.attempt, [record.call()])
+        except StoreError as error:  # the attempt has ended meanwhile: nothing is trained on it, the answer may still be read
+            logger.warning("rollout %s: a call to the upstream could not be recorded: %s", info.rollout_id, error)
+
+
+class _Exchange:
+    """The record of a forwarded call, while it is made."""
+
+    def __init__(self, call: ReceivedCall) -> None:
+        self._call = call
+        self._started_at = time.time()
+        self._clock = time.perf_counter()
+        is_kept = len(call.body) <= _KEPT_BYTES
+        self._said = _parse(call.body) if is_kept else {"model": call.model, "bytes": len(call.body)}
+        self._kept: list[bytes] = []
+        self._size = 0
+        self.status: int | None = None
+        self.error: str | None = None
+
+    def add(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+        if self._size <= _KEPT_BYTES:
+            self._kept.append(chunk)
+
+    def call(self) -> OtherCall:
+        is_ok = self.error is None and self.status is not None and self.status < 400
+        return OtherCall(
+            kind=OtherCallKind.FORWARDED,
+            path=self._call.path,
+            model=self._call.model,
+            agent=self._call.context.agent,
+            status=self.status,
+            code=None if is_ok else self.error or f"http_{self.status}",
+            request=self._said,
+            answer=self._answer(),
+            started_at=self._started_at,
+            duration_s=time.perf_counter() - self._clock,
+        )
+
+    def _answer(self) -> Any:
+        if self._size > _KEPT_BYTES:
+            return {"bytes": self._size}
+        answer = _parse(b"".join(self._kept))
+        if isinstance(answer, dict) and self._call.path == "embeddings" and isinstance(answer.get("data"), list):
+            answer["data"] = {"vectors": len(answer["data"])}
+        return answer
+
+
+def _url(upstream: Upstream, call: ReceivedCall) -> str:
+    """The upstream's address and the call's below it, with what both say behind a question mark (`api-version`, `beta`, `alt`)."""
+    address = urlsplit(upstream.base_url)
+    query = "&".join(part for part in (address.query, call.query.decode("latin-1")) if part)
+    return urlunsplit(address._replace(path=f"{address.path.rstrip('/')}/{call.path}", query=query))
+
+
+def _body(upstream: Upstream, body: bytes) -> bytes:
+    """As the agent sent it, but for the model's name where the upstream has another."""
+    said = _parse(body) if upstream.model is not None else None
+    return json.dumps({**said, "model": upstream.model}).encode() if isinstance(said, dict) else body
+
+
+def _headers(upstream: Upstream, dialect: Dialect, headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """The agent's, as far as they are about the call; the attempt's key stays here."""
+    names = [name.encode() for name in (*_SENT, *dialect.sent_headers)]
+    sent = {name: headers[name] for name in names if name in headers}
+    sent |= {name.encode(): value.encode() for name, value in UNCOMPRESSED.items()}  # chunks are passed on as they come
+    if upstream.api_key is not None:
+        scheme = "Bearer " if dialect.key_header == "authorization" else ""
+        sent[dialect.key_header.encode()] = f"{scheme}{upstream.api_key}".encode()
+    return sent
+
+
+def _reason(error: Exception) -> str:
+    """As the system says it, where it does: httpx has "All connection attempts failed" for a refused connection and a wrong name alike.
+    An error of a request that cannot be sent quotes what is in it, so its name is all that is said."""
+    import httpx
+
+    if isinstance(error, httpx.LocalProtocolError):
+        return type(error).__name__
+    root = next((cause for cause in iterate_causes(error) if isinstance(cause, OSError) and cause.errno is not None), error)
+    return f"{type(root).__name__}: {root}".removesuffix(": ")
+
+
+def _parse(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return data.decode("utf-8", "replace")

@@ -1,0 +1,345 @@
+"""Messages ⇄ tokens of one policy: prompts through the `renderers` library, bridged turns, parsed completions.
+
+messages ─► prompt_ids            (rendered once per distinct prompt)
+earlier prompt + completion, new messages ─► prompt_ids whose beginning is exactly those tokens
+completion_ids ─► content, reasoning, tool calls
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from lightningrl.errors import ConfigError, ContextOverflow
+from lightningrl_server.lru import LruCache
+from lightningrl_server.rendering.families import create_renderer, remedy_without_tools, resolve_config, template_of
+from lightningrl_server.rendering.templates import GIVEN, check_template_kwargs, no_tools, template_variables
+from lightningrl_server.rendering.tokenizer import (
+    QuickTokenizer,
+    TemplateBridge,
+    joined_turns,
+    late_systems,
+    load_tokenizer,
+)
+
+__all__ = ["PROMPT_TAIL", "ParsedCompletion", "PolicyRenderer"]
+
+logger = logging.getLogger(__name__)
+
+_pack = msgspec.msgpack.Encoder().encode
+
+_OPENING = re.compile(r'<tool_call>\n(?:\{"name": "[^"\n]{1,128}", "arguments":)?')
+"""The beginning of a tool call in the JSON markup of Qwen and Hermes: of any tool, or of one by name. It ends where a
+tokenizer's words end, so that what the policy says next is spelt in the tokens it would have used anyway."""
+_OPENING_TOKENS = 192
+"""Longest opening: a name of 128 bytes, each a token of its own."""
+_THINKING_TOKENS = 48
+PROMPT_TAIL: Final = _OPENING_TOKENS + _THINKING_TOKENS
+"""Last tokens of a prompt that say all that reading its completion takes."""
+_MOST_PROMPTS = 256
+_MOST_TOKENS = 2**20
+"""Tokens of all prompts that are kept for the next call with the same messages; each takes some forty bytes."""
+
+_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
+}
+_EVERYTHING: Final[list[Mapping[str, Any]]] = [
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": "b",
+        "reasoning_content": "c",
+        "tool_calls": [{"id": "call12345", "type": "function", "function": {"name": "f", "arguments": {}}}],
+    },
+    {"role": "tool", "content": "d", "name": "f", "tool_call_id": "call12345"},
+    {"role": "assistant", "content": "e", "reasoning_content": "f"},
+    {"role": "user", "content": "g"},
+]
+"""A conversation in which a template's switches show."""
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCompletion:
+    """A completion's tokens as content, reasoning and tool calls."""
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[Any, ...]
+    """`renderers.ParsedToolCall`, well-formed or not."""
+
+
+class PolicyRenderer:
+    """Renders, bridges and parses for one policy."""
+
+    def __init__(
+        self,
+        tokenizer: str | Path | Any,
+        renderer_config: Any = "auto",
+        *,
+        name: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`tokenizer` is a folder, a hub name or a loaded fast tokenizer. `renderer_config` is "auto", a name of the
+        `renderers` library ("qwen3", "llama-3", …) or one of its config records. `template_kwargs` are given to the
+        chat template with every prompt."""
+        if isinstance(tokenizer, str | Path):
+            self.name = name or str(tokenizer)
+            tokenizer = load_tokenizer(tokenizer)
+        else:
+            self.name = name or str(getattr(tokenizer, "name_or_path", "") or "the policy")
+        self._template_kwargs = dict(template_kwargs or {})
+        self.tokenizer = QuickTokenizer(tokenizer, self._template_kwargs)
+        template = template_of(tokenizer)
+        has_template = bool(template)
+        config = resolve_config(tokenizer, self.name, renderer_config, self._template_kwargs)
+        self._renderer = create_renderer(self.tokenizer, config, self.name)
+        self.is_default: bool = config.name == "default"
+        """The policy's own chat template renders; no model-specific renderer is known for it."""
+        self._variables = frozenset[str]()
+        if has_template:
+            try:
+                self._variables = template_variables(template, f"policy {self.name!r}")
+            except ConfigError:
+                if self.is_default:
+                    raise
+                has_template = False
+        if self.is_default and not has_template:
+            raise ConfigError(
+                f"policy {self.name!r} has no chat template, so messages cannot become its prompt; "
+                "save a tokenizer with a chat_template or name a renderer in the recipe"
+            )
+        if self.is_default:
+            check_template_kwargs(self._template_kwargs, self._variables, f"the chat template of policy {self.name!r}")
+        self._bridge = TemplateBridge(self.tokenizer) if has_template else None
+        stops = list(self._renderer.get_stop_token_ids())
+        if self.is_default and self._bridge is not None and self._bridge.close_token_id is not None:
+            stops.append(self._bridge.close_token_id)
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted(set(stops)))
+        if self._bridge is not None:
+            self._bridge.stop_token_ids = frozenset(self.stop_token_ids)
+        self.is_tagged = config.name in ("default", "qwen3")
+        """Reasoning and tool calls stand between tokens of their own; all text outside them is content."""
+        added = tokenizer.get_added_vocab()
+        self.has_atomic_thinking = "<think>" in added and "</think>" in added
+        self._think_id, self._think_end_id = added.get("<think>"), added.get("</think>")
+        self.supports_tools = not self.is_default or config.tool_parser is not None
+        markup = getattr(config, "tool_parser", None) if self.is_default else config.name
+        self._tool_id: int | None = added.get("<tool_call>") if markup == "qwen3" else None
+        self.marker_ids = frozenset(tokenizer.added_tokens_decoder) - frozenset(self.stop_token_ids)
+        self._has_joined = False
+        self._prompts, self._suffixes = (
+            LruCache[bytes, tuple[int, ...]](_MOST_PROMPTS, _MOST_TOKENS, together=_MOST_TOKENS) for _ in range(2)
+        )
+
+    def render(self, messages: Messages, tools: Messages | None, context_length: int | None = None) -> tuple[int, ...]:
+        """Prompt ids of a conversation from its beginning, with the generation prompt. Raises ValueError with the
+        template's complaint, ContextOverflow where they are far beyond a known `context_length`. Any thread may call
+        it."""
+        key = _digest((messages, tools))
+        recent = self._prompts.get(key)
+        if recent is not None:
+            return recent
+        with self.tokenizer.within(context_length):
+            ids = self._render(messages, tools)
+        return self._prompts.put(key, ids, len(ids))
+
+    def _render(self, messages: Messages, tools: Messages | None) -> tuple[int, ...]:
+        """Render, with neighbours joined and system messages among the user's where the template takes no others."""
+        wrong: Exception | None = None
+        for turns in chain([list(messages)], joined_turns(messages)):
+            try:
+                ids = tuple(self._renderer.render_ids(turns, tools=list(tools) if tools else None, add_generation_prompt=True))
+                self._check_systems(turns)
+            except ContextOverflow:
+                raise
+            except Exception as error:  # noqa: BLE001  (a template is user code: this is about these messages)
+                wrong = wrong or error
+                continue
+            if wrong is not None and not self._has_joined:
+                self._has_joined = True
+                logger.warning(
+                    "policy %r: its chat template takes not all conversations (%s), so turns are joined for it",
+                    self.name,
+                    wrong,
+                )
+            return ids
+        raise ValueError(f"the chat template of {self.name!r} cannot render these messages: {wrong}; {_remedy(messages)}") from wrong
+
+    def _check_systems(self, turns: Messages) -> None:
+        """Raise ValueError where the policy's own template passes over a system message in silence."""
+        systems = late_systems(turns)
+        if systems and self.is_default:
+            text = str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+            if not all(system in text for system in systems):
+                raise ValueError("it leaves out a system message")
+
+    def bridge(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        new_messages: Messages,
+        tools: Messages | None,
+        context_length: int | None = None,
+    ) -> tuple[int, ...] | None:
+        """Tokens that the new messages add after an earlier call's own tokens, up to the next completion; None = cannot
+        be told. Raises ContextOverflow where that is far beyond a known `context_length`. Any thread may call it."""
+        with self.tokenizer.within(context_length):
+            return self._bridged(prompt_ids, completion_ids, new_messages, tools)
+
+    def _bridged(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        new_messages: Messages,
+        tools: Messages | None,
+    ) -> tuple[int, ...] | None:
+        if self.is_default:
+            return self._template_suffix(completion_ids, new_messages)
+        past = [*prompt_ids, *completion_ids]
+        try:
+            rendered = self._renderer.bridge_to_next_turn(
+                list(prompt_ids), list(completion_ids), list(new_messages), tools=list(tools) if tools else None
+            )
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            rendered = None  # a shape of messages this renderer does not know; the template decides below
+        if rendered is not None and list(rendered.token_ids[: len(past)]) == past:
+            return tuple(rendered.token_ids[len(past) :])
+        return self._template_suffix(completion_ids, new_messages)
+
+    def unlike(self, kwargs: Mapping[str, Any]) -> list[str]:
+        """Names of a call's template kwargs by which its prompts would differ from this policy's. A family's renderer
+        says what each is; an unknown template is tried with a conversation that has all there is."""
+        fields: Mapping[str, Any] = (
+            {} if self.is_default else self._renderer.config.model_dump(include=self._renderer.config.template_field_names())
+        )
+        own = {**fields, **self._template_kwargs}
+        differ = [name for name, value in kwargs.items() if not (name in own and own[name] == value)]
+        return [
+            name for name in differ if name in fields or (name in self._variables - GIVEN and self._changes_prompts(name, kwargs[name]))
+        ]
+
+    def _changes_prompts(self, name: str, value: Any) -> bool:
+        def text(messages: list[Mapping[str, Any]], **kwargs: Any) -> str | None:
+            try:
+                return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **kwargs))
+            except Exception:  # noqa: BLE001  (a template may take no tools; another conversation shows what it does)
+                return None
+
+        tried = [
+            (messages, {"tools": tools}) for messages in (_EVERYTHING, _EVERYTHING[-2:], _EVERYTHING[-1:]) for tools in (None, [_TOOL])
+        ]
+        return any(text(messages, **tools) != text(messages, **tools, **{name: value}) for messages, tools in tried)
+
+    @cached_property
+    def without_tools(self) -> str:
+        """Sentence on a policy that cannot be offered tools: why, and what to do."""
+        return f"{no_tools(self.name)}; {remedy_without_tools(self.tokenizer)}"
+
+    def open_call(self, prompt_ids: Sequence[int], name: str | None) -> tuple[int, ...] | None:
+        """Tokens that begin a tool call (of the tool `name`; None = of any) after a prompt. None = no such markup is
+        known for this policy, or the prompt leaves its reasoning open."""
+        if self._tool_id is None or self._is_thinking_open(prompt_ids):
+            return None
+        text = "<tool_call>\n" if name is None else f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments":'
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def split_opening(self, prompt_ids: Sequence[int]) -> tuple[Sequence[int], tuple[int, ...]]:
+        """A prompt, and the beginning of a tool call that was written for the policy at its end; empty where there is
+        none."""
+        tail = list(prompt_ids[-_OPENING_TOKENS:])
+        if self._tool_id not in tail:
+            return prompt_ids, ()
+        start = len(tail) - 1 - tail[::-1].index(self._tool_id)
+        opening = tuple(tail[start:])
+        if _OPENING.fullmatch(self.decode(opening)) is None:
+            return prompt_ids, ()
+        return prompt_ids[: len(prompt_ids) - len(opening)], opening
+
+    def parse(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedCompletion:
+        """Content, reasoning and tool calls of a completion; stop tokens may be on it."""
+        end = len(completion_ids)
+        while end and completion_ids[end - 1] in self.stop_token_ids:
+            end -= 1
+        ids = list(completion_ids[:end])
+        tail = list(prompt_ids[-_THINKING_TOKENS:])
+        if self.is_tagged and self.marker_ids.isdisjoint(ids) and self.marker_ids.isdisjoint(tail[-4:]):
+            text = self.decode(ids)
+            if self.has_atomic_thinking or not text.lstrip().startswith("<think>"):
+                return ParsedCompletion(text if self.is_default else text.strip(), "", ())
+        # The tail of the prompt says whether it left a reasoning block open; scanning all of it costs, and says no
+        # more.
+        # A renderer reads its own stop tokens: one of gpt-oss's closes a tool call.
+        try:
+            parsed = self._renderer.parse_response(ids if self.is_default else list(completion_ids), prompt_ids=tail)
+        except RecursionError:  # arguments nested beyond any parser are no tool call: what the model said stays text
+            return ParsedCompletion(self.decode(ids), "", ())
+        content = parsed.content or ""
+        return ParsedCompletion(content if self.is_default else content.strip(), parsed.reasoning_content or "", tuple(parsed.tool_calls))
+
+    def may_be_call(self, content: str) -> bool:
+        """True for text that may still prove to be a tool call: some markups put no token in front of one."""
+        kind = self._renderer.config.name
+        return kind == "inkling" or (kind == "llama-3" and content.startswith("{"))
+
+    def is_thinking(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> bool:
+        """True where a reasoning block was opened and not closed yet; a tool call in it may still prove to be a
+        draft."""
+        if not self.has_atomic_thinking:
+            return False
+        opened = self._think_id in completion_ids or self._is_thinking_open(prompt_ids)
+        return opened and self._think_end_id not in completion_ids
+
+    def _is_thinking_open(self, prompt_ids: Sequence[int]) -> bool:
+        """True if the prompt ends in a reasoning block that the completion goes on with."""
+        return self.decode(prompt_ids[-8:]).rstrip().endswith("<think>")
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, special ones included."""
+        return self.tokenizer.decode(token_ids)
+
+    def _template_suffix(self, completion_ids: Sequence[int], new_messages: Messages) -> tuple[int, ...] | None:
+        if self._bridge is None:
+            return None
+        key = _digest(new_messages)
+        suffix = self._suffixes.get(key)
+        if suffix is None:
+            suffix = self._bridge.suffix(new_messages)
+            if suffix is None:
+                return None
+            self._suffixes.put(key, suffix, len(suffix))
+        return self._bridge.join(completion_ids, suffix)
+
+
+def _digest(value: Any) -> bytes:
+    """Digest of messages or tools, also where a number in them is beyond 64 bits."""
+    try:
+        packed = _pack(value)
+    except OverflowError:
+        packed = repr(value).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(packed, digest_size=16).digest()
+
+
+def _remedy(messages: Messages) -> str:
+    """Remedy for a template that refuses a conversation, also with its turns joined."""
+    functions = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+    for function in functions:
+        if not isinstance(function["arguments"], Mapping):
+            quoted = json.dumps(function["arguments"])[:80]
+            return f"the arguments of a call of {function['name']!r} are no object but {quoted}; send an object"
+    return (
+        "send turns of user and assistant that alternate, the user's first, or write a chat_template.jinja that takes "
+        "others to the model's folder"
+    )

@@ -1,0 +1,103 @@
+"""Endpoints to routes: the key is looked at before a body is read, and a body is read clean: bounded depth, no lone surrogates."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message
+
+from lightningrl import wire
+from lightningrl.control.api import Endpoint
+from lightningrl.errors import ServerError
+from lightningrl.sanitize import parse_json
+from lightningrl_server.access import Access
+
+__all__ = ["LONG_BYTES", "BodyError", "attempt_of", "is_gone", "route", "while_connected"]
+
+LONG_BYTES: Final = 64 * 1024
+"""Bodies above this are parsed in a thread: the event loop has other calls to serve."""
+
+B = TypeVar("B")
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+class BodyError(ServerError):
+    """A body or query that is not what the endpoint takes. HTTP 400."""
+
+
+def route(endpoint: Endpoint[B, A], access: Access, handler: Callable[[Request, B], Awaitable[A | Response]]) -> Route:
+    """`handler` may answer with a Response of its own."""
+    check: Callable[[Request], Awaitable[None]] = getattr(access, endpoint.who)
+
+    async def answer(request: Request) -> Response:
+        await check(request)
+        result = await handler(request, await _read(request, endpoint))
+        if isinstance(result, Response):
+            return result
+        return Response(status_code=204) if result is None else Response(wire.encode(result), media_type="application/json")
+
+    return Route(endpoint.path, answer, methods=[endpoint.method])
+
+
+async def _read(request: Request, endpoint: Endpoint[B, A]) -> B:
+    """Raises BodyError with the place and the problem."""
+    if endpoint.body is None or endpoint.body is bytes:
+        return cast("B", None)
+    try:
+        if endpoint.method != "POST":
+            return cast("B", msgspec.convert(dict(request.query_params), endpoint.body, strict=False))
+        body = await request.body()
+        if len(body) > LONG_BYTES:
+            return cast("B", await asyncio.to_thread(_parse, body, endpoint.body))
+        return cast("B", _parse(body, endpoint.body))
+    except (ValueError, msgspec.MsgspecError) as error:
+        is_json = not isinstance(error, UnicodeDecodeError | json.JSONDecodeError)
+        problem = str(error) if is_json else "it is not JSON"
+        raise BodyError(f"{request.method} {request.url.path!r}: the body: {problem}; see /openapi.json") from None
+
+
+def _parse(body: bytes, kind: Any) -> Any:
+    return wire.convert(parse_json(body), kind)
+
+
+def attempt_of(request: Request) -> tuple[str, int]:
+    """Rollout and number of the attempt in the path, once `Access` has looked at it."""
+    return request.path_params["rid"], int(request.path_params["n"])
+
+
+def is_gone(request: Request) -> bool:
+    """Whether the client has left, asked without waiting. The same as Starlette's `is_disconnected`, which takes as long as a lease."""
+    asking = cast("Coroutine[Any, Any, Message]", request.receive())
+    try:
+        asking.send(None)
+    except StopIteration as told:
+        return bool(told.value["type"] == "http.disconnect")
+    asking.close()  # it would wait
+    return False
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Wait for the work, or give it up when the client goes away."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watcher.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    return None if task.cancelled() else task.result()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,240 @@
+"""OTLP/HTTP to records, from protobuf or JSON, of our adapters or of somebody else's instrumentation in any language.
+
+spans         tools become tool calls, evaluations rewards, and spans that name or nest agents are kept as names
+              (`lightningrl.conventions`)
+log records   evaluations become rewards; the rest is not ours
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from starlette.exceptions import HTTPException
+
+from lightningrl import conventions
+from lightningrl.conventions import Kind, SpanState, read_span, with_events
+from lightningrl.errors import ServerError
+from lightningrl.records import SpanRecord, ToolCallRecord
+from lightningrl.sanitize import parse_json
+from lightningrl_server.spans.evaluations import Evaluation, ToldRecord, read_evaluations, read_told_records
+from lightningrl_server.spans.tool_spans import SeenSpan, read_tools
+
+__all__ = [
+    "JSON",
+    "PROTOBUF",
+    "Export",
+    "ParsedExport",
+    "encode_answer",
+    "parse_export",
+    "parse_logs",
+    "read_media_type",
+]
+
+Export = ExportTraceServiceRequest | ExportLogsServiceRequest
+E = TypeVar("E", ExportTraceServiceRequest, ExportLogsServiceRequest)
+
+PROTOBUF: Final = "application/x-protobuf"
+JSON: Final = "application/json"
+
+MOST_SPANS: Final = 20_000
+"""In one export, and as many log records; a worker sends at most half as many of an attempt."""
+_IDS: Final = {"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"}
+"""Hexadecimal in OTLP's JSON, where protobuf's own JSON has base64."""
+_STATES: Final = {Status.STATUS_CODE_ERROR: SpanState.ERROR, Status.STATUS_CODE_OK: SpanState.OK}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedExport:
+    """An export of spans, or of log records, as far as it is ours."""
+
+    request: Export
+    evaluations: Sequence[Evaluation]
+    tool_calls: Sequence[ToolCallRecord] = ()
+    loose: frozenset[str] = frozenset()
+    """See `ReadTools`."""
+    spans: Sequence[SpanRecord] = ()
+    answers: Sequence[tuple[str, str]] = ()
+    """Ids of answers, each with the model's span that names it."""
+    rejected: int = 0
+    """Spans without a usable id."""
+
+
+def read_media_type(content_type: str) -> str:
+    """`PROTOBUF` (also where nothing is said) or `JSON`. Raises HTTPException 415 with a sentence."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type in ("", PROTOBUF, JSON):
+        return media_type or PROTOBUF
+    raise HTTPException(415, f"content-type {media_type!r} is no OTLP; send it as {PROTOBUF!r} or {JSON!r}")
+
+
+def parse_export(body: bytes, media_type: str, encoding: str, limit: int) -> ParsedExport:
+    """Tool calls and agents of an export. Raises ServerError with a sentence for bytes that are none, or too many."""
+    request = _decode(body, media_type, encoding, limit, ExportTraceServiceRequest())
+    _check_count(sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans), "spans")
+    seen: list[SeenSpan] = []
+    rejected = 0
+    for resource in request.resource_spans:
+        for scope in resource.scope_spans:
+            for span in scope.spans:
+                if len(span.span_id) == 8 and any(span.span_id):
+                    seen.append(_see(span, scope.scope.name))
+                else:
+                    rejected += 1
+    spans = [SpanRecord(span_id=one.span_id, parent_span_id=one.parent_span_id, agent=one.reading.agent) for one in seen]
+    models = [one for one in seen if one.reading.kind is Kind.MODEL]
+    tools = read_tools(seen)
+    return ParsedExport(
+        request=request,
+        tool_calls=tools.records,
+        loose=tools.loose,
+        spans=spans,
+        answers=[
+            (str(one.attributes[conventions.RESPONSE_ID]), one.span_id) for one in models if one.attributes.get(conventions.RESPONSE_ID)
+        ],
+        evaluations=read_evaluations(seen),
+        rejected=rejected,
+    )
+
+
+def parse_logs(body: bytes, media_type: str, encoding: str, limit: int) -> ParsedExport:
+    """Evaluations of an export of log records. Raises ServerError as `parse_export` does."""
+    request = _decode(body, media_type, encoding, limit, ExportLogsServiceRequest())
+    scopes = [scope for resource in request.resource_logs for scope in resource.scope_logs]
+    _check_count(sum(len(scope.log_records) for scope in scopes), "log records")
+    told = [_tell(record) for scope in scopes for record in scope.log_records if _is_evaluation(record)]
+    return ParsedExport(request=request, evaluations=read_told_records(told))
+
+
+def encode_answer(media_type: str, rejected: int) -> bytes:
+    """The answer to an exporter; empty = everything was taken."""
+    sentence = f"left out for want of a span id of eight bytes: {rejected} of the spans"
+    if media_type == JSON:
+        partial = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": sentence}}
+        return json.dumps(partial if rejected else {}).encode()
+    answer = ExportTraceServiceResponse()
+    if rejected:
+        answer.partial_success.rejected_spans = rejected
+        answer.partial_success.error_message = sentence
+    return bytes(answer.SerializeToString())
+
+
+def _check_count(count: int, what: str) -> None:
+    if count > MOST_SPANS:
+        raise ServerError(f"the export has {count} {what}, more than {MOST_SPANS}; export fewer at a time")
+
+
+def _is_evaluation(record: LogRecord) -> bool:
+    """By its event's name, which older SDKs write as an attribute."""
+    if record.event_name:
+        return record.event_name == conventions.EVALUATION_RESULT
+    return any(one.key == "event.name" and one.value.string_value == conventions.EVALUATION_RESULT for one in record.attributes)
+
+
+def _tell(record: LogRecord) -> ToldRecord:
+    return ToldRecord(
+        span_id=record.span_id.hex() if len(record.span_id) == 8 else None,
+        attributes=_plain_attributes(record.attributes),
+    )
+
+
+def _see(span: Span, scope: str) -> SeenSpan:
+    attributes = _plain_attributes(span.attributes)
+    events = [(event.name, _plain_attributes(event.attributes)) for event in span.events]
+    exceptions = [str(said.get("exception.type", "")) for name, said in events if name == "exception"]
+    reading = read_span(span.name, with_events(attributes, events), _STATES.get(span.status.code, SpanState.UNSET), exceptions)
+    return SeenSpan(
+        span_id=span.span_id.hex(),
+        parent_span_id=span.parent_span_id.hex() or None,
+        started_ns=span.start_time_unix_nano,
+        ended_ns=max(span.start_time_unix_nano, span.end_time_unix_nano),
+        scope=scope,
+        attributes=attributes,
+        reading=reading,
+        is_failed=span.status.code == Status.STATUS_CODE_ERROR,
+        events=events,
+    )
+
+
+def _plain_attributes(attributes: Iterable[KeyValue]) -> dict[str, Any]:
+    return {one.key: _plain(one.value) for one in attributes}
+
+
+def _plain(value: AnyValue | None) -> Any:
+    kind = value.WhichOneof("value") if value is not None else None
+    if value is None or kind is None:
+        return None
+    if kind == "array_value":
+        return [_plain(one) for one in value.array_value.values]
+    if kind == "kvlist_value":
+        return {one.key: _plain(one.value) for one in value.kvlist_value.values}
+    plain = getattr(value, kind)
+    return plain.hex() if isinstance(plain, bytes) else plain
+
+
+def _decode(body: bytes, media_type: str, encoding: str, limit: int, request: E) -> E:
+    """`request`, filled from the body."""
+    if encoding not in ("", "identity", "gzip"):
+        raise ServerError(f"content-encoding {encoding!r} is not understood; send telemetry plain or with gzip")
+    plain = _unzip(body, limit) if encoding == "gzip" else body
+    if media_type == JSON:
+        _fill_from_json(plain, request)
+        return request
+    try:
+        request.ParseFromString(plain)
+    except DecodeError:
+        raise ServerError(f"the body is no OTLP {type(request).__name__}; export with OTLP over HTTP, protobuf or JSON") from None
+    return request
+
+
+def _fill_from_json(body: bytes, request: Export) -> None:
+    try:
+        document = parse_json(body)
+        if not isinstance(document, dict):
+            raise ValueError(f"it is a {type(document).__name__}, not an object")
+        json_format.ParseDict(_with_base64_ids(document), request, ignore_unknown_fields=True)
+    except (ValueError, RecursionError, json_format.ParseError) as error:
+        problem = str(error).partition("\n")[0][:200]
+        raise ServerError(f"the body is no OTLP in JSON ({problem}); export with OTLP over HTTP, protobuf or JSON") from None
+
+
+def _with_base64_ids(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_base64_ids(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: _base64(one) if key in _IDS and isinstance(one, str) else _with_base64_ids(one) for key, one in value.items()}
+    return value
+
+
+def _base64(digits: str) -> str:
+    """An id that is none becomes an empty one, which is refused with its span alone."""
+    try:
+        return base64.b64encode(binascii.unhexlify(digits)).decode()
+    except ValueError:
+        return ""
+
+
+def _unzip(body: bytes, limit: int) -> bytes:
+    unzip = zlib.decompressobj(wbits=31)
+    try:
+        plain = unzip.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise ServerError(f"the body is no gzip stream ({error}); leave out content-encoding or compress it") from None
+    if len(plain) > limit:
+        raise ServerError(f"the export is larger than {limit} bytes when unpacked; export fewer at a time")
+    return plain

@@ -1,0 +1,282 @@
+"""One record per tool call, though several instrumentations may tell of it, and with the id that the model gave it.
+
+spans of an export ─► tools ─► those that tell the same call: one ─► joined to the answers that asked ─► ToolCallRecord
+                                                                  └─► asked, never run, never offered: unknown_tool
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, insort
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Final
+
+from lightningrl.conventions import AskedCall, Kind, SpanReading, asked_calls, offered_tools, output_tools, read_execution
+from lightningrl.records import ToolCallRecord
+from lightningrl.types import ToolCall, ToolStatus
+
+__all__ = ["ReadTools", "SeenSpan", "comparable", "read_tools"]
+
+_NEAREST: Final = 32
+"""Spans of one name that are compared with another on each side: more of them do not run at once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenSpan:
+    """A span of an export, as far as tools are concerned."""
+
+    span_id: str
+    parent_span_id: str | None
+    started_ns: int
+    ended_ns: int
+    scope: str
+    """The instrumentation that tells it."""
+    attributes: Mapping[str, Any]
+    reading: SpanReading
+    is_failed: bool = False
+    """The span's own status is an error."""
+    events: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    """Names and attributes."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Of an adapter of ours: it knows its framework."""
+        return self.scope.startswith("lightningrl")
+
+    def overlaps(self, other: SeenSpan) -> bool:
+        return self.started_ns <= other.ended_ns and other.started_ns <= self.ended_ns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadTools:
+    """The tool calls of an export."""
+
+    records: list[ToolCallRecord]
+    """In the order of the spans; calls of tools that nobody offered come last."""
+    loose: frozenset[str]
+    """Ids of spans that no model's span asked for: what the gateway's own answers asked for may (`lightningrl_server.asked_calls`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ToolRequest:
+    """A tool call that a model's answer asked for."""
+
+    call: AskedCall
+    span: SeenSpan
+    is_offered: bool
+
+
+def read_tools(spans: Sequence[SeenSpan]) -> ReadTools:
+    """Each tool call once, with the id of the call that asked where a model's span says it."""
+    executed = {span.parent_span_id: status for span in spans if (status := read_execution(span.attributes)) is not None}
+    by_span: dict[str, SeenSpan] = {}
+    for span in spans:
+        if span.reading.kind is Kind.TOOL:
+            by_span.setdefault(span.span_id, _with_outcome(span, executed.get(span.span_id)))
+    tools = distinct_tools(list(by_span.values()))
+    asked = [one for span in spans if span.reading.kind is Kind.MODEL and not span.is_ours for one in _asked(span)]
+    by_id = {one.call.id: one for one in asked}
+    taken = {tool.reading.tool_call_id for tool in tools}
+    waiting = _Waiting([one for one in asked if one.call.id not in taken])
+    joined: list[SeenSpan] = []
+    loose: set[str] = set()
+    for tool in tools:
+        knows_asker = tool.is_ours and bool(tool.reading.tool_call_id)  # an agent's own code may call a tool past its framework
+        found = None if knows_asker else by_id.get(tool.reading.tool_call_id) or waiting.take(tool)
+        joined.append(_join(tool, found))
+        if found is None and not knows_asker:
+            loose.add(tool.span_id)
+    ids = taken | {tool.reading.tool_call_id for tool in joined}
+    agents = {span.reading.agent for span in spans if span.reading.kind is Kind.AGENT}  # smolagents: asked as tools, offered as agents
+    unrun = {one.call.id: one for one in asked if not one.is_offered and one.call.id not in ids and one.call.name not in agents}
+    answers = _typed_answers([one for one in asked if one.call.id not in ids], spans)
+    records = [*map(_record, joined), *(_unrun(one, ToolStatus.UNKNOWN_TOOL) for one in unrun.values()), *answers]
+    return ReadTools(records=records, loose=frozenset(loose))
+
+
+def _with_outcome(tool: SeenSpan, status: ToolStatus | None) -> SeenSpan:
+    """A tool with what a span inside of it says of it, where its own says nothing."""
+    if status is None or tool.reading.status is not ToolStatus.UNKNOWN:
+        return tool
+    return replace(tool, reading=replace(tool.reading, status=status))
+
+
+def distinct_tools(tools: Sequence[SeenSpan]) -> list[SeenSpan]:
+    """Each tool call once: told by our adapter, else by the span that knows of a failure, else of the id, else the first.
+
+    Two spans tell the same call if they are of different instrumentations or one lies inside the other, and have the same id, or the
+    same name while both run. Of each instrumentation, one span at most is taken for the same call.
+    """
+    parents = {tool.span_id: tool.parent_span_id for tool in tools}
+    if len({tool.scope for tool in tools}) < 2 and not any(parent in parents for parent in parents.values()):
+        return list(tools)
+    ranked = sorted(tools, key=lambda tool: (not tool.is_ours, not tool.reading.status.is_failure, not tool.reading.tool_call_id))
+    kept = _KeptTools()
+    told: set[tuple[str, str]] = set()
+    for tool in ranked:
+        same = next((one for one in kept.near(tool) if (one.span_id, tool.scope) not in told and _is_same(one, tool)), None)
+        if same is None:
+            kept.add(tool)
+            continue
+        told.add((same.span_id, tool.scope))
+        if not same.reading.tool_call_id:
+            kept.add(replace(same, reading=replace(same.reading, tool_call_id=tool.reading.tool_call_id)))
+    return [kept.by_span[tool.span_id] for tool in tools if tool.span_id in kept.by_span]
+
+
+class _KeptTools:
+    """Spans by what makes two of them the same call, so that each is compared with a few others and not with all."""
+
+    def __init__(self) -> None:
+        self.by_span: dict[str, SeenSpan] = {}
+        self._numbers: dict[str, int] = {}
+        """By span id, in the order of keeping."""
+        self._children: dict[str, list[str]] = defaultdict(list)
+        self._by_id: dict[str, list[str]] = defaultdict(list)
+        self._starts: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        """By name, sorted."""
+
+    def add(self, tool: SeenSpan) -> None:
+        """Keep it, or the same span with an id."""
+        if tool.span_id not in self.by_span:
+            self._numbers[tool.span_id] = len(self._numbers)
+            insort(self._starts[tool.reading.tool], (tool.started_ns, tool.span_id))
+            if tool.parent_span_id is not None:
+                self._children[tool.parent_span_id].append(tool.span_id)
+        if tool.reading.tool_call_id:
+            self._by_id[tool.reading.tool_call_id].append(tool.span_id)
+        self.by_span[tool.span_id] = tool
+
+    def near(self, tool: SeenSpan) -> list[SeenSpan]:
+        """Those that may tell the same call, in the order of keeping: around and inside of it, of its id, and of its name those that began
+        nearest to it."""
+        starts = self._starts[tool.reading.tool]
+        place = bisect_left(starts, (tool.started_ns, tool.span_id))
+        found = {span_id for _, span_id in starts[max(0, place - _NEAREST) : place + _NEAREST]}
+        found.update(self._children[tool.span_id][:_NEAREST])
+        if tool.reading.tool_call_id:
+            found.update(self._by_id[tool.reading.tool_call_id][:_NEAREST])
+        if tool.parent_span_id in self.by_span:
+            found.add(tool.parent_span_id)
+        return [self.by_span[span_id] for span_id in sorted(found, key=self._numbers.__getitem__)]
+
+
+def _is_same(one: SeenSpan, other: SeenSpan) -> bool:
+    is_nested = one.parent_span_id == other.span_id or other.parent_span_id == one.span_id
+    if one.scope == other.scope and not is_nested:
+        return False
+    ids = one.reading.tool_call_id, other.reading.tool_call_id
+    if all(ids):
+        return ids[0] == ids[1]
+    return one.reading.tool == other.reading.tool and one.overlaps(other)
+
+
+def _asked(span: SeenSpan) -> list[_ToolRequest]:
+    offered = offered_tools(span.attributes)
+    return [
+        _ToolRequest(call=call, span=span, is_offered=offered is None or call.name in offered)
+        for call in asked_calls(span.attributes)
+        if call.id
+    ]
+
+
+class _Waiting:
+    """Requests that no span's id names, by name and arguments, in the order of asking."""
+
+    def __init__(self, asked: Sequence[_ToolRequest]) -> None:
+        self._alike: dict[tuple[str, str], deque[_ToolRequest]] = defaultdict(deque)
+        self._named: dict[str, dict[str, _ToolRequest]] = defaultdict(dict)
+        """By name, then by id."""
+        for one in sorted({one.call.id: one for one in asked}.values(), key=lambda one: one.span.ended_ns):
+            self._alike[one.call.name, comparable(one.call.arguments)].append(one)
+            self._named[one.call.name][one.call.id] = one
+
+    def take(self, tool: SeenSpan) -> _ToolRequest | None:
+        """The request for a tool without an id: same name, same arguments, asked before; or the only one of that name."""
+        if tool.reading.tool_call_id:
+            return None
+        named = self._named[tool.reading.tool]
+        alike = self._alike[tool.reading.tool, comparable(tool.reading.arguments)]
+        while alike and alike[0].call.id not in named:  # taken as the only one of its name
+            alike.popleft()
+        found = alike[0] if alike and alike[0].span.ended_ns <= tool.started_ns else None
+        if found is None:
+            before = [one for one in islice(named.values(), 2) if one.span.ended_ns <= tool.started_ns]
+            found = before[0] if len(before) == 1 else None
+        if found is not None:
+            del named[found.call.id]
+        return found
+
+
+def comparable(arguments: str) -> str:
+    """The same text for the same arguments."""
+    try:
+        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _join(tool: SeenSpan, asked: _ToolRequest | None) -> SeenSpan:
+    """The tool with the id of the call that asked, and the agent who did."""
+    if asked is None:
+        return tool
+    reading = replace(
+        tool.reading,
+        tool_call_id=asked.call.id,
+        arguments=tool.reading.arguments or asked.call.arguments,
+        agent=asked.span.reading.agent or tool.reading.agent,
+    )
+    return replace(tool, reading=reading)
+
+
+def _record(tool: SeenSpan) -> ToolCallRecord:
+    reading = tool.reading
+    call = ToolCall(
+        id=reading.tool_call_id or tool.span_id,
+        name=reading.tool,
+        arguments=reading.arguments,
+        result=reading.result,
+        status=reading.status,
+        duration_s=(tool.ended_ns - tool.started_ns) / 1e9,
+        agent=reading.agent,
+        error_type=reading.error_type or None,
+    )
+    return ToolCallRecord(tool_call=call, span_id=tool.span_id, parent_span_id=tool.parent_span_id, started_at=tool.started_ns / 1e9)
+
+
+def _typed_answers(asked: Sequence[_ToolRequest], spans: Sequence[SeenSpan]) -> list[ToolCallRecord]:
+    """Answers with a type that are asked for as tools, of which no span is made (Pydantic AI's `final_result`): an agent goes on only
+    after one that does not fit, and ends with one that does."""
+    ended = {span.span_id: span for span in spans if span.reading.kind is Kind.AGENT}
+    last: dict[str | None, int] = defaultdict(int)
+    for span in spans:
+        if span.reading.kind is Kind.MODEL:
+            last[span.parent_span_id] = max(last[span.parent_span_id], span.started_ns)
+    records: list[ToolCallRecord] = []
+    for one in asked:
+        around = one.span.parent_span_id
+        if one.call.name not in output_tools(one.span.attributes):
+            continue
+        if one.span.started_ns < last[around]:
+            records.append(_unrun(one, ToolStatus.INVALID_ARGUMENTS))
+        elif around in ended:
+            records.append(_unrun(one, ToolStatus.INVALID_ARGUMENTS if ended[around].is_failed else ToolStatus.OK))
+    return records
+
+
+def _unrun(asked: _ToolRequest, status: ToolStatus) -> ToolCallRecord:
+    """No span is about it: there is no such tool, or it was an answer and no tool."""
+    call = ToolCall(
+        id=asked.call.id,
+        name=asked.call.name,
+        arguments=asked.call.arguments,
+        status=status,
+        agent=asked.span.reading.agent,
+        error_type=None if status is ToolStatus.OK else status.value,
+    )
+    return ToolCallRecord(
+        tool_call=call, span_id=f"asked:{asked.call.id}", parent_span_id=asked.span.span_id, started_at=asked.span.ended_ns / 1e9
+    )

@@ -1,0 +1,294 @@
+"""The tables.
+
+tasks ◄─ rollouts ◄─ attempts ◄─ calls ─► toolsets  words: interned policy, agent and tool names and sampling settings
+            │            ├◄──── tool_calls, other_calls, spans
+            ▼            ├◄──── rewards            what the agent reported    ┐ idx = the call's position,
+            │            ├◄──── computed           what the run computed of it ┘ -1 = the attempt itself
+            │            ├◄──── digests, evidence  of what computed it, by the recipe's key; what credit's `score` found
+         trained ─► steps└◄──── scores, advantages
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+from lightningrl.records import DIALOGUE
+from lightningrl.types import (
+    BranchPoint,
+    Evidence,
+    FinishReason,
+    OtherCallKind,
+    Outcome,
+    RolloutMode,
+    RolloutState,
+    SamplingSettings,
+    ToolStatus,
+)
+from lightningrl_server.store.columns import Choice, CleanText, Finite, Floats, Json, LongJson, LongText, SpanId, Wire
+from lightningrl_server.store.dialects import CLUSTERED, partial_index
+
+__all__ = [
+    "FORGOTTEN",
+    "SCHEMA_VERSION",
+    "advantages",
+    "attempts",
+    "calls",
+    "computed",
+    "digests",
+    "evidence",
+    "is_shown",
+    "meta",
+    "metadata",
+    "other_calls",
+    "rewards",
+    "rollouts",
+    "scores",
+    "spans",
+    "steps",
+    "tasks",
+    "tool_calls",
+    "toolsets",
+    "trained",
+    "words",
+]
+
+SCHEMA_VERSION = 10
+"""`lightningrl_server.store.migrations` brings older ones up to date."""
+
+metadata = MetaData()
+
+FORGOTTEN = "forgotten"
+"""Key of `meta`: the last step whose rollouts were deleted, and how many were so far. Whoever remembers rollouts reads them anew when it
+has changed."""
+
+meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
+
+words = Table("words", metadata, Column("pk", Integer, primary_key=True), Column("text", Text, nullable=False, unique=True))
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("digest", LargeBinary, nullable=False, unique=True),
+    Column("task_id", CleanText, nullable=False),
+    Column("body", LongText, nullable=False),
+)
+
+toolsets = Table(
+    "toolsets",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("digest", LargeBinary, nullable=False, unique=True),
+    Column("body", LongText, nullable=False),  # `Transition.offered`
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("task_pk", ForeignKey(tasks.c.pk), nullable=False),
+    Column("group_id", Text, nullable=False),
+    Column("mode", Choice(RolloutMode), nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("sampling", Json(SamplingSettings, "a rollout's sampling")),
+    Column("max_attempts", Integer, nullable=False),
+    Column("timeout_s", Float, nullable=False),
+    Column("state", Choice(RolloutState), nullable=False),
+    Column("outcome", Choice(Outcome)),
+    Column("started", Integer, nullable=False, server_default="0"),
+    Column("forgiven", Integer, nullable=False, server_default="0"),
+    Column("deciding", Integer),
+    Column("created_at", Float, nullable=False),
+    Column("branch", Json(BranchPoint, "a branch point")),
+    # of the deciding attempt, as `lightningrl_server.store.participants` lists words; NULL until one has ended
+    *(Column(name, Text) for name in ("roles", "tools", "failed_tools")),
+)
+partial_index("rollouts_queue", rollouts.c.pk, "state = 'queued'")
+Index("rollouts_step", rollouts.c.step)
+Index("rollouts_group", rollouts.c.group_id)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("rollout_pk", ForeignKey(rollouts.c.pk), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("worker_id", Text, nullable=False),
+    Column("key_digest", LargeBinary, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("outcome", Choice(Outcome)),
+    Column("output", LongText),
+    Column("error", LongText),
+    Column("duration_s", Finite, nullable=False, server_default="0"),
+    Column("left_threads", Json(tuple[str, ...], "the names of threads", empty=())),
+    Column("results_refused", Integer, nullable=False, server_default="0"),
+    UniqueConstraint("rollout_pk", "number"),
+)
+partial_index("attempts_running", attempts.c.expires_at, "outcome IS NULL")
+partial_index("attempts_worker", attempts.c.worker_id, "outcome IS NULL")
+
+calls = Table(
+    "calls",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("attempt_pk", ForeignKey(attempts.c.pk), nullable=False),
+    Column("idx", Integer, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("call_key", Text, nullable=False),
+    Column("parent", Integer),
+    Column("policy", Integer, nullable=False),
+    Column("policy_version", Integer, nullable=False),
+    Column("suffix", LargeBinary, nullable=False),
+    Column("completion", LargeBinary, nullable=False),
+    Column("logprobs", Floats, nullable=False),
+    Column("finish_reason", Choice(FinishReason), nullable=False),
+    Column("sampling", Integer, nullable=False),
+    Column("seed", Text),  # decimal; stores of version 1 have it in the word of `sampling`
+    Column("agent", Integer),
+    Column("span_id", SpanId),
+    Column("is_break", Boolean, nullable=False),
+    Column("tool_call_ids", Json(tuple[str, ...], "tool call ids", empty=())),
+    Column("trainable", Boolean, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("duration_s", Float, nullable=False),
+    Column("history_key", CleanText),
+    Column("replayed_from", Text),
+    Column("toolset", Integer),
+    Column("fits", Json(tuple[str, ...], "patterns", empty=())),
+    UniqueConstraint("attempt_pk", "idx"),
+    UniqueConstraint("attempt_pk", "call_key"),
+    CheckConstraint("parent IS NULL OR parent < idx"),
+)
+partial_index("calls_cut", calls.c.attempt_pk, "finish_reason = 'length'")
+partial_index("calls_break", calls.c.attempt_pk, "CAST(is_break AS INTEGER) = 1")
+
+tool_calls = Table(
+    "tool_calls",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("attempt_pk", ForeignKey(attempts.c.pk), nullable=False),
+    Column("id", CleanText, nullable=False),
+    Column("name", Integer, nullable=False),
+    Column("arguments", LongText),
+    Column("result", LongText),
+    Column("status", Choice(ToolStatus), nullable=False),
+    Column("duration_s", Finite, nullable=False),
+    Column("transition_id", Text),
+    Column("agent", Integer),
+    Column("error_type", CleanText),
+    Column("contradicted", Integer, nullable=False, server_default="0"),
+    Column("span", SpanId),
+    Column("parent_span", SpanId),
+    Column("started_at", Finite, nullable=False),
+    UniqueConstraint("attempt_pk", "span"),
+)
+is_shown = (tool_calls.c.span >= DIALOGUE) & (tool_calls.c.span < DIALOGUE.replace(":", ";"))
+"""Whether a tool call is shown by the dialogue alone; NULL where it has no span."""
+partial_index("tool_calls_attempt", tool_calls.c.attempt_pk, "span IS NULL")
+Index("tool_calls_status", tool_calls.c.name, tool_calls.c.status)
+
+other_calls = Table(
+    "other_calls",
+    metadata,
+    Column("pk", Integer, primary_key=True),
+    Column("attempt_pk", ForeignKey(attempts.c.pk), nullable=False, index=True),
+    Column("kind", Choice(OtherCallKind), nullable=False),
+    Column("path", CleanText, nullable=False),
+    Column("model", CleanText, nullable=False),
+    Column("agent", Integer),
+    Column("status", Integer),
+    Column("code", CleanText),
+    Column("message", LongText),
+    Column("request", LongJson),
+    Column("answer", LongJson),
+    Column("started_at", Finite, nullable=False),
+    Column("duration_s", Finite, nullable=False),
+)
+
+spans = Table(
+    "spans",
+    metadata,
+    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
+    Column("span", SpanId, primary_key=True),
+    Column("parent", SpanId),
+    Column("agent", Integer),
+    **CLUSTERED,
+)
+
+rewards, computed = (
+    Table(
+        name,
+        metadata,
+        Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
+        Column("idx", Integer, primary_key=True),
+        Column("name", Integer, primary_key=True),
+        Column("value", Float),
+        **CLUSTERED,
+    )
+    for name in ("rewards", "computed")
+)
+
+digests = Table(
+    "digests",
+    metadata,
+    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
+    Column("part", Integer, primary_key=True),
+    Column("digest", Integer, nullable=False),
+    **CLUSTERED,
+)
+
+evidence = Table(
+    "evidence",
+    metadata,
+    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True, autoincrement=False),
+    Column("data", Wire(Evidence), nullable=False),
+)
+
+scores = Table(
+    "scores",
+    metadata,
+    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True, autoincrement=False),
+    Column("reward", Float),
+    Column("unrewarded", CleanText),
+)
+
+advantages = Table(
+    "advantages",
+    metadata,
+    Column("attempt_pk", ForeignKey(attempts.c.pk), primary_key=True),
+    Column("idx", Integer, primary_key=True),
+    Column("data", LargeBinary),
+    **CLUSTERED,
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("metrics", Json(dict[str, float | None], "the metrics of a step"), nullable=False),
+    Column("at", Float, nullable=False),
+)
+
+trained = Table(
+    "trained",
+    metadata,
+    Column("rollout_pk", ForeignKey(rollouts.c.pk), primary_key=True, autoincrement=False),
+    Column("step", ForeignKey(steps.c.step), nullable=False),
+)
+Index("trained_step", trained.c.step)

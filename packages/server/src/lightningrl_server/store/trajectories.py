@@ -1,0 +1,160 @@
+"""Rows to trajectories: the calls of the deciding attempt with their rewards, its tool calls tied to the calls that asked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select
+
+from lightningrl.types import ToolCall, Trajectory, Transition
+from lightningrl_server.store.codec import decode_output
+from lightningrl_server.store.errors import Conflict, UnknownRecord
+from lightningrl_server.store.participants import SpanNode, named_agent
+from lightningrl_server.store.prepared import PreparedStatement
+from lightningrl_server.store.reads import OTHER_CALLS, PKS, Reader, chunks, decode_task
+from lightningrl_server.store.schema import attempts, calls, rollouts, scores, spans, tasks, tool_calls
+from lightningrl_server.store.tokens import build_transition, prompts_and_completions
+
+__all__ = ["read_trajectories"]
+
+_CALLS = PreparedStatement(select(calls).where(calls.c.attempt_pk.in_(PKS)).order_by(calls.c.attempt_pk, calls.c.idx))
+_TOOL_CALLS = PreparedStatement(
+    select(tool_calls).where(tool_calls.c.attempt_pk.in_(PKS)).order_by(tool_calls.c.started_at, tool_calls.c.pk)
+)
+_SPANS = PreparedStatement(select(spans).where(spans.c.attempt_pk.in_(PKS)))
+_HEADS = PreparedStatement(
+    select(
+        rollouts.c.id,
+        rollouts.c.group_id,
+        rollouts.c.mode,
+        rollouts.c.step,
+        rollouts.c.branch,
+        tasks.c.body,
+        attempts.c.pk,
+        attempts.c.number,
+        attempts.c.outcome,
+        attempts.c.output,
+        attempts.c.error,
+        attempts.c.duration_s,
+        attempts.c.left_threads,
+        attempts.c.results_refused,
+        scores.c.reward,
+        scores.c.unrewarded,
+    )
+    .join(tasks, tasks.c.pk == rollouts.c.task_pk)
+    .outerjoin(attempts, (attempts.c.rollout_pk == rollouts.c.pk) & (attempts.c.number == rollouts.c.deciding))
+    .outerjoin(scores, scores.c.attempt_pk == attempts.c.pk)
+    .where(rollouts.c.id.in_(bindparam("ids", expanding=True)))
+)
+
+
+def read_trajectories(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> tuple[Trajectory, ...]:
+    """In the order asked. Raises UnknownRecord, or Conflict where no attempt has ended."""
+    found: dict[str, Trajectory] = {}
+    for ids in chunks(list(dict.fromkeys(rollout_ids))):
+        found |= _some(reader, db, ids)
+    return tuple(found[rollout_id] for rollout_id in rollout_ids)
+
+
+def _some(reader: Reader, db: Connection, rollout_ids: Sequence[str]) -> dict[str, Trajectory]:
+    heads = {row.id: row for row in _HEADS.read(db, ids=rollout_ids)}
+    for rollout_id in rollout_ids:
+        if rollout_id not in heads:
+            raise UnknownRecord(f"no rollout {rollout_id!r}; create it first")
+        if heads[rollout_id].pk is None:
+            raise Conflict(f"rollout {rollout_id!r} has no finished attempt yet; wait for it first")
+    pks = [heads[rollout_id].pk for rollout_id in rollout_ids]
+    call_rows, tool_rows, other_rows, span_rows = (
+        _by_attempt(statement.read(db, pks=pks)) for statement in (_CALLS, _TOOL_CALLS, OTHER_CALLS, _SPANS)
+    )
+    terminal, turns = reader.computed(db, pks)
+    reported, reported_of_calls = reader.reported(db, pks)
+    digests, evidence = reader.digests(db, pks), reader.evidence(db, pks)
+    trajectories = {}
+    for rollout_id in rollout_ids:
+        head = heads[rollout_id]
+        tree = {row.span: SpanNode(row.parent, row.agent) for row in span_rows.get(head.pk, ())}
+        transitions = _transitions(reader, db, call_rows.get(head.pk, ()), tree, turns.get(head.pk, {}), reported_of_calls.get(head.pk, {}))
+        trajectories[rollout_id] = Trajectory(
+            rollout_id=rollout_id,
+            attempt=head.number,
+            task=decode_task(head.body),
+            group_id=head.group_id,
+            outcome=head.outcome,
+            transitions=transitions,
+            tool_calls=_tool_calls(reader, db, tool_rows.get(head.pk, ()), tree, transitions),
+            other_calls=reader.other_calls(db, other_rows.get(head.pk, ())),
+            results_refused=head.results_refused or 0,
+            left_threads=head.left_threads,
+            output=decode_output(head.output),
+            error=head.error or None,
+            rewards=terminal.get(head.pk, {}),
+            reported=reported.get(head.pk, {}),
+            reward=head.reward,
+            unrewarded=head.unrewarded,
+            digests=digests.get(head.pk, {}),
+            evidence=evidence.get(head.pk),
+            mode=head.mode,
+            step=head.step,
+            branch=head.branch,
+            duration_s=head.duration_s,
+        )
+    return trajectories
+
+
+def _by_attempt(rows: Sequence[Any]) -> dict[int, list[Any]]:
+    grouped: dict[int, list[Any]] = defaultdict(list)
+    for row in rows:
+        grouped[row.attempt_pk].append(row)
+    return grouped
+
+
+def _transitions(
+    reader: Reader,
+    db: Connection,
+    rows: Sequence[Any],
+    tree: Mapping[str, SpanNode],
+    rewards: Mapping[int, Mapping[str, float | None]],
+    reported: Mapping[int, Mapping[str, float | None]],
+) -> tuple[Transition, ...]:
+    tokens = prompts_and_completions(rows)
+    return tuple(
+        build_transition(
+            row,
+            *tokens[position],
+            policy=reader.text(db, row.policy),
+            sampling=reader.sampling(db, row),
+            agent=reader.word(db, row.agent if row.agent is not None or not tree else named_agent(tree, row.span_id or row.id)),
+            offered=reader.offered(db, row.toolset),
+            parent_id=None if row.parent is None else rows[row.parent].id,
+            rewards=rewards.get(row.idx, {}),
+            reported=reported.get(row.idx, {}),
+        )
+        for position, row in enumerate(rows)
+    )
+
+
+def _tool_calls(
+    reader: Reader, db: Connection, rows: Sequence[Any], tree: Mapping[str, SpanNode], transitions: Sequence[Transition]
+) -> tuple[ToolCall, ...]:
+    if not rows:
+        return ()
+    by_call = {tool_call_id: transition.id for transition in transitions for tool_call_id in transition.tool_call_ids}
+    by_span = {transition.span_id: transition.id for transition in transitions if transition.span_id is not None}
+    return tuple(
+        ToolCall(
+            id=row.id,
+            name=reader.text(db, row.name),
+            arguments=row.arguments,
+            result=row.result,
+            status=row.status,
+            duration_s=row.duration_s,
+            transition_id=row.transition_id or by_call.get(row.id) or by_span.get(row.parent_span or ""),
+            agent=reader.word(db, row.agent if row.agent is not None else named_agent(tree, row.parent_span)),
+            error_type=row.error_type,
+            contradicted=row.contradicted,
+        )
+        for row in rows
+    )

@@ -1,0 +1,130 @@
+"""Telemetry of an attempt, under its key: tools joined to the answers that asked for them, evaluations as rewards of calls.
+
+OTLP spans, log records ─► ExportReader ─┬─► tool calls, joined to the kept answers
+                                         ├─► spans that name agents
+                                         ├─► rewards, by the call that they are of
+                                         └─► all of it, for the user's own collector (`forward`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from lightningrl.control import api
+from lightningrl.dialects import Dialect, call_of
+from lightningrl.records import SpanRecord, ToolCallRecord
+from lightningrl_server.access import Access
+from lightningrl_server.asked_calls import ReadAsked, join_to_answers
+from lightningrl_server.forwarding import ExportForwarder
+from lightningrl_server.routes import LONG_BYTES, attempt_of, route
+from lightningrl_server.spans.evaluations import Evaluation
+from lightningrl_server.spans.otlp import PROTOBUF, Export, ParsedExport, encode_answer, read_media_type
+from lightningrl_server.store.protocol import CallLog
+
+__all__ = ["ExportContents", "ExportReader", "telemetry_routes"]
+
+
+def telemetry_routes(access: Access, spans: ExportReader, log_records: ExportReader) -> list[BaseRoute]:
+    async def keep(reader: ExportReader, request: Request) -> Response:
+        """Keep what an export holds for us, and hand all of it on."""
+        place = attempt_of(request)
+        media_type = read_media_type(request.headers.get("content-type", ""))
+        contents = await reader.read(place, await request.body(), media_type, request.headers.get("content-encoding", "").lower())
+        kept: list[Awaitable[object]] = []
+        if contents.tool_calls:
+            kept.append(reader.log.append_tool_calls(*place, contents.tool_calls))
+        if contents.spans:
+            kept.append(reader.log.append_spans(*place, contents.spans))
+        await asyncio.gather(*kept)  # one commit
+        for transition_id, rewards in contents.rewards.items():
+            await reader.log.add_rewards(*place, rewards, transition_id)
+        reader.forward(place, contents)
+        return Response(encode_answer(media_type, contents.rejected), media_type=media_type)
+
+    async def traces(request: Request, _: bytes) -> Response:
+        return await keep(spans, request)
+
+    async def logs(request: Request, _: bytes) -> Response:
+        return await keep(log_records, request)
+
+    return [route(api.TRACES, access, traces), route(api.LOGS, access, logs)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportContents:
+    """An attempt's export, joined to what is kept of the attempt."""
+
+    tool_calls: Sequence[ToolCallRecord]
+    spans: Sequence[SpanRecord]
+    rewards: Mapping[str | None, Mapping[str, float | None]]
+    """By transition id; None = of the attempt."""
+    rejected: int
+    """Spans without a usable id."""
+    request: Export
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportReader:
+    """Reads exports of attempts, beside what is kept of them."""
+
+    log: CallLog
+    parse: Callable[[bytes, str, str, int], ParsedExport]
+    """Of spans, or of log records."""
+    limit: int
+    """Bytes of an export when unpacked."""
+    forwarder: ExportForwarder | None = None
+    read_asked: ReadAsked | None = None
+    dialects: Sequence[Dialect] = ()
+
+    async def read(self, place: tuple[str, int], body: bytes, media_type: str = PROTOBUF, encoding: str = "") -> ExportContents:
+        """`place`: rollout and attempt. Raises ServerError with a sentence for bytes that are no export, or too many."""
+        if encoding or len(body) > LONG_BYTES:  # a thread costs more than it spares the event loop, where a body is short
+            export = await asyncio.to_thread(self.parse, body, media_type, encoding, self.limit)
+        else:
+            export = self.parse(body, media_type, encoding, self.limit)
+        tool_calls = export.tool_calls
+        if export.loose and self.read_asked is not None:
+            asked = await self.read_asked(*place)
+            tool_calls = await asyncio.to_thread(join_to_answers, tool_calls, export.loose, asked)
+        rewards = await find_rewards(self.log, self.dialects, *place, export.evaluations) if export.evaluations else {}
+        spans = [*export.spans, *await self._named_calls(place, export.answers)]
+        return ExportContents(tool_calls=tool_calls, spans=spans, rewards=rewards, rejected=export.rejected, request=export.request)
+
+    async def _named_calls(self, place: tuple[str, int], answers: Sequence[tuple[str, str]]) -> list[SpanRecord]:
+        """Calls that the models' spans name by their answers, as spans inside of those: whoever made them need not have said of what span
+        they are."""
+        known = await self.log.call_ids(*place) if answers else frozenset()
+        calls = [(call_of(answer_id, self.dialects), span_id) for answer_id, span_id in answers]
+        return [SpanRecord(span_id=call_id, parent_span_id=span_id) for call_id, span_id in calls if call_id in known]
+
+    def forward(self, place: tuple[str, int], contents: ExportContents) -> None:
+        """Hand all of it on, once it is kept."""
+        if self.forwarder is not None:
+            self.forwarder.offer(contents.request, *place)
+
+
+async def find_rewards(
+    log: CallLog, dialects: Sequence[Dialect], rollout_id: str, attempt: int, evaluations: Sequence[Evaluation]
+) -> dict[str | None, dict[str, float | None]]:
+    """By transition id, None = of the rollout. Of several of one name and call, the last stands."""
+    calls = [record.transition for record in await log.calls(rollout_id, attempt)]
+    ids = {call.id for call in calls}
+    by_span = {call.span_id: call.id for call in calls if call.span_id is not None}
+    by_tool = {tool_call_id: call.id for call in calls for tool_call_id in call.tool_call_ids}
+    rewards: dict[str | None, dict[str, float | None]] = defaultdict(dict)
+    for evaluation in evaluations:
+        transition_id = evaluation.answer_id and call_of(evaluation.answer_id, dialects)
+        if transition_id not in ids:
+            near = [by_span.get(span_id) for span_id in evaluation.span_ids] + [
+                by_tool.get(call_id) for call_id in evaluation.tool_call_ids
+            ]
+            transition_id = next((found for found in near if found is not None), None)
+        rewards[transition_id][evaluation.name] = evaluation.score
+    return dict(rewards)

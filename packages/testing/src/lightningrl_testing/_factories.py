@@ -1,0 +1,31 @@
+"""Factories of the plugins that a package under test brings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from lightningrl.plugins import load_plugins
+from lightningrl_training.build import required_settings
+
+__all__ = ["call_factories"]
+
+
+def call_factories(hook: str, part: object, /, **offered: Any) -> None:
+    """Call the factory of each installed plugin of the hook that comes from the part's package, as a recipe without options does; those
+    that have to be given more than is `offered` are left out. Raises PluginError where one raises."""
+    package = _package(part if inspect.isroutine(part) else type(part))
+    for plugin in load_plugins().records(hook).values():
+        if _package(plugin.factory) == package != "lightningrl":
+            names = inspect.signature(plugin.factory).parameters
+            taken = {name: value for name, value in offered.items() if name in names}
+            if set(required_settings(plugin.factory)) <= taken.keys():
+                plugin.build(**taken)
+
+
+def _package(part: Callable[..., Any]) -> str:
+    while isinstance(part, partial):
+        part = part.func
+    return str(getattr(part, "__module__", "")).partition(".")[0]

@@ -1,0 +1,124 @@
+"""The files that a run made in its folder, and their removal. Whatever else lies there is somebody's, and stays as it is.
+
+names of ours, in their places       store.sqlite-wal · logs/worker-3.log · branches/step-000040/g000017-003/store.sqlite
+what a checkpoint's files.json lists  checkpoints/step-000010/policies/policy/state.pt
+what run.json says loggers made      tensorboard/events.out.… · wandb/run-20251125_130000-x1y2
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from lightningrl_viewer.reading.origin import read_object, read_run_file
+
+__all__ = ["FILES", "list_checkpoints", "list_made", "remove_checkpoint", "remove_made"]
+
+FILES: Final = "files.json"
+"""In a checkpoint: what it was written with."""
+LISTED: Final = "files of this checkpoint"
+_STORE: Final = r"store\.sqlite(-(wal|shm|lock|journal))?"
+_PLACE: Final = rf"(run\.json|{_STORE}|logs/(server(-\d+)?|worker-\d+)\.log)"
+"""Where rollouts are kept: a branched rollout, an examined policy."""
+_CHECKPOINT: Final = re.compile(r"step-\d{6,}")
+_NAMES: Final = re.compile(
+    rf"({_STORE}|logs/(server(-\d+)?|worker-\d+)\.log|recipe\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key"
+    r"|\.(recipe\.json|run\.json|tasks\.npz|metrics\.jsonl|curve\.png|view\.key)\.new"
+    rf"|branches/step-\d+/[^/]+/{_PLACE}|evaluations/[^/]+/[^/]+/{_PLACE})"
+)
+
+
+def remove_made(run: Path) -> None:
+    """Remove what the run in this folder made, but for its lock and its `run.json`, by which the folder is known as ours. A kill in the
+    midst leaves the newest checkpoint whole, or none."""
+    for checkpoint in list_checkpoints(run):
+        remove_checkpoint(checkpoint)
+    (run / "recipe.json").unlink(missing_ok=True)
+    for scratch in (run / "checkpoints").glob(".step-*"):
+        if _CHECKPOINT.fullmatch(scratch.name[1:]):
+            shutil.rmtree(scratch, ignore_errors=True)
+    for name in read_run_file(run).get("made", ()):
+        _remove_tree(run, str(name))
+    reports = [report for report in (run / "evaluations").glob("*.json") if _is_evaluation(report)]
+    _remove([*reports, *(run / name for name in _list_files(run) if _NAMES.fullmatch(name))], run)
+    for name in ("checkpoints", "logs"):
+        _remove_empty(run / name)
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """Folders with the names of checkpoints, oldest first. A copy under another name (`step-000010-keep`) is its maker's."""
+    return sorted(folder for folder in (run / "checkpoints").glob("step-*") if _CHECKPOINT.fullmatch(folder.name))
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Remove a checkpoint, at once as one that counts. A folder that holds none is left alone, and so is what a link leads to."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    state, listed = folder / "loop.json", read_object(folder / FILES).get(LISTED)
+    is_whole = {"step", "seconds", "rollouts"} <= read_object(state).keys()
+    if not isinstance(listed, list):  # of a version that kept no list, or nobody's checkpoint
+        listed = [f"policies/{name}" for name in _list_below(folder / "policies")] if is_whole else None
+    if listed is None:
+        return
+    state.unlink(missing_ok=True)
+    for name in sorted(map(str, listed), reverse=True):  # what lies in a folder comes before it
+        path = folder / name
+        if ".." not in path.parts and path.is_relative_to(folder):
+            _remove_empty(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    (folder / FILES).unlink(missing_ok=True)
+    _remove_empty(folder / "policies")
+    _remove_empty(folder)
+
+
+def list_made(folder: Path) -> str:
+    """Text of `FILES` for a checkpoint that is whole but for that."""
+    return json.dumps({LISTED: _list_below(folder)}) + "\n"
+
+
+def _list_below(folder: Path) -> list[str]:
+    """Files and folders below a folder, by their path from there."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+def _list_files(folder: Path) -> Iterator[str]:
+    """Files below a folder by their path from there; links to folders are not followed."""
+    for above, _, files in os.walk(folder):
+        for name in files:
+            yield (Path(above) / name).relative_to(folder).as_posix()
+
+
+def _is_evaluation(report: Path) -> bool:
+    """Whether it is a file of results, beside the folder with what the examined policies did."""
+    return report.with_suffix("").is_dir() and {"evaluations", "comparison"} <= read_object(report).keys()
+
+
+def _remove(files: Iterable[Path], below: Path) -> None:
+    """Remove files, and the folders that are empty without them."""
+    for file in list(files):
+        with suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            file.unlink()
+            for above in file.parents[: len(file.relative_to(below).parts) - 1]:
+                _remove_empty(above)
+
+
+def _remove_tree(run: Path, name: str) -> None:
+    path = run / name
+    if ".." in path.parts or path.parent.parent != run:
+        return
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    _remove([path], run)
+    _remove_empty(path.parent)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder in which nothing lies."""
+    with suppress(OSError):
+        folder.rmdir()

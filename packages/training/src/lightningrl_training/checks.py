@@ -1,0 +1,59 @@
+"""Everything that can be refused of a recipe, refused in seconds and before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+from lightningrl.errors import ConfigError, PluginError, StoreError, gather
+from lightningrl.plugins import PluginManager
+from lightningrl.recipe import Recipe
+from lightningrl_client.runtime.launcher import check_launcher
+from lightningrl_training.agent_check import check_agent
+from lightningrl_training.build import Parts
+from lightningrl_training.loggers.build import check_loggers
+from lightningrl_training.models import check_on_hub, resolve_model
+
+__all__ = ["build_checked"]
+
+
+def build_checked(recipe: Recipe, plugins: PluginManager, *, will_work: bool = False, wrong: Sequence[str] = ()) -> Parts:
+    """The recipe's parts. Raises ConfigError with a sentence for each thing that is wrong with it.
+
+    will_work    workers start in a moment and say what is wrong with the agent: it is imported here only where something else is wrong
+    wrong        what is known of keys that the recipe is read without (`read_recipe`)
+    """
+    if will_work and not wrong:
+        with suppress(ConfigError, PluginError):
+            return _build_checked(recipe, plugins, wrong, will_work=True)
+    return _build_checked(recipe, plugins, wrong, will_work=False)
+
+
+def _build_checked(recipe: Recipe, plugins: PluginManager, wrong: Sequence[str], *, will_work: bool) -> Parts:
+    with check_agent(recipe, will_work=will_work) as checked:
+        parts, *_ = gather(
+            lambda: Parts.build(recipe, plugins),
+            *(partial(_check_on_hub, recipe, name) for name in recipe.all_policies),
+            lambda: check_loggers(recipe.loggers),
+            lambda: check_launcher(recipe.runtime, plugins),
+            lambda: _check_store(recipe.store_url),
+            checked.wait,
+            known=wrong,
+        )
+    return parts  # type: ignore[no-any-return]
+
+
+def _check_on_hub(recipe: Recipe, policy: str) -> None:
+    check_on_hub({policy: resolve_model(policy, recipe.all_policies[policy], recipe.folder)})
+
+
+def _check_store(database: str | None) -> None:
+    if database is None:
+        return
+    from lightningrl_server.store.schemas import check_database
+
+    try:
+        check_database(database)
+    except StoreError as error:
+        raise ConfigError(f"store_url: {error}") from error

@@ -1,0 +1,261 @@
+"""Collection as a stream: groups of rollouts are ordered, and come back rewarded, each as soon as its last rollout has ended.
+
+order({position: specs}) ─► store ─► workers ─► one long poll for all that is out ─► rewards ─► branches ─► take() ─► RewardedGroup
+
+How many are out at a time is the caller's rule; nothing here knows of steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lightningrl.errors import LightningError, ServerError
+from lightningrl.records import Score
+from lightningrl.types import RolloutSpec, Trajectory
+from lightningrl_training.evaluator import Evaluator
+
+__all__ = ["Collector", "RewardedGroup", "Rollouts", "fetch_ended"]
+
+POLL_S = 10.0
+FETCH = 64
+"""Trajectories per request."""
+
+
+class Rollouts(Protocol):
+    """The server as collection asks it; `lightningrl_client.control.client.ServerClient` is one."""
+
+    async def create_rollouts(self, specs: Sequence[RolloutSpec]) -> int: ...
+    async def wait(self, rollout_ids: Sequence[str], wait_s: float, min_finished: int | None = None) -> Sequence[str]: ...
+    async def trajectories(self, rollout_ids: Sequence[str]) -> Sequence[Trajectory]: ...
+    async def set_scores(self, scores: Sequence[Score]) -> None: ...
+    async def retry(self, rollout_ids: Sequence[str], timeout_s: float) -> int: ...
+
+
+async def fetch_ended(rollouts: Rollouts, ids: Sequence[str], show: Callable[[int], None] | None = None) -> list[Trajectory]:
+    """Trajectories in this order, once all have ended; `show` hears how many have, each time that one has."""
+    ended: Sequence[str] = ()
+    while len(ended) < len(ids):
+        if show is not None:
+            show(len(ended))
+        ended = await rollouts.wait(ids, POLL_S, None if show is None else len(ended) + 1)
+    if show is not None:
+        show(len(ids))
+    return [one for start in range(0, len(ids), FETCH) for one in await rollouts.trajectories(ids[start : start + FETCH])]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardedGroup:
+    """Rollouts of one task that have ended and been rewarded. Times are of the monotonic clock."""
+
+    position: int
+    """Of the task, in the stream of tasks."""
+    trajectories: tuple[Trajectory, ...]
+    branches: tuple[Trajectory, ...] = ()
+    """Those that credit wants of them, rewarded, too."""
+    is_replay: bool
+    """All had ended when they were ordered: an earlier process collected them."""
+    ordered_at: float
+    ended_at: float
+    rewarded_at: float
+
+
+@dataclass(kw_only=True, slots=True)
+class _Order:
+    ids: tuple[str, ...]
+    at: float
+    is_replay: bool = False
+    found: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
+
+
+class Collector:
+    """The groups that are out: ordered, and not taken yet. Make it on the loop that uses it, and close it there."""
+
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        evaluator: Evaluator,
+        start_workers: Callable[[], Awaitable[None]],
+        *,
+        in_order: bool = True,
+        plan_branches: Callable[[Sequence[Trajectory]], Sequence[RolloutSpec]] = lambda rewarded: (),
+    ) -> None:
+        """`start_workers` is awaited where the store does not have what is ordered yet. `in_order`: groups are taken in the order of
+        their positions; else as they are finished. `plan_branches`: what else is to run before a rewarded group is whole."""
+        self._rollouts = rollouts
+        self._evaluator = evaluator
+        self._start_workers = start_workers
+        self._in_order = in_order
+        self._plan_branches = plan_branches
+        self._out: dict[int, _Order] = {}
+        """In the order of their positions."""
+        self._ready: dict[int, RewardedGroup] = {}
+        """In the order in which they were finished."""
+        self._last: int | None = None
+        """The last position that somebody waits for, where more is out; None = all are as good."""
+        self._changed, self._arrived = asyncio.Event(), asyncio.Event()
+        self._failure: BaseException | None = None
+        self._scores = _Batches(rollouts.set_scores)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._do(self._watch())
+
+    @property
+    def out(self) -> int:
+        """Groups ordered and not taken."""
+        return len(self._out)
+
+    def ended(self, groups: int) -> int:
+        """Rollouts that have ended, of the next so many groups to be taken."""
+        counts = [len(order.found) for order in self._out.values()]
+        return sum((counts if self._in_order else sorted(counts, reverse=True))[:groups])
+
+    async def order(self, groups: Mapping[int, Sequence[RolloutSpec]]) -> None:
+        """Have these groups collected, by their positions. What the store has already is not collected again."""
+        specs = [spec for group in groups.values() for spec in group]
+        if not specs:
+            return
+        ids, now = [spec.id for spec in specs], time.monotonic()
+        is_new = await self._rollouts.create_rollouts(specs) == len(specs)
+        ended = set() if is_new else set(await self._rollouts.wait(ids, 0.0))
+        for position, group in groups.items():
+            names = tuple(spec.id for spec in group)
+            self._out[position] = _Order(ids=names, at=now, is_replay=ended.issuperset(names))
+        self._changed.set()
+        if len(ended) < len(ids):
+            await self._start_workers()
+
+    async def run_again(self, groups: Sequence[RewardedGroup], timeout_s: float) -> None:
+        """Order groups that were taken anew; those of their rollouts that failed are run again."""
+        now = time.monotonic()
+        again = {group.position: _Order(ids=tuple(one.rollout_id for one in group.trajectories), at=now) for group in groups}
+        await self._rollouts.retry([name for order in again.values() for name in order.ids], timeout_s)
+        self._out = dict(sorted({**self._out, **again}.items()))
+        self._changed.set()
+        await self._start_workers()
+
+    async def take(self, wanted: int = 1, show: Callable[[], None] = lambda: None) -> RewardedGroup:
+        """The next of so many `wanted` groups; `show` is called whenever rollouts have ended meanwhile. Raises what a reward or the
+        server raised for good."""
+        self._wait_for(tuple(self._out)[wanted - 1] if self._in_order and wanted < len(self._out) else None)
+        while True:
+            if self._failure is not None:
+                if not isinstance(self._failure, ServerError):
+                    await self._scores.send()
+                raise self._failure
+            position = next(iter(self._out if self._in_order else self._ready), None)
+            if position in self._ready:
+                del self._out[position]
+                if wanted == 1:
+                    self._wait_for(None)
+                return self._ready.pop(position)
+            self._arrived.clear()
+            await self._arrived.wait()
+            show()
+
+    async def aclose(self) -> None:
+        """Stop watching. The rollouts that are out stay in the store."""
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------ what goes on
+
+    def _do(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._is_done)
+
+    def _is_done(self, task: asyncio.Future[None]) -> None:
+        if task not in self._tasks:  # closing
+            return
+        self._tasks.discard(task)
+        failure = LightningError("what rewards a group was cancelled from within") if task.cancelled() else task.exception()
+        if failure is not None:
+            self._failure = self._failure or failure
+            self._arrived.set()
+
+    def _wait_for(self, last: int | None) -> None:
+        """While those up to `last` are wanted, they are watched alone: one long poll ends when they have."""
+        if last != self._last:
+            self._last = last
+            self._changed.set()
+
+    async def _watch(self) -> None:
+        while True:
+            self._changed.clear()
+            orders = {position: order for position, order in self._out.items() if self._last is None or position <= self._last}
+            place = {name: position for position, order in orders.items() for name in order.ids if name not in order.found}
+            finished = await self._poll(tuple(place), [len(order.ids) - len(order.found) for order in orders.values()])
+            for start in range(0, len(finished), FETCH):
+                for trajectory in await self._rollouts.trajectories(finished[start : start + FETCH]):
+                    name = trajectory.rollout_id
+                    order = self._out[place[name]]
+                    order.found[name] = trajectory
+                    if len(order.found) == len(order.ids):
+                        self._do(self._reward(place[name], order))
+            if finished:
+                self._arrived.set()
+
+    async def _poll(self, waiting: Sequence[str], missing: Sequence[int]) -> Sequence[str]:
+        """Those of them that have ended; none where something else is wanted meanwhile. `missing`: how many each group still wants."""
+        changed = asyncio.create_task(self._changed.wait())
+        if not waiting:
+            await changed
+            return ()
+        # in order, all of them are wanted: some at a time, so that rewards begin early. Else the first that completes a group
+        some = max(len(waiting) // 2, max(missing)) if self._in_order else min(count for count in missing if count)
+        poll = asyncio.create_task(self._rollouts.wait(waiting, POLL_S, min(some, FETCH)))
+        try:
+            await asyncio.wait({changed, poll}, return_when=asyncio.FIRST_COMPLETED)
+            return tuple(poll.result()) if poll.done() else ()
+        finally:
+            changed.cancel()
+            poll.cancel()
+
+    async def _reward(self, position: int, order: _Order) -> None:
+        ended_at = time.monotonic()
+        rewarded = await self._evaluator.reward([order.found[name] for name in order.ids], self._scores)
+        branches = await self._branch(self._plan_branches(rewarded))
+        self._ready[position] = RewardedGroup(
+            position=position,
+            trajectories=tuple(rewarded),
+            branches=tuple(branches),
+            is_replay=order.is_replay,
+            ordered_at=order.at,
+            ended_at=ended_at,
+            rewarded_at=time.monotonic(),
+        )
+        self._arrived.set()
+
+    async def _branch(self, specs: Sequence[RolloutSpec]) -> Sequence[Trajectory]:
+        """Run them to their end, rewarded."""
+        if not specs:
+            return ()
+        ids = [spec.id for spec in specs]
+        await self._rollouts.create_rollouts(specs)
+        await self._start_workers()
+        return await self._evaluator.reward(await fetch_ended(self._rollouts, ids), self._scores)
+
+
+class _Batches:
+    """Scores on their way into the store: while one request is under way, all that are made meanwhile wait for the next."""
+
+    def __init__(self, send: Callable[[Sequence[Score]], Awaitable[None]]) -> None:
+        self._send = send
+        self._waiting: list[Score] = []
+        self._sending = asyncio.Lock()
+
+    async def __call__(self, scores: Sequence[Score]) -> None:
+        """Returns when they are durable."""
+        self._waiting += scores
+        await self.send()
+
+    async def send(self) -> None:
+        async with self._sending:
+            if batch := list(self._waiting):  # stays there where the request is cancelled
+                await self._send(batch)
+                del self._waiting[: len(batch)]

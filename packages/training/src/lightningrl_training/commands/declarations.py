@@ -1,0 +1,172 @@
+"""Training's commands and their options; the work of each lies in a module of its own, imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lightningrl.commands import describe_command
+from lightningrl.console import RECIPE_HELP, NewestRunOption, RecipeArgument, RunsOption, SetOption, WorkersOption, read_settings
+
+__all__ = ["COMMANDS"]
+
+OptionalRecipeArgument = Annotated[Path | None, typer.Argument(help=RECIPE_HELP, metavar="RECIPE", show_default=False)]
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to put it.", metavar="FOLDER")] = Path("my-agent"),
+) -> None:
+    """Write a small agent of your own, its reward, a recipe and a tiny policy made on this machine: it learns in about a minute."""
+    from lightningrl_training.commands.init import init_command
+
+    init_command(folder)
+
+
+def try_recipe(
+    recipe: RecipeArgument,
+    task: Annotated[str | None, typer.Option(help="Id of the task; by default the first one.", show_default=False)] = None,
+    full: Annotated[bool, typer.Option("--full", help="Whole prompts, special tokens included.")] = False,
+    settings: SetOption = None,
+) -> None:
+    """Run the agent once, on one task, and show every call and the reward. Nothing is trained, nothing is left behind."""
+    from lightningrl_training.commands.try_one import try_command
+
+    try_command(recipe, task=task, full=full, settings=read_settings(settings))
+
+
+def doctor(
+    recipe: RecipeArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="All findings and the bill as one JSON object.")] = False,
+    is_brief: Annotated[bool, typer.Option("--brief", help="Warnings, failures and the bill alone.")] = False,
+    rehearse: Annotated[
+        float,
+        typer.Option(
+            min=0.0, metavar="SECONDS", help="For steps after the first, which show how rollouts change as the policy learns; 0 = none."
+        ),
+    ] = 40.0,
+    runs: RunsOption = Path("runs"),
+    settings: SetOption = None,
+) -> None:
+    """Look before you train: run the agent a few times, take some learning steps on a copy of the weights, say what is wrong and what the
+    whole run will cost.
+
+    Each check says pass, warn or fail, by what it was seen and what to do. The bill is of tokens, minutes, memory and disk. Nothing is left
+    behind. Exit status 1 where a check failed.
+
+    Examples:
+      [bold]lightningrl doctor examples/text_to_sql[/]
+      [bold]lightningrl doctor my_recipe.toml --set loop.steps=500 --json[/]
+    """
+    from lightningrl_training.commands.doctor import doctor_command
+
+    if status := doctor_command(recipe, as_json=as_json, is_brief=is_brief, runs=runs, rehearse=rehearse, settings=read_settings(settings)):
+        raise typer.Exit(status)
+
+
+def train(
+    recipe: OptionalRecipeArgument = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier run: nothing is lost, nothing is trained twice.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over the run that the folder holds.")] = False,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="The run folder; by default a new one below --runs.", show_default=False)
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    policy: Annotated[str | None, typer.Option(help="Hub name or folder of the model to train (policy.model).", show_default=False)] = None,
+    backend: Annotated[str | None, typer.Option(help="Trainer backend, by name (see `lightningrl plugins`).", show_default=False)] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps (loop.steps).", show_default=False)] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop training after so many minutes (loop.minutes).", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of tasks, sampling and weights (loop.seed).", show_default=False)] = None,
+    workers: WorkersOption = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address to listen on; 0.0.0.0 where other machines' workers take part (runtime.server_host).", show_default=False
+        ),
+    ] = None,
+    settings: SetOption = None,
+) -> None:
+    """Train the policy of RECIPE: run the agent in parallel, record every call, reward, assign credit, learn, serve the new weights.
+
+    Examples:
+      [bold]lightningrl train examples/text_to_sql[/]
+      [bold]lightningrl train my_recipe.toml --steps 50 --set learner.learning_rate=1e-5[/]
+      [bold]lightningrl train my_recipe.toml --workers ray:16 --host 0.0.0.0[/]
+      [bold]lightningrl train --resume[/]
+    What is wrong, and what it will take, `lightningrl doctor` says before.
+    """
+    from lightningrl_training.commands.train import train_command
+
+    shortcuts: dict[str, Any] = {
+        "policy.model": policy,
+        "backend": backend,
+        "loop.steps": steps,
+        "loop.minutes": minutes,
+        "loop.seed": seed,
+        "runtime.server_host": host,
+    }
+    train_command(
+        recipe, resume=resume, overwrite=overwrite, run=run, runs=runs, settings=read_settings(settings, shortcuts, workers=workers)
+    )
+
+
+def serve(
+    recipe: OptionalRecipeArgument = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Serve the newest checkpoint of this run folder.", show_default=False)] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 = any free one.", min=0, max=65535)] = 8600,
+    store_url: Annotated[
+        str | None, typer.Option(help="A PostgreSQL database for what is served, in a schema of its own that goes in the end.")
+    ] = None,
+    settings: SetOption = None,
+) -> None:
+    """Serve the policy behind an OpenAI-compatible endpoint without training it, and print a base URL and key to try it with.
+
+    Workers on this or other machines join with `lightningrl work`.
+    """
+    from lightningrl_training.commands.serve import serve_command
+
+    serve_command(recipe, run=run, host=host, port=port, settings=read_settings(settings, {"store_url": store_url}))
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="Where to write the transformers folder.", metavar="FOLDER")],
+    run: NewestRunOption = None,
+    runs: RunsOption = Path("runs"),
+    policy: Annotated[str | None, typer.Option(help="Which policy, where the run has several.", show_default=False)] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose weights; by default the best by validation, where there was any.", metavar="best|newest|STEP", show_default=False
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="By default that of the run's starting folder.", metavar="float32|bfloat16|float16", show_default=False),
+    ] = None,
+) -> None:
+    """Write a run's best or newest weights as an ordinary transformers folder (LoRA merged), which stops where the run's answers ended."""
+    from lightningrl_training.commands.export import export_command
+
+    export_command(folder, run=run, runs=runs, policy=policy, step=step, dtype=dtype)
+
+
+def show_recipe(
+    recipe: RecipeArgument,
+    settings: SetOption = None,
+) -> None:
+    """Show every value that a run of RECIPE would have, and where it is from: the file, --set, or a default."""
+    from lightningrl_training.commands.recipe import show_command
+
+    show_command(recipe, settings=read_settings(settings))
+
+
+recipes = typer.Typer(name="recipe", no_args_is_help=True, help="Look at a recipe.")
+recipes.command("show")(show_recipe)
+
+COMMANDS = (
+    describe_command(init),
+    describe_command(try_recipe, "try"),
+    *map(describe_command, (doctor, train, serve, export, recipes)),
+)

@@ -1,0 +1,95 @@
+"""`lightningrl doctor`: what is wrong with a recipe, and what its run will take, before anything is trained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from lightningrl.console import write_json
+from lightningrl_training.commands.stopping import stoppable
+from lightningrl_training.run import doctor
+from lightningrl_training.run_sync import run_sync
+
+if TYPE_CHECKING:
+    from lightningrl_training.doctor import Bill, Diagnosis
+
+__all__ = ["doctor_command", "show"]
+
+UNBROKEN: Final = 100_000
+"""Columns of a page whose lines are as long as they are."""
+STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def doctor_command(source: Path, *, as_json: bool, is_brief: bool, runs: Path, rehearse: float, settings: Mapping[str, Any]) -> int:
+    """Returns the exit status: 1 where a check failed."""
+    from lightningrl_training.doctor import Verdict
+
+    with stoppable("stopped"), Console(stderr=True).status("starting") as status:
+        trying = doctor(source, settings=settings, runs=runs, rehearse=rehearse, starting=lambda what: status.update(f"trying {what}"))
+        diagnosis = run_sync(trying)
+    if as_json:
+        write_json(diagnosis.as_json())
+    else:
+        show(diagnosis, console_for_tables(), is_brief=is_brief)
+    return int(diagnosis.verdict is Verdict.FAIL)
+
+
+def console_for_tables() -> Console:
+    """A terminal as wide as it is; elsewhere, where nobody says COLUMNS, one that breaks no line."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=UNBROKEN)
+
+
+def show(diagnosis: Diagnosis, console: Console, *, is_brief: bool = False) -> None:
+    """The findings and the bill, as tables; in brief, of the findings those that warn or fail."""
+    table = Table(
+        Column("check", no_wrap=True), Column("", no_wrap=True), Column("what was seen", overflow="fold"), box=None, padding=(0, 2, 0, 0)
+    )
+    for row in diagnosis.rows:
+        if is_brief and row.finding.verdict == "pass":
+            continue
+        evidence = Text(row.finding.evidence)
+        if row.finding.remedy:
+            evidence.append(f"\n→ {row.finding.remedy}", style="dim")
+        table.add_row(row.check, Text(row.finding.verdict, style=STYLES[row.finding.verdict]), evidence)
+    _print(console, table if table.row_count else Text(f"all {len(diagnosis.rows)} checks pass"))
+    if diagnosis.bill is not None:
+        console.print()
+        _print(console, _bill(diagnosis.bill))
+
+
+def _print(console: Console, part: Table | Text) -> None:
+    """Without the spaces that fill a table's lines, which would make each of them as long as the longest."""
+    with console.capture() as printed:
+        console.print(part, highlight=False)
+    for line in printed.get().splitlines():
+        console.out(line.rstrip(), highlight=False)
+
+
+def _bill(bill: Bill) -> Table:
+    table = Table(
+        Column("the whole run", no_wrap=True),
+        Column("", justify="right", no_wrap=True),
+        Column("while it learns", justify="right", no_wrap=True),
+        Column("how", overflow="fold"),
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    for line in bill.lines:
+        between = ""
+        if line.low is not None and line.high is not None:
+            between = f"{_amount(line.low, line.unit)} – {_amount(line.high, line.unit)}"
+        table.add_row(line.what, _amount(line.amount, line.unit), between, Text(line.how, style="dim"))
+    return table
+
+
+def _amount(amount: float, unit: str) -> str:
+    if unit == "bytes":
+        return f"{amount / 1e9:.2f} GB" if amount >= 1e9 else f"{amount / 1e6:.1f} MB"
+    return f"{amount:,.0f}" if amount >= 100 or amount == int(amount) else f"{amount:.1f}"

@@ -1,0 +1,32 @@
+"""`lightningrl export`: a run's best or newest weights as a transformers folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from lightningrl.errors import ConfigError
+from lightningrl_training.run import Run
+from lightningrl_training.run_folder import best_checkpoint
+from lightningrl_viewer.reading.origin import newest_run
+
+__all__ = ["export_command", "parse_step"]
+
+
+def export_command(target: Path, *, run: Path | None, runs: Path, policy: str | None, step: str | None, dtype: str | None) -> None:
+    source = Run(run or newest_run(runs))
+    written = source.export(target, policy=policy, step=parse_step(step), dtype=dtype)
+    best = best_checkpoint(source.folder)
+    which = f", the best by validation ({best.state.score:.3f})" if best is not None and best.state.step == written else ""
+    newer = f"; the newest are of step {source.steps}: --step newest" if source.steps > written and step is None else ""
+    Console().print(f"wrote {target}: weights after step {written}{which}{newer}", highlight=False, soft_wrap=True)
+
+
+def parse_step(text: str | None) -> str | int | None:
+    """`best`, `newest`, or a step."""
+    if text is None or text in ("best", "newest"):
+        return text
+    if not text.isdecimal():
+        raise ConfigError(f"--step {text!r} is neither 'best', 'newest' nor a step; write for example --step 40")
+    return int(text)

@@ -1,0 +1,99 @@
+"""`lightningrl serve`: the policy behind an endpoint, untrained, with a base URL and key that any OpenAI client can use at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from lightningrl.console import cancel_on_signals
+from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.keys import worker_key
+from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import load_recipe, with_settings
+from lightningrl.types import RolloutMode, RolloutSpec, Task
+from lightningrl_training.build import Parts
+from lightningrl_training.commands.scratch import scratch_folder
+from lightningrl_training.models import check_on_hub
+from lightningrl_training.run_folder import checkpoints
+from lightningrl_viewer.reading.origin import RunOrigin
+
+if TYPE_CHECKING:
+    from lightningrl_training.session import RunningServices
+
+__all__ = ["serve_command"]
+
+DAY_S = 24 * 3600.0
+BY_HAND = "by-hand"
+"""The rollout of whoever tries the endpoint by hand; it answers below `/v1`."""
+
+
+def serve_command(source: Path | None, *, run: Path | None, host: str, port: int, settings: Mapping[str, Any]) -> None:
+    if (source is None) == (run is None):
+        raise ConfigError("give either a RECIPE, whose starting policy is served, or --run, whose newest checkpoint is")
+    console = Console()
+    if run is not None:
+        saved = next(reversed(checkpoints(run)), None)
+        recipe = with_settings(RunOrigin.read(run).recipe, settings)
+        if saved is None:
+            raise RunFolderError(f"run {str(run)!r} has no checkpoint yet; train it first")
+    else:
+        assert source is not None
+        recipe, saved = load_recipe(source, settings), None
+    try:
+        with scratch_folder("lightningrl-serve-") as scratch:
+            asyncio.run(_serve(recipe, saved.folder if saved else None, scratch, host, port, console))
+    except asyncio.CancelledError:
+        console.print("stopped")
+
+
+async def _serve(recipe: Recipe, checkpoint: Path | None, scratch: Path, host: str, port: int, console: Console) -> None:
+    from lightningrl_training.session import serve_policy, server_settings
+
+    cancel_on_signals()
+    parts = Parts.build(recipe, load_plugins())
+    check_on_hub(parts.models)
+    with _scratch_store(recipe.store_url, scratch) as store_url:
+        settings = server_settings(recipe, parts, store_url, host=host, port=port).model_copy(update={"plain_rollout": BY_HAND})
+        async with serve_policy(settings, parts, scratch, checkpoint, workers=None, servers=recipe.runtime.servers) as served:
+            await _say_and_wait(served, parts, settings.run_key, console)
+
+
+@contextmanager
+def _scratch_store(database: str | None, scratch: Path) -> Iterator[str]:
+    """Its URL, for as long as the policy is served."""
+    if database is None:
+        yield f"sqlite:///{scratch / 'store.sqlite'}"
+        return
+    from lightningrl_server.store.schemas import create_schema, drop_schema
+
+    store = create_schema(database, scratch)
+    try:
+        yield store
+    finally:
+        drop_schema(store, scratch)
+
+
+async def _say_and_wait(served: RunningServices, parts: Parts, run_key: str, console: Console) -> None:
+    # a rollout of its own for whoever tries the endpoint by hand; the lease lasts a day
+    await served.client.create_rollouts(
+        [RolloutSpec(id=BY_HAND, task=Task(id=BY_HAND, input=None), group_id=BY_HAND, mode=RolloutMode.VALIDATION, timeout_s=DAY_S)]
+    )
+    lease = await served.client.lease("serve", lease_s=DAY_S)
+    assert lease is not None
+    shown = ", ".join(f"{name!r} ({parts.models[name]}), version {version}" for name, version in served.policies.versions.items())
+    console.print(f"serving {shown}; stop it with Ctrl-C\n", highlight=False)
+    console.print(f"export OPENAI_BASE_URL={served.server.url}/v1", highlight=False, soft_wrap=True)
+    console.print(f"export OPENAI_API_KEY={lease.key}\n", highlight=False, soft_wrap=True)
+    console.print(
+        f"workers join with:  LIGHTNINGRL_KEY={worker_key(run_key)} lightningrl work RECIPE --server {served.server.url}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"API description:    {served.server.url}/openapi.json", highlight=False, soft_wrap=True)
+    await asyncio.Event().wait()

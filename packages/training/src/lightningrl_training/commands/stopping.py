@@ -1,0 +1,40 @@
+"""Work that takes minutes: a bar of how far it is; Ctrl-C and SIGTERM end it in order, and are answered at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lightningrl.console import escape
+from lightningrl.errors import Stopped
+from lightningrl.sanitize import printable
+from lightningrl_training.run_sync import Show
+
+__all__ = ["progress_bar", "stoppable"]
+
+
+@contextmanager
+def stoppable(sentence: str) -> Iterator[None]:
+    """Whether by Ctrl-C or SIGTERM, what is interrupted ends with Stopped and this sentence."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: lambda *_: signal.raise_signal(signal.SIGINT)}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(sentence) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def progress_bar(sentence: str) -> Iterator[Show]:
+    """On standard error, for work that is `stoppable`."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with stoppable(sentence), Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda what, done, total: bar.update(task, description=escape(printable(what)), completed=done, total=total or None)

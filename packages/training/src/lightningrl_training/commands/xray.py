@@ -1,0 +1,156 @@
+"""`lightningrl xray`: the credit of every installed method on a run's rollouts, in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.style import Style
+from rich.table import Column, Table
+from rich.text import Text
+
+from lightningrl.console import write_json
+from lightningrl.errors import ConfigError
+from lightningrl.loading import absolute_reference, is_reference
+from lightningrl.sanitize import printable
+from lightningrl_credit.xray import Agreement, RolloutXRay, XRay
+from lightningrl_training.run import Run
+from lightningrl_viewer.reading.text import number
+
+__all__ = ["from_here", "read_steps", "share", "signed", "xray_command"]
+
+_PAIRS: Final = 5
+_ROLLOUTS: Final = 10
+_STRONG: Final = 160
+"""Of 255: the colour of the largest credit of a rollout."""
+
+
+def xray_command(folder: Path, *, rollout: str | None, steps: str | None, methods: Mapping[str, Any], as_json: bool) -> None:
+    chosen = None if steps is None else read_steps(steps)
+    if rollout is not None and chosen is not None:
+        raise ConfigError("--rollout is of one step; leave out --steps")
+
+    found = Run(folder).xray(rollout=rollout, steps=chosen, methods={name: from_here(use) for name, use in methods.items()})
+    if as_json:
+        write_json(found)
+        return
+    console = Console()
+    if rollout is not None:
+        for one in found.rollouts:
+            _print_rollout(console, one, found)
+    _print_run(console, found, lists_rollouts=rollout is None)
+
+
+def from_here(value: Any) -> Any:
+    """A reference into a file, `"file.py:name"`, of this folder, where it lies here; others are the recipe's."""
+    if isinstance(value, str) and is_reference(value):
+        with contextlib.suppress(ConfigError):
+            return absolute_reference(value, Path.cwd())
+    return value
+
+
+def read_steps(text: str) -> list[int]:
+    """Of `3`, `3-7` and `1,4,9`. Raises ConfigError."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last - first > 1_000_000:
+            raise ConfigError(f"steps {text!r} are none that can be read; give 3, 3-7 or 1,4,9")
+        found += range(first, last + 1)
+    return found
+
+
+def _print_run(console: Console, found: XRay, *, lists_rollouts: bool) -> None:
+    span = f"step {found.steps[0]}" if len(found.steps) == 1 else f"steps {found.steps[0]} to {found.steps[-1]}"
+    console.print(f"{span}: {found.rollout_count} rollouts, {found.calls} trained calls", highlight=False)
+    console.print(_own_sentence(found), highlight=False, soft_wrap=True)
+    anchors = ", ".join(f"{name} {share(value)}" for name, value in found.anchors.items())
+    console.print(f"calls whose state another rollout of the task was in: {anchors}\n", highlight=False)
+    names = (
+        "no gradient",
+        "rank, own",
+        "flips, own",
+        "rank, outcome",
+        "flips, outcome",
+        *(("rank, Q", "flips, Q") if found.branched else ()),
+    )
+    table = Table(
+        Column("method", no_wrap=True), *(Column(name, justify="right") for name in names), Column(), box=None, padding=(0, 1, 0, 0)
+    )
+    for method in found.methods:
+        pairs = [method.own, method.outcome, *([method.measured] if found.branched and method.measured else [])]
+        cells = [cell for pair in pairs for cell in (number(pair.rank), share(pair.flips))]
+        note = "the run's own" if method.is_own else ""
+        if method.same_as is not None:
+            note = f"{note}{', ' if note else ''}on these rollouts equal to {printable(method.same_as)}"
+        table.add_row(
+            Text(printable(method.name), style="bold" if method.is_own else ""), share(method.silent), *cells, Text(note, style="dim")
+        )
+    console.print(table, highlight=False)
+    if found.pairs:
+        console.print("\nmethods that disagree most", style="bold")
+        for one, other, pair in found.pairs[:_PAIRS]:
+            console.print(Text(f"  {printable(one)} and {printable(other)}: {_said(pair)}"))
+    if lists_rollouts and any(one.flips for one in found.rollouts):
+        console.print("\nrollouts that methods disagree on most  (--rollout ID shows the heat map)", style="bold")
+        rows = Table(*(Column(name, no_wrap=True) for name in ("  rollout", "task", "step", "reward", "opposite signs")), box=None)
+        for rollout in found.rollouts[:_ROLLOUTS]:
+            shown = (f"  {rollout.rollout_id}", rollout.task_id, str(rollout.step), number(rollout.reward), str(rollout.flips))
+            rows.add_row(*(Text(printable(cell)) for cell in shown))
+        console.print(rows)
+    if found.missing:
+        console.print("\nnot computed", style="bold")
+        for missing in found.missing:
+            console.print(Text(f"  {printable(missing.name)}: {printable(missing.why)}"), soft_wrap=True)
+
+
+def _own_sentence(found: XRay) -> str:
+    if found.own_difference is None:
+        return "the run's own method cannot be computed here: its row is what the run used"
+    if found.own_difference == 0.0:
+        return "the run's own method gives exactly what the run used"
+    return f"the run's own method gives up to {found.own_difference:.3g} else than the run used: its code or its options have changed since"
+
+
+def _said(pair: Agreement) -> str:
+    return f"rank correlation {number(pair.rank)}, opposite signs on {share(pair.flips)} of {pair.calls} calls"
+
+
+def _print_rollout(console: Console, one: RolloutXRay, found: XRay) -> None:
+    """Turns from left to right, methods from top to bottom; each row has a colour scale of its own."""
+    console.print(Text(f"{printable(one.rollout_id)}, task {printable(one.task_id)}, step {one.step}, reward {number(one.reward)}"))
+    table = Table(Column("method", no_wrap=True), box=None, padding=(0, 1, 0, 0))
+    for turn, role in enumerate(one.roles):
+        table.add_column(Text(f"{turn} {printable(role or '')}".strip()), justify="right", no_wrap=True)
+    for name, same in found.distinct.items():
+        label = " = ".join(printable(known) for known in (name, *same)) + (" (own)" if name == found.own else "")
+        table.add_row(Text(label), *_cells(one.credit[name]))
+    if one.measured is not None:
+        table.add_row("measured: Q - V", *_cells(one.measured))
+    console.print(table, highlight=False)
+    console.print()
+
+
+def _cells(values: Sequence[float | None]) -> list[Text]:
+    largest = max((abs(value) for value in values if value is not None), default=0.0)
+    return [Text(signed(value), style=_colour(value, largest)) for value in values]
+
+
+def _colour(value: float | None, largest: float) -> Style:
+    if value is None or not largest or not value:
+        return Style(dim=value is None)
+    depth = round(30 + (_STRONG - 30) * abs(value) / largest)
+    return Style(color="white", bgcolor=f"rgb(0,{depth},60)" if value > 0 else f"rgb({depth},0,30)")
+
+
+def signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}" if 0.0 < value < 0.1 else f"{value:.0%}"

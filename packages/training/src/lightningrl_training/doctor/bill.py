@@ -1,0 +1,280 @@
+"""The bill: what the whole run will take, from the few rollouts and steps that were tried.
+
+run = start + checkpoints + steps · (groups of a step · what a group took + learning) + validations · what one took
+    + in CPU time a curve drawn for each step and validation
+
+Rollouts do not stay as long as they are while the policy learns: `lightningrl_training.doctor.forecast` says how far they go on average, which is
+billed, and from where to where they may, which is the range of the bill's rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from lightningrl.types import OtherCallKind, Trajectory
+from lightningrl_training.doctor.forecast import (
+    Forecast,
+    ToCome,
+    completion_tokens,
+    forecast,
+    forecast_trained,
+    mean_tokens,
+    moved,
+    prompt_tokens,
+    way_gone,
+)
+from lightningrl_training.doctor.observation import Cost, Costs, Observation
+
+__all__ = ["Bill", "BillLine", "make_bill"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BillLine:
+    """One row of the bill."""
+
+    what: str
+    amount: float
+    unit: str
+    how: str
+    """How it was computed."""
+    low: float | None = None
+    """Where it may lie while the policy learns; None = it does not depend on that."""
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bill:
+    """Of a whole run."""
+
+    steps: int
+    """Fewer than the recipe's where loop.minutes ends it before."""
+    rollouts: int
+    """Validation included, branches left out."""
+    prompt_tokens: float
+    """Validation and branches included, as for all tokens here."""
+    completion_tokens: float
+    trained_tokens: float
+    judge_calls: float
+    minutes: float
+    cpu_minutes: float | None
+    """Of all cores together; None = the system does not say."""
+    memory_bytes: int | None
+    """The most at a time."""
+    disk_bytes: float
+    lines: tuple[BillLine, ...] = ()
+    """As a table, with how each was computed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tokens:
+    """Of some rollouts."""
+
+    prompt: int
+    completion: int
+    judged: int
+
+    @classmethod
+    def count(cls, trajectories: Iterable[Trajectory]) -> _Tokens:
+        every = tuple(trajectories)
+        calls = [call for one in every for call in one.transitions if call.replayed_from is None]
+        judged = sum(call.kind is OtherCallKind.JUDGE for one in every for call in one.other_calls)
+        prompt, completion = (sum(map(len, column)) for column in ([c.prompt_ids for c in calls], [c.completion_ids for c in calls]))
+        return cls(prompt=prompt, completion=completion, judged=judged)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """A run of so many steps, in multiples of what was tried."""
+
+    steps: int
+    groups: float
+    """In all steps."""
+    validations: int
+    checkpoints: int
+    tokens: float
+    """Of the groups that the policy as it is has made."""
+    collect: float
+    """Of all that was collected, where rollouts are as the first are; so `learn`."""
+    learn: float
+    validate: float
+
+    @classmethod
+    def of(cls, seen: Observation, steps: int) -> _Plan:
+        loop, every = seen.recipe.loop, seen.recipe.validation.every
+        groups = steps * _groups_per_step(seen)
+        # one before the first step, one every so many, one after the last
+        validations = 1 + math.ceil(steps / every) if every and seen.tasks.validation else 0
+        rehearsed = _rehearsed_groups(seen)
+        return cls(
+            steps=steps,
+            groups=groups,
+            validations=validations,
+            checkpoints=1 + math.ceil(steps / loop.checkpoint_every),
+            tokens=groups / max(1, len(seen.groups)),
+            collect=groups / max(1.0, len(seen.groups) + rehearsed),
+            learn=groups / max(1.0, seen.costs.learned_groups + rehearsed),
+            validate=validations * len(seen.tasks.validation) / max(1, len(seen.validation)),
+        )
+
+    def seconds(self, costs: Costs, of: Callable[[Cost], float | None], longer: float = 1.0) -> float | None:
+        """Of the loop, where rollouts take so many times what they took; None where one of its parts is not known."""
+        parts = (
+            (costs.collect, longer * self.collect),
+            (costs.learn, longer * self.learn),
+            (costs.validate, longer * self.validate),
+            (costs.save, self.checkpoints),
+            (costs.draw, self.steps + self.validations),
+        )
+        found = [(of(cost), times) for cost, times in parts]
+        return None if any(value is None for value, _ in found) else sum((value or 0.0) * times for value, times in found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Outlook:
+    """How the rollouts will change while the policy learns."""
+
+    to_come: ToCome
+    prompts: Forecast
+    completions: Forecast
+    tokens: Forecast
+    """Both."""
+    trained: Forecast
+
+    @classmethod
+    def of(cls, seen: Observation, plan: _Plan) -> _Outlook:
+        left = max(0, plan.steps - len(seen.rehearsed))
+        to_come = ToCome(steps=left, groups=plan.groups * left / max(1, plan.steps), gone=way_gone(moved(seen), left))
+        prompts, completions, tokens = (forecast(seen.steps, count, to_come) for count in (prompt_tokens, completion_tokens, _both))
+        return cls(to_come=to_come, prompts=prompts, completions=completions, tokens=tokens, trained=forecast_trained(seen.steps, to_come))
+
+    def explain(self, ahead: Forecast, rehearsed: int) -> str:
+        seen = f"{100 * ahead.now:.0f} % of that after {rehearsed} rehearsed steps; " if rehearsed else ""
+        way = f"{100 * self.to_come.gone:.0f} % of the way in {self.to_come.steps} steps"
+        return f"{seen}learning leads to {100 * ahead.learned:.0f} % of that; {way}"
+
+
+def _both(trajectory: Trajectory) -> int:
+    return prompt_tokens(trajectory) + completion_tokens(trajectory)
+
+
+def _rehearsed_groups(seen: Observation) -> float:
+    """In groups of the policy as it is: one of twice the tokens counts twice, for it takes twice the time."""
+    first, *rehearsed = seen.steps
+    mean = mean_tokens(first, _both)
+    return sum(len(step.groups) * (mean_tokens(step, _both) / mean if mean else 1.0) for step in rehearsed)
+
+
+def _with_range(line: BillLine, ahead: Forecast) -> BillLine:
+    present = line.amount / ahead.amount if ahead.amount else 0.0
+    return replace(line, low=ahead.low * present, high=ahead.high * present)
+
+
+def make_bill(seen: Observation) -> Bill:
+    """The bill of the whole run."""
+    recipe, costs = seen.recipe, seen.costs
+    plan = _Plan.of(seen, _steps(seen))
+    outlook = _Outlook.of(seen, plan)
+    longer = outlook.tokens.amount
+    trained = _Tokens.count(member for group in seen.groups for member in group.members)
+    checked = _Tokens.count(seen.validation)
+    rollouts = round(plan.groups * recipe.loop.group_size + plan.validations * len(seen.tasks.validation))
+    tried = max(1, len(seen.rollouts) + len(seen.validation))
+    kept = min(recipe.loop.keep_checkpoints + 1, plan.checkpoints)  # one more while it is written
+    bill = Bill(
+        steps=plan.steps,
+        rollouts=rollouts,
+        prompt_tokens=(plan.tokens * trained.prompt + plan.validate * checked.prompt) * outlook.prompts.amount,
+        completion_tokens=(plan.tokens * trained.completion + plan.validate * checked.completion) * outlook.completions.amount,
+        trained_tokens=plan.tokens * costs.trained_tokens * outlook.trained.amount,
+        judge_calls=plan.tokens * trained.judged,
+        minutes=_minutes(plan, costs, _wall, longer) or 0.0,
+        cpu_minutes=_minutes(plan, costs, _cpu, longer),
+        memory_bytes=None if seen.machine is None else seen.machine.memory_used,
+        disk_bytes=rollouts * longer * costs.store_bytes / tried + kept * costs.checkpoint_bytes,
+    )
+    return replace(bill, lines=tuple(_lines(bill, plan, outlook, seen, kept)))
+
+
+def _wall(cost: Cost) -> float | None:
+    return cost.seconds
+
+
+def _cpu(cost: Cost) -> float | None:
+    return cost.cpu_seconds
+
+
+def _minutes(plan: _Plan, costs: Costs, of: Callable[[Cost], float | None], longer: float) -> float | None:
+    start, loop = of(costs.start), plan.seconds(costs, of, longer)
+    return None if start is None or loop is None else (start + loop) / 60
+
+
+def _groups_per_step(seen: Observation) -> float:
+    """With dynamic sampling, those that it takes until enough of them teach."""
+    loop = seen.recipe.loop
+    if not loop.dynamic_sampling or not seen.signals:
+        return loop.tasks_per_step
+    return loop.tasks_per_step * min(1 + loop.dynamic_sampling, len(seen.signals) / max(0.5, sum(seen.signals)))
+
+
+def _steps(seen: Observation) -> int:
+    """Those of the recipe, or those that loop.minutes leaves time for."""
+    loop = seen.recipe.loop
+    if loop.minutes is None or not loop.steps:
+        return loop.steps
+
+    def seconds(steps: int) -> float:
+        return _Plan.of(seen, steps).seconds(seen.costs, _wall) or 0.0
+
+    one = (seconds(loop.steps) - seconds(0)) / loop.steps
+    return min(loop.steps, max(1, math.ceil((60 * loop.minutes - seconds(0)) / max(one, 1e-9))))
+
+
+def _lines(bill: Bill, plan: _Plan, outlook: _Outlook, seen: Observation, kept: int) -> Iterator[BillLine]:
+    loop, costs = seen.recipe.loop, seen.costs
+    here, rehearsed = f"{len(seen.rollouts)} rollouts tried of {len(seen.groups)} tasks", len(seen.rehearsed)
+    per_step = plan.groups / max(1, plan.steps)
+    early = f", of {loop.steps}: loop.minutes = {loop.minutes:g} ends it" if plan.steps < loop.steps and loop.minutes else ""
+    validated = f" + {plan.validations} validations of {len(seen.tasks.validation)}" if plan.validations else ""
+    yield BillLine(what="steps", amount=bill.steps, unit="", how=f"loop.steps{early}")
+    yield BillLine(
+        what="rollouts", amount=bill.rollouts, unit="", how=f"{plan.steps} steps × {per_step:.3g} tasks × {loop.group_size}{validated}"
+    )
+    for what, tokens, ahead in (
+        ("prompt tokens", bill.prompt_tokens, outlook.prompts),
+        ("completion tokens", bill.completion_tokens, outlook.completions),
+    ):
+        how = f"as many each as the {here}; {outlook.explain(ahead, rehearsed)}"
+        yield _with_range(BillLine(what=what, amount=tokens, unit="", how=how), ahead)
+    signal = f"{sum(seen.signals)} of {len(seen.signals)} groups had an advantage; from half, as groups fall silent, to all of them"
+    yield _with_range(BillLine(what="trained tokens", amount=bill.trained_tokens, unit="", how=signal), outlook.trained)
+    if bill.judge_calls:
+        yield BillLine(what="judge calls", amount=bill.judge_calls, unit="", how="as many each as those")
+    collect, learn, validate = (
+        cost.seconds * times / max(1, count)
+        for cost, times, count in (
+            (costs.collect, plan.collect, plan.steps),
+            (costs.learn, plan.learn, plan.steps),
+            (costs.validate, plan.validate, plan.validations),
+        )
+    )
+    has_failed = any(lesson.error for lesson in seen.lessons.values())
+    learning = f"{learn:.1f} s learning{', until it failed' if has_failed else ''}"
+    how = f"start {costs.start.seconds:.0f} s + {plan.steps} × ({collect:.1f} s collecting + {learning})"
+    how += f" + {plan.validations} × {validate:.1f} s validating" if plan.validations else ""
+    how += f" + {plan.checkpoints} checkpoints × {costs.save.seconds:.2f} s"
+    longer = outlook.tokens.amount
+    how += f"; collecting, learning, validating × {longer:.2f}, as rollouts change" if round(longer, 2) != 1.0 else ""
+    for what, amount, of, words in (
+        ("minutes", bill.minutes, _wall, how),
+        ("CPU minutes", bill.cpu_minutes, _cpu, "the same, in CPU time of all processes"),
+    ):
+        if amount is not None:
+            low, high = (_minutes(plan, costs, of, end) for end in (outlook.tokens.low, outlook.tokens.high))
+            yield BillLine(what=what, amount=amount, unit="", how=words, low=low, high=high)
+    if bill.memory_bytes is not None:
+        yield BillLine(what="memory", amount=bill.memory_bytes, unit="bytes", how="the most that all processes had; longer rows need more")
+    each = longer * costs.store_bytes / max(1, len(seen.rollouts) + len(seen.validation))
+    disk = f"{bill.rollouts} rollouts × {each / 1e3:.1f} kB + {kept} checkpoints × {costs.checkpoint_bytes / 1e6:.1f} MB"
+    yield BillLine(what="disk", amount=bill.disk_bytes, unit="bytes", how=disk)

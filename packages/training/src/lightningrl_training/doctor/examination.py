@@ -1,0 +1,353 @@
+"""The examination: the real agent, server, workers, engine and learner for one validation, a step or a few, and one lesson.
+
+serve ─► validation ─► groups of training tasks ─► some again, answered as before ─► one step ─► more steps ─► one checkpoint
+            all of it in a scratch folder; the weights are a copy and go with it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lightningrl.errors import ConfigError, LightningError
+from lightningrl.protocols import LearnReport
+from lightningrl.recipe import Recipe
+from lightningrl.types import BranchPoint, RolloutSpec, Sample, Task, Trajectory
+from lightningrl_credit.scoring import CreditedGroup
+from lightningrl_credit.unread import unread_rewards
+from lightningrl_training.build import Parts
+from lightningrl_training.collector import fetch_ended
+from lightningrl_training.doctor.lesson import failed_lesson, teach
+from lightningrl_training.doctor.machine import cpu_seconds, folder_bytes, free_disk, memory_used, read_machine
+from lightningrl_training.doctor.observation import Cost, Costs, Lesson, Observation, Repeat, TriedStep
+from lightningrl_training.evaluator import Evaluator
+from lightningrl_training.loggers import JsonlLogger, draw_curve
+from lightningrl_training.tasks import plan_branches, plan_group, plan_validation
+
+if TYPE_CHECKING:
+    from lightningrl_training.session import RunningServices
+
+__all__ = ["observe", "reward"]
+
+ENOUGH_S = 20.0
+"""Of collecting; a step that is begun is collected to its end."""
+MOST_STEPS = 4
+"""That are collected."""
+REPEATS = 8
+"""Rollouts that are run again, each of another task."""
+NO_COST: Final = Cost(cpu_seconds=0.0)
+REHEARSED: Final = 1 / 3
+"""Of the run's steps, at most."""
+
+
+async def observe(
+    recipe: Recipe, parts: Parts, scratch: Path, runs: Path, starting: Callable[[str], None] = lambda what: None, *, rehearse: float = 0.0
+) -> Observation:
+    """Try the recipe in the folder `scratch`; `runs`: where its runs will be written; `rehearse`: seconds for steps beyond the first.
+    Raises LightningError where it cannot be started."""
+    from lightningrl_training.session import serve_recipe
+
+    clock = _Clock()
+    async with serve_recipe(recipe, parts, scratch, starting=starting) as (recipe, served):
+        start = clock.lap()
+        examination = _Examination(recipe=recipe, parts=parts, served=served, starting=starting, rehearse=rehearse)
+        seen = await examination.run(scratch, runs)
+    return replace(seen, costs=replace(seen.costs, start=_sum(start, seen.costs.start)))
+
+
+class _Clock:
+    """Wall and CPU time since the last lap."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.monotonic(), cpu_seconds()
+
+    def lap(self) -> Cost:
+        before = self._wall, self._cpu
+        self._wall, self._cpu = time.monotonic(), cpu_seconds()
+        cpu = None if self._cpu is None or before[1] is None else max(0.0, self._cpu - before[1])
+        return Cost(seconds=self._wall - before[0], cpu_seconds=cpu)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Rehearsal:
+    """Steps of the run after its first, and what they took."""
+
+    steps: list[TriedStep] = field(default_factory=list[TriedStep])
+    collect: Cost = NO_COST
+    learn: Cost = NO_COST
+    failed: dict[str, Lesson] = field(default_factory=dict[str, Lesson])
+    """Of policies whose learner failed, which ended it."""
+
+    @property
+    def seconds(self) -> float:
+        return self.collect.seconds + self.learn.seconds
+
+
+@dataclass(kw_only=True, slots=True)
+class _Examination:
+    """What is tried of a recipe that is being served."""
+
+    recipe: Recipe
+    parts: Parts
+    served: RunningServices
+    starting: Callable[[str], None]
+    rehearse: float
+    reward_error: str | None = None
+    memory_used: int | None = None
+
+    async def run(self, scratch: Path, runs: Path) -> Observation:
+        recipe, scorer = self.recipe, self.parts.scorer
+        validation, validate = await self._validate()
+        credited, steps, collect = await self._collect_steps()
+        rollouts = [one for group in credited for one in group.group.members]
+        status = await self.served.client.status()
+        sampled = sum(link.tokens for link in self.served.links.values())
+        stored = await asyncio.to_thread(_store_bytes, scratch / "store.sqlite")
+        self.starting("some rollouts once more")
+        repeats = await self._repeat(rollouts)
+        step = credited[: recipe.loop.tasks_per_step]
+        lessons, learn, trained_tokens = await self._learn(step, credited)
+        rehearsal = await self._rehearse(lessons, steps, collect.seconds / steps + learn.seconds)
+        lessons |= rehearsal.failed
+        size, save = await self._write_checkpoint(scratch, is_written=not any(lesson.error for lesson in lessons.values()))
+        first, draw = await asyncio.to_thread(_draw, scratch)
+        self._look_at_memory()
+        costs = Costs(
+            start=first,
+            draw=draw,
+            collect=_sum(collect, rehearsal.collect),
+            learn=_sum(learn, rehearsal.learn),
+            validate=validate,
+            save=save,
+            checkpoint_bytes=size,
+            store_bytes=stored,
+            trained_tokens=trained_tokens,
+            learned_groups=len(step),
+        )
+        return Observation(
+            recipe=recipe,
+            tasks=self.parts.tasks,
+            groups=tuple(one.group for one in credited),
+            signals=tuple(one.has_signal for one in credited),
+            rehearsed=tuple(rehearsal.steps),
+            requires=scorer.requires,
+            missing_roles=scorer.missing_roles(rollouts) if any(one.transitions for one in rollouts) else None,
+            reward_error=self.reward_error,
+            unread_rewards=unread_rewards(recipe, scorer, credited),
+            validation=tuple(validation),
+            repeats=tuple(repeats),
+            contexts={name: backend.engine.info.context_length for name, backend in self.served.backends.items()},
+            overridden=dict(sum((Counter(policy.overridden) for policy in status.policies), Counter[str]())),
+            ignored=dict(sum((Counter(policy.ignored) for policy in status.policies), Counter[str]())),
+            without_tools=self.parts.without_tools,
+            sampled_tokens=sampled,
+            attempts=status.counts.attempts,
+            lessons=lessons,
+            costs=costs,
+            machine=read_machine(runs, self.memory_used),
+        )
+
+    async def _validate(self) -> tuple[list[Trajectory], Cost]:
+        clock = _Clock()
+        self.starting("a validation")
+        tasks = _some(self.parts.tasks.validation, self._wave()) if self.recipe.validation.every else []
+        return await self._try(plan_validation(tasks, self.recipe, 0)), clock.lap()
+
+    async def _collect_steps(self) -> tuple[list[CreditedGroup], int, Cost]:
+        """As many as there is time for, one at least, and how many they are."""
+        clock = _Clock()
+        credited: list[CreditedGroup] = []
+        collect, steps = Cost(seconds=0.0, cpu_seconds=0.0), 0
+        while steps < MOST_STEPS and (not steps or collect.seconds * (steps + 1) / steps < ENOUGH_S):
+            self.starting(f"the agent on the tasks of step {steps + 1}")
+            credited += await self._collect(steps)
+            collect, steps = _sum(collect, clock.lap()), steps + 1
+        return credited, steps, collect
+
+    async def _learn(self, step: Sequence[CreditedGroup], credited: Sequence[CreditedGroup]) -> tuple[dict[str, Lesson], Cost, int]:
+        """What a step of these groups teaches and costs, and the tokens that all that were collected would train."""
+        self.starting("one step of the learner")
+        build = self.parts.scorer.build
+        scored = await asyncio.to_thread(build, step)
+        everything = scored if len(step) == len(credited) else await asyncio.to_thread(build, credited)
+        return *(await self._teach(scored.samples)), int(everything.metrics["trained_tokens"])
+
+    async def _rehearse(self, lessons: Mapping[str, Lesson], begun: int, expected: float) -> _Rehearsal:
+        """Further steps, while there is time: `expected` seconds for the first of them. `begun`: steps whose tasks were tried."""
+        done, clock = _Rehearsal(), _Clock()
+        is_taught = bool(lessons) and not any(lesson.error or lesson.is_planted for lesson in lessons.values())
+        most = math.ceil(REHEARSED * self.recipe.loop.steps) - 1 if is_taught and self.reward_error is None else 0
+        while len(done.steps) < most and done.seconds + expected < self.rehearse:
+            self.starting(f"step {len(done.steps) + 2} of {most + 1}, as the run will take them")
+            credited = await self._collect(begun + len(done.steps))
+            collect = clock.lap()
+            done.failed = await self._learn_further(credited)
+            if done.failed or self.reward_error:
+                break
+            done.collect, done.learn = _sum(done.collect, collect), _sum(done.learn, clock.lap())
+            done.steps.append(_tried(credited))
+            expected = done.seconds / len(done.steps)
+        return done
+
+    async def _learn_further(self, credited: Sequence[CreditedGroup]) -> dict[str, Lesson]:
+        """Returns the lessons of policies whose learner failed."""
+        scored = await asyncio.to_thread(self.parts.scorer.build, credited)
+        failed: dict[str, Lesson] = {}
+        for name in self._trained:
+            rows = [row for row in scored.samples if row.policy == name]
+            try:
+                self._look_at_memory()
+                await self.served.policies.learn(rows)
+            except Exception as error:  # noqa: BLE001  the boundary to a backend and to a loss of the user's
+                failed[name] = failed_lesson(error, rows=len(rows))
+        return failed
+
+    async def _write_checkpoint(self, scratch: Path, *, is_written: bool) -> tuple[int, Cost]:
+        """Its size, and what it cost. `is_written`: no; a learner that has failed is only guessed at."""
+        self.starting("a checkpoint")
+        clock = _Clock()
+        return await asyncio.to_thread(self._save, scratch, is_written=is_written), clock.lap()
+
+    async def _collect(self, step: int) -> list[CreditedGroup]:
+        """The rollouts of a step, and the branches that credit wants of them."""
+        recipe, scorer = self.recipe, self.parts.scorer
+        first = step * recipe.loop.tasks_per_step
+        specs = [
+            spec
+            for position in range(first, first + recipe.loop.tasks_per_step)
+            for spec in plan_group(self.parts.tasks.train, recipe, position)
+        ]
+        rollouts = await self._try(specs)
+        sources = {one.rollout_id: one for one in rollouts}
+        points = scorer.branch_points(rollouts)
+        branches = [spec for point, count in points.items() for spec in plan_branches(recipe, sources[point.rollout_id], point, count)]
+        left = await self._try(branches)
+        try:
+            return await asyncio.to_thread(scorer.credit, rollouts, left)
+        except LightningError as error:
+            self.reward_error = self.reward_error or str(error)
+            return await asyncio.to_thread(scorer.credit, _unrewarded(rollouts), _unrewarded(left))
+
+    async def _repeat(self, rollouts: Sequence[Trajectory]) -> list[Repeat]:
+        """Rollouts of different tasks, those with the most calls, run again and answered as they were, to their last call."""
+        ended = [one for one in rollouts if one.transitions and one.branch is None and self.recipe.outcomes.is_trained(one.outcome)]
+        longest = {one.task.id: one for one in sorted(ended, key=lambda one: len(one.transitions))}
+        chosen = sorted(longest.values(), key=lambda one: -len(one.transitions))[:REPEATS]
+        specs: list[RolloutSpec] = []
+        for one in chosen:
+            point = BranchPoint(rollout_id=one.rollout_id, attempt=one.attempt, calls=len(one.transitions))
+            specs += [replace(spec, id=f"{spec.id}-again") for spec in plan_branches(self.recipe, one, point, 1)]
+        again = await self._run(specs)
+        return [Repeat(recorded=one, again=other) for one, other in zip(chosen, again, strict=True)]
+
+    async def _try(self, specs: Sequence[RolloutSpec]) -> list[Trajectory]:
+        """Run them, rewarded."""
+        found, error = await reward(self.parts.evaluator, await self._run(specs))
+        self.reward_error = self.reward_error or error
+        return found
+
+    async def _run(self, specs: Sequence[RolloutSpec]) -> list[Trajectory]:
+        client, ids = self.served.client, [spec.id for spec in specs]
+        if not specs:
+            return []
+        await client.create_rollouts(specs)
+        return await fetch_ended(client, ids)
+
+    async def _teach(self, samples: Sequence[Sample]) -> tuple[dict[str, Lesson], Cost]:
+        """A step of each policy that is trained, and what these took without the looking."""
+        took = [Cost(cpu_seconds=0.0)]
+
+        async def learn(rows: Sequence[Sample]) -> LearnReport:
+            self._look_at_memory()  # the step's own counts anew
+            clock = _Clock()
+            reports = await self.served.policies.learn(rows)
+            took.append(clock.lap())
+            return reports[rows[0].policy]
+
+        lessons = {
+            name: await teach(self.served.backends[name], [row for row in samples if row.policy == name], learn) for name in self._trained
+        }
+        return lessons, reduce(_sum, took)
+
+    @property
+    def _trained(self) -> list[str]:
+        return [name for name, policy in self.recipe.all_policies.items() if policy.trainable]
+
+    def _look_at_memory(self) -> None:
+        self.memory_used = max((used for used in (self.memory_used, memory_used()) if used is not None), default=None)
+
+    def _wave(self) -> int:
+        """Rollouts of a step."""
+        return self.recipe.loop.tasks_per_step * self.recipe.loop.group_size
+
+    def _save(self, scratch: Path, *, is_written: bool) -> int:
+        """The size of a checkpoint; it is written where there is surely room for it, else guessed: weights and two moments."""
+        models = [Path(self.parts.models[name]) for name in self._trained]
+        guess = 6 * sum(folder_bytes(model) for model in models if model.is_dir())
+        if not is_written or guess > free_disk(scratch) / 2:
+            return guess
+        folder = scratch / "checkpoint"
+        try:
+            self.served.policies.save(folder)
+            return folder_bytes(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tried(credited: Sequence[CreditedGroup]) -> TriedStep:
+    return TriedStep(groups=tuple(part.group for part in credited), signals=tuple(part.has_signal for part in credited))
+
+
+async def reward(evaluator: Evaluator, trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], str | None]:
+    """The trajectories, rewarded; what a reward raised for good, and then without any."""
+    try:
+        return await evaluator.evaluate(trajectories), None
+    except LightningError as error:
+        return _unrewarded(trajectories), str(error)
+
+
+def _draw(scratch: Path) -> tuple[Cost, Cost]:
+    """A curve and another: the first imports what draws it. Both beside other work, so that they take no seconds of a run."""
+    logger = JsonlLogger(scratch / "metrics.jsonl")
+    logger.log(1, {"reward": 0.5})
+    logger.close()
+    clock, taken = _Clock(), []
+    for _ in range(2):
+        try:
+            draw_curve(scratch / "metrics.jsonl", scratch / "curve.png", title="")
+        except ConfigError:  # nothing is installed that draws
+            return Cost(cpu_seconds=0.0), Cost(cpu_seconds=0.0)
+        taken.append(replace(clock.lap(), seconds=0.0))
+    return taken[0], taken[1]
+
+
+def _store_bytes(path: Path) -> int:
+    """Of its pages, those that are only in its log yet included."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        (pages,), (size,) = (database.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
+    return int(pages * size)
+
+
+def _some(tasks: Sequence[Task], most: int) -> Sequence[Task]:
+    """So many of them, evenly."""
+    count = min(len(tasks), most)
+    return [tasks[index * len(tasks) // count] for index in range(count)]
+
+
+def _sum(one: Cost, other: Cost) -> Cost:
+    known = one.cpu_seconds is not None and other.cpu_seconds is not None
+    return Cost(seconds=one.seconds + other.seconds, cpu_seconds=(one.cpu_seconds or 0.0) + (other.cpu_seconds or 0.0) if known else None)
+
+
+def _unrewarded(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    return [replace(one, reward=None) for one in trajectories]

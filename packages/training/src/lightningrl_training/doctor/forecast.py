@@ -1,0 +1,214 @@
+"""A forecast of a run's rollouts, from the few that the policy as it is has made, and from the steps that were rehearsed after them.
+
+present[group] = mean over its rollouts      learned[group] = mean over those of them that earned the most
+beyond[group] = present + BEYOND · (learned - present)
+half = t · s · sqrt(1 / groups tried + 1 / groups to come)      present is a sample: 95 % of runs lie within it where nothing is learned
+Spread = from the lower end of present or beyond to the upper end of either, in multiples of present's mean
+way gone after n steps = 1 - 2^(-n · nats a step moves a rollout by ÷ HALF_WAY_NATS), on average over these steps
+
+run = steps rehearsed, as they were + steps to come · (now + way gone · (learned - now))      now: the last steps that were rehearsed
+The run's range has the policy as it is in it, too: what rollouts were, they may become again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pvariance
+from typing import Final
+
+from lightningrl.types import Trajectory, TrajectoryGroup
+from lightningrl_training.doctor.observation import Observation, TriedStep
+from lightningrl_viewer.reading.summary import interval
+
+__all__ = [
+    "Forecast",
+    "Spread",
+    "ToCome",
+    "completion_tokens",
+    "forecast",
+    "forecast_trained",
+    "mean_tokens",
+    "moved",
+    "prompt_tokens",
+    "way_at_end",
+    "way_gone",
+]
+
+BEYOND: Final = 1.5
+"""How far the range goes beyond the best of today's groups: a better policy has better ones. Chosen with runs of text_to_sql, math_tools,
+rag and two_policies in view (docs/doctor.md)."""
+HALF_WAY_NATS: Final = 5.0
+"""That a rollout's log-probability has been moved by when half of the way is gone. Chosen with text_to_sql and math_tools."""
+LONGEST: Final = 1e12
+"""In halves: however far a step moves, a run does not go all of the way."""
+LAST: Final = 4
+"""Steps that say how the policy is after a rehearsal: one step's tasks are a small sample. After fewer, all that was tried says so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """In multiples of what rollouts take now."""
+
+    low: float
+    learned: float
+    """To where learning leads."""
+    high: float
+
+
+AS_IT_IS = Spread(low=1.0, learned=1.0, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToCome:
+    """The part of a run that was not rehearsed."""
+
+    steps: int
+    groups: float
+    """In all of them."""
+    gone: float
+    """Share of the way to where learning leads, on average over them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """Of a run's mean rollout, in multiples of the mean of those that the policy as it is has made."""
+
+    amount: float = 1.0
+    low: float = 1.0
+    high: float = 1.0
+    now: float = 1.0
+    """After the steps that were rehearsed."""
+    learned: float = 1.0
+    """Where learning leads."""
+
+
+def prompt_tokens(trajectory: Trajectory) -> int:
+    return sum(len(call.prompt_ids) for call in trajectory.transitions if call.replayed_from is None)
+
+
+def completion_tokens(trajectory: Trajectory) -> int:
+    return sum(len(call.completion_ids) for call in trajectory.transitions if call.replayed_from is None)
+
+
+def forecast(tried: Sequence[TriedStep], tokens: Callable[[Trajectory], int], to_come: ToCome) -> Forecast:
+    """`tried`: the policy as it is, then each step that was rehearsed."""
+    last = [group for step in _last(tried) for group in step.groups]
+    return _of_run([mean_tokens(step, tokens) for step in tried], _by_group(last, tokens), _spread(last, tokens, to_come.groups), to_come)
+
+
+def forecast_trained(tried: Sequence[TriedStep], to_come: ToCome) -> Forecast:
+    """Of tokens with an advantage: groups that teach nothing now may come to, and those that teach may fall silent one after the other
+    until, at the end of the run, none is left: half of now."""
+    last = [present for step in _last(tried) for present in _trained_by_group(step)]
+    mean = fmean(last) if last else 0.0
+    groups = [group for step in _last(tried) for group in step.groups]
+    spread = AS_IT_IS
+    if mean:
+        longer = _spread(groups, completion_tokens, to_come.groups)
+        low, high = _ends(last, to_come.groups)
+        all_teach = fmean(_by_group(groups, completion_tokens))
+        spread = Spread(
+            low=max(0.0, min(low / mean, longer.low) / 2), learned=longer.learned, high=max(high, longer.high * all_teach) / mean
+        )
+    return _of_run([_mean(_trained_by_group(step)) for step in tried], last, spread, to_come)
+
+
+def way_gone(moved: float, steps: int) -> float:
+    """The share of the way to `learned` that a run's rollouts have gone on average, where a step moves a rollout's log-probability by
+    `moved` nats in the direction asked for; 0 where nothing moves."""
+    halves = min(max(0.0, moved) * steps / HALF_WAY_NATS, LONGEST)
+    return 1.0 - (1.0 - 2.0**-halves) / (math.log(2.0) * halves) if halves > 1e-6 else 0.0
+
+
+def moved(seen: Observation) -> float:
+    """Nats that a step moves a rollout by, at the learning rate after its warm-up; 0 where no lesson says."""
+    rollouts = [rollout for group in seen.groups for rollout in group.trajectories]
+    trained = sum(len(call.completion_ids) for rollout in rollouts for call in rollout.transitions if call.trainable)
+    full = seen.recipe.backend_options.get("learning_rate")
+    gains = [
+        lesson.gain * (float(full) / lesson.learning_rate if full and lesson.learning_rate else 1.0)
+        for lesson in seen.lessons.values()
+        if lesson.gain is not None and not lesson.is_planted
+    ]
+    return sum(gains) / len(gains) * trained / len(rollouts) if gains and rollouts else 0.0
+
+
+def way_at_end(seen: Observation) -> float | None:
+    """The share of the way to `learned` that rollouts have gone after all the steps of the recipe; None where no lesson says."""
+    nats = moved(seen)
+    return 1.0 - 2.0 ** -min(nats * seen.recipe.loop.steps / HALF_WAY_NATS, LONGEST) if nats > 0.0 else None
+
+
+def mean_tokens(step: TriedStep, tokens: Callable[[Trajectory], int]) -> float:
+    """Of a rollout of the step; 0 where it has none."""
+    return _mean(_by_group(step.groups, tokens))
+
+
+def _of_run(means: Sequence[float], last: Sequence[float], rest: Spread, to_come: ToCome) -> Forecast:
+    """`means` of the steps tried; `last`: by group what the steps to come begin with, and `rest` where they may lead."""
+    first, *rehearsed = means
+    steps = len(rehearsed) + to_come.steps
+    if not first or not steps:
+        return Forecast()
+    now = _mean(last) / first
+
+    def whole(of_rest: float) -> float:
+        return (sum(rehearsed) / first + to_come.steps * of_rest) / steps
+
+    return Forecast(
+        amount=whole(now * (1.0 + to_come.gone * (rest.learned - 1.0))),
+        low=whole(min(now * rest.low, 1.0)),
+        high=whole(max(now * rest.high, 1.0)),
+        now=now,
+        learned=now * rest.learned,
+    )
+
+
+def _last(tried: Sequence[TriedStep]) -> Sequence[TriedStep]:
+    return tried[-LAST:] if len(tried) > LAST else tried
+
+
+def _spread(groups: Sequence[TrajectoryGroup], tokens: Callable[[Trajectory], int], wanted: float) -> Spread:
+    """From these to `wanted` more."""
+    present = _by_group(groups, tokens)
+    learned = [fmean(map(tokens, _best(group))) for group in groups if group.trajectories]
+    beyond = [max(0.0, now + BEYOND * (then - now)) for now, then in zip(present, learned, strict=True)]
+    mean = _mean(present)
+    if not mean:
+        return AS_IT_IS
+    ends = [end / mean for values in (present, beyond) for end in _ends(values, wanted)]
+    return Spread(low=max(0.0, min(ends)), learned=fmean(learned) / mean, high=max(ends))
+
+
+def _by_group(groups: Sequence[TrajectoryGroup], tokens: Callable[[Trajectory], int]) -> list[float]:
+    return [fmean(map(tokens, group.trajectories)) for group in groups if group.trajectories]
+
+
+def _trained_by_group(step: TriedStep) -> list[float]:
+    return [
+        has_signal * fmean(map(completion_tokens, group.trajectories))
+        for group, has_signal in zip(step.groups, step.signals, strict=True)
+        if group.trajectories
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
+
+def _best(group: TrajectoryGroup) -> Sequence[Trajectory]:
+    """Those that earned the most; all where nobody earned."""
+    rewards = [one.reward for one in group.trajectories if one.reward is not None]
+    return [one for one in group.trajectories if one.reward == max(rewards)] if rewards else group.trajectories
+
+
+def _ends(values: Sequence[float], wanted: float) -> tuple[float, float]:
+    """Of the mean of `wanted` more such values; the mean alone where one was tried."""
+    mean = fmean(values)
+    around = interval(mean, pvariance(values), len(values))
+    if around is None:
+        return mean, mean
+    half = (around[1] - mean) * math.sqrt(1 + len(values) / max(1.0, wanted))
+    return mean - half, mean + half

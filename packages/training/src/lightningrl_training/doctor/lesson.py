@@ -1,0 +1,95 @@
+"""Whether reward reaches the tokens: one step of the real learner, and how much likelier its tokens are afterwards.
+
+log π(tokens) ─► learn(rows) ─► log π(tokens)      gain = mean of sign(A) · Δ log π, over tokens with an advantage
+
+A learner that raises is a lesson, too: what the rollouts have shown stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from lightningrl.advantages.samples import teaching_rows
+from lightningrl.errors import LightningError
+from lightningrl.protocols import Backend, Continuation, LearnReport, TokenScorer
+from lightningrl.types import Array, Sample
+from lightningrl_training.doctor.machine import MemoryGrowth
+from lightningrl_training.doctor.observation import GpuMemory, Lesson
+
+__all__ = ["failed_lesson", "teach"]
+
+MOST_ROWS = 64
+"""That are scored; all are learned from."""
+
+
+async def teach(backend: Backend, samples: Sequence[Sample], learn: Callable[[Sequence[Sample]], Awaitable[LearnReport]]) -> Lesson:
+    """Take one step on a policy's rows and look at it. Where none has an advantage, +1 is planted on all of them. `learn` is the
+    step; it is awaited once where there is a row. What backend or step raise is in the lesson."""
+    rows, is_planted = list(samples), not teaching_rows(samples)
+    if is_planted:
+        rows = [replace(row, advantages=row.mask.astype(np.float32)) for row in rows if row.mask.any()]
+    if not rows:
+        return Lesson(rows=0)
+    teaching = teaching_rows(rows)
+    looked_at = teaching[:MOST_ROWS]
+    try:
+        before = await asyncio.to_thread(_logprobs, backend, looked_at)
+        growth = MemoryGrowth()
+        report = await learn(rows)
+        grown = growth.most()
+        after = await asyncio.to_thread(_logprobs, backend, looked_at)
+    except Exception as error:  # noqa: BLE001  the boundary to a backend and to a loss of the user's
+        return failed_lesson(error, rows=len(teaching), is_planted=is_planted)
+    return Lesson(
+        rows=len(teaching),
+        is_planted=is_planted,
+        gain=None if before is None or after is None else _gain(looked_at, before, after),
+        gradient=report.metrics.get("grad_norm"),
+        learning_rate=report.metrics.get("lr"),
+        grown=grown,
+        gpu=_gpu(report.metrics),
+    )
+
+
+def failed_lesson(error: Exception, *, rows: int, is_planted: bool = False) -> Lesson:
+    """Of what backend or step raised."""
+    return Lesson(
+        rows=rows,
+        is_planted=is_planted,
+        error=str(error) if isinstance(error, LightningError) else f"{type(error).__name__}: {error}",
+        is_out_of_memory=_is_out_of_memory(error),
+    )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """By its words where it is no MemoryError: torch says so of a GPU in a type of its own, of a CPU in a plain RuntimeError, and another
+    process's reaches us as a sentence."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in said or "allocate memory" in said
+
+
+def _gpu(metrics: Mapping[str, float]) -> GpuMemory | None:
+    if "gpu_memory" not in metrics:
+        return None
+    before, peak, total = (int(metrics[name]) for name in ("gpu_memory_before", "gpu_memory_peak", "gpu_memory"))
+    return GpuMemory(before=before, peak=peak, total=total)
+
+
+def _logprobs(backend: Backend, rows: Sequence[Sample]) -> list[Array] | None:
+    """Of all tokens but the first, by row."""
+    if not isinstance(backend, TokenScorer):
+        return None
+    return list(backend.logprobs([Continuation(context=row.token_ids[:1], tokens=row.token_ids[1:]) for row in rows]))
+
+
+def _gain(rows: Sequence[Sample], before: Sequence[Array], after: Sequence[Array]) -> float:
+    advantages, moved = [], []
+    for row, old, new in zip(rows, before, after, strict=True):
+        trained = row.mask[1:] & (row.advantages[1:] != 0.0)
+        advantages.append(row.advantages[1:][trained])
+        moved.append((new - old)[trained])
+    return float(np.mean(np.sign(np.concatenate(advantages)) * np.concatenate(moved)))

@@ -1,0 +1,302 @@
+"""Checks of the agent: its calls, its errors, its histories, its tools."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from lightningrl.trained_calls import explain_left_out
+from lightningrl.types import FinishReason, OtherCallKind, Outcome, ToolStatus, Trajectory, Transition
+from lightningrl_training.doctor.findings import Finding, failed, passed, warned
+from lightningrl_training.doctor.observation import Observation
+from lightningrl_training.explanations import CACHES, explain_cache
+
+__all__ = [
+    "calls_captured",
+    "calls_cut_off",
+    "calls_made",
+    "context_used",
+    "errors",
+    "histories_kept",
+    "repeats_itself",
+    "retries_counted_once",
+    "roles_named",
+    "time_limit",
+    "tools_work",
+]
+
+MANY_ERRORS = 0.1
+"""Share of rollouts that raise from which on it is worth a look."""
+SLOW = 0.5
+"""Share of the time limit from which on a rollout is near it."""
+MUCH_CUT = 0.3
+"""Share of calls that end at their limit of tokens."""
+MOSTLY_CUT = 0.75
+"""The same, from which on too few answers are whole to learn from: a policy that is cut off at once ends some by chance."""
+MANY_LEFT = 0.1
+"""Share of calls whose stream was left."""
+MUCH_LOST = 0.02
+"""Share of sampled tokens that are in no recorded call."""
+FEW_CALLS = 4
+"""Of a tool, with which nothing is said about it yet."""
+
+
+def calls_made(seen: Observation) -> Finding:
+    """Whether each rollout asked the policy, and whom else."""
+    silent = [one for one in seen.rollouts if not one.transitions]
+    others = [call for one in seen.rollouts for call in one.other_calls]
+    hosts = Counter(call.path for call in others if call.kind is OtherCallKind.ELSEWHERE)
+    refused = [call for call in others if call.kind is OtherCallKind.REFUSED]
+    if len(silent) == len(seen.rollouts) and refused:
+        return failed(
+            f"every call was refused: {refused[0].message}", "mend what the sentence says; nothing can be learned from refused calls"
+        )
+    if hosts:
+        where = ", ".join(f"{host} ({count} rollouts)" for host, count in hosts.most_common(3))
+        found = failed if silent else warned
+        return found(
+            f"{len(silent)} of {len(seen.rollouts)} rollouts made no call that came here; models were called at {where}",
+            "name that endpoint in runtime.base_urls if the policy is to answer in its place",
+        )
+    if cache := explain_cache(seen.rollouts):
+        sentence, _, remedy = cache.rpartition("; ")
+        return warned(sentence, remedy)
+    if silent:
+        found = failed if len(silent) == len(seen.rollouts) else warned
+        return found(
+            f"{len(silent)} of {len(seen.rollouts)} rollouts made no model call; one is {silent[0].rollout_id}",
+            "let the agent call the model for every task; where its client has a base URL of its own, name it in runtime.base_urls; "
+            f"where it answers from {CACHES}, switch that off",
+        )
+    refusals = f", {len(refused)} refused: {refused[0].message}" if refused else ""
+    counts = [len(one.transitions) for one in seen.rollouts]
+    said = f"{sum(counts)} calls in {len(counts)} rollouts, {min(counts)} to {max(counts)} each{refusals}"
+    if refused:
+        return warned(said, "mend what the sentence says, or let the agent not make the call")
+    return passed(said)
+
+
+def errors(seen: Observation) -> Finding:
+    """Whether the agent ends without raising, and its attempts were not run again."""
+    every = (*seen.rollouts, *seen.validation)
+    wrong = [one for one in every if one.outcome in (Outcome.AGENT_ERROR, Outcome.INFRASTRUCTURE_ERROR)]
+    again = seen.attempts - len(seen.every)
+    if not wrong:
+        retried = f"; {again} attempts were run again" if again > 0 else ""
+        return passed(f"none of {len(every)} rollouts raised{retried}")
+    said = f"{len(wrong)} of {len(every)} rollouts raised; first, {wrong[0].rollout_id}: {first_line(wrong[0].error)}"
+    if all(one in wrong for one in seen.rollouts):
+        return failed(said, "mend the agent: `lightningrl try RECIPE` shows one rollout with its calls")
+    if len(wrong) > MANY_ERRORS * len(every):
+        return warned(
+            said,
+            "mend it, or, where the policy is to learn not to cause it, set outcomes.agent_error = 'train': such rollouts are left out now",
+        )
+    return passed(said)
+
+
+def time_limit(seen: Observation) -> Finding:
+    """Whether rollouts have time enough."""
+    limit = seen.recipe.runtime.limit_s
+    every = (*seen.rollouts, *seen.validation)
+    late = [one for one in every if one.outcome is Outcome.TIMEOUT]
+    if late:
+        return failed(
+            f"{len(late)} of {len(every)} rollouts ran longer than runtime.timeout_s = {limit:g} s",
+            "raise runtime.timeout_s, lower sampling.max_tokens, or make the agent stop in time",
+        )
+    slowest = max(every, key=lambda one: one.duration_s)
+    said = f"the slowest of {len(every)} rollouts took {slowest.duration_s:.1f} s of the {limit:g} s that it has"
+    if slowest.duration_s > SLOW * limit:
+        return warned(said, "raise runtime.timeout_s: a busy machine, or longer answers, bring rollouts over it")
+    return passed(said)
+
+
+def calls_captured(seen: Observation) -> Finding:
+    """Whether what the engine sampled is what was recorded, no more and no less."""
+    calls = [call for one in seen.every for call in one.transitions if call.replayed_from is None]
+    recorded = sum(len(call.completion_ids) for call in calls)
+    broken = sum(call.finish_reason is FinishReason.BROKEN_OFF for call in calls)
+    left = f", {broken} of them streams that the agent left" if broken else ""
+    said = f"{recorded} sampled tokens are in {len(calls)} recorded calls{left}"
+    if broken > MANY_LEFT * len(calls):
+        return warned(said, "read streams to their end; only what the agent had been sent is trained")
+    if seen.sampled_tokens is None or seen.attempts > len(seen.every):
+        return passed(f"{said}; attempts that were run again sampled more")
+    said += f", and the engine sampled {seen.sampled_tokens}"
+    if seen.sampled_tokens - recorded > MUCH_LOST * max(1, seen.sampled_tokens):
+        return warned(
+            said, "the agent gives up on calls before their answer: give its client a longer timeout; what it left is not trained"
+        )
+    return passed(said)
+
+
+def retries_counted_once(seen: Observation) -> Finding:
+    """Whether a rollout asks the very same thing twice in a row, as a hand-made retry does."""
+    asked = [one for one in seen.rollouts if any(True for _ in _asked_again(one.transitions))]
+    calls = sum(1 for one in seen.rollouts for _ in _asked_again(one.transitions))
+    if not asked:
+        return passed("no rollout asks the same prompt twice in a row")
+    said = f"{calls} calls of {len(asked)} rollouts repeat the prompt of the call before them; one is in {asked[0].rollout_id}"
+    return warned(
+        said,
+        "where these are retries, let the client make them (max_retries) or send one x-lightningrl-call-id: they are then one call; "
+        "where several answers are wanted, all is well",
+    )
+
+
+def _asked_again(calls: Sequence[Transition]) -> Iterator[Transition]:
+    for before, call in pairwise(calls):
+        is_choice = call.started_at == before.started_at  # one of n
+        if not is_choice and call.agent == before.agent and np.array_equal(call.prompt_ids, before.prompt_ids):
+            yield call
+
+
+def roles_named(seen: Observation) -> Finding:
+    """Whether the roles that the recipe speaks of are those that calls have."""
+    roles = Counter(call.agent for call in seen.calls)
+    said = ", ".join(f"{name or 'no role'} {count}" for name, count in roles.most_common(8))
+    if seen.missing_roles:
+        return failed(seen.missing_roles, "correct the name, or name the role where the agent makes the call: docs/hand-written.md")
+    needed = seen.recipe.credit.compare == "role" or "agents" in seen.requires or _names_roles(seen)
+    if needed and roles[None]:
+        return warned(
+            f"{roles[None]} of {len(seen.calls)} calls have no role ({said}), and the recipe tells roles apart",
+            "name an adapter in `adapters`, a [roles.NAME] table, or `with role(...)` around the calls",
+        )
+    left_out = explain_left_out(seen.rollouts, seen.recipe)
+    return passed("; ".join(filter(None, (f"calls by role: {said or 'none'}", left_out))))
+
+
+def _names_roles(seen: Observation) -> bool:
+    policies = seen.recipe.all_policies.values()
+    return any(one.trained_agents or getattr(one, "agents", ()) for one in policies) or any(
+        one.agents for one in seen.recipe.rewards.values()
+    )
+
+
+def histories_kept(seen: Observation) -> Finding:
+    """Whether a later call's prompt begins with the very tokens of the earlier one."""
+    continued = [call for call in seen.calls if call.is_break or call.parent_id is not None]
+    breaks = sum(call.is_break for call in seen.calls)
+    if not breaks:
+        return passed(f"{len(continued)} calls go on from an earlier one, none by another rendering")
+    return warned(
+        f"{breaks} of {len(continued)} calls that go on from an earlier one have another beginning: history was rendered anew",
+        "hand the model's message back as it came, reasoning and tool calls included; until then each such call is a row of its own",
+    )
+
+
+def context_used(seen: Observation) -> Finding:
+    """Whether prompts leave room for whole answers."""
+    every = (*seen.rollouts, *seen.validation)
+    over = [one for one in every if one.outcome is Outcome.CONTEXT_OVERFLOW]
+    if over:
+        return failed(
+            f"{len(over)} of {len(every)} rollouts went over the context of {_lengths(seen)} tokens; one is {over[0].rollout_id}",
+            "shorten what the agent sends, or take a policy with a longer context; such rollouts are left out",
+        )
+    wanted = seen.recipe.sampling.max_tokens
+    calls = [call for call in seen.calls if call.policy in seen.contexts]
+    if not calls:
+        return passed("no call was made")
+    used = {call.id: len(call.prompt_ids) + min(wanted, call.sampling.max_tokens) for call in calls}
+    longest = max(calls, key=lambda call: used[call.id] / seen.contexts[call.policy])
+    context = seen.contexts[longest.policy]
+    cramped = [
+        call for call in calls if len(call.prompt_ids) + wanted > seen.contexts[call.policy] and call.finish_reason is FinishReason.LENGTH
+    ]
+    said = f"the longest prompt has {len(longest.prompt_ids)} of {context} tokens, and an answer may have {wanted}"
+    if cramped:
+        return warned(
+            f"{len(cramped)} of {len(calls)} answers were cut off by the context: {said}",
+            "shorten what the agent sends, or lower sampling.max_tokens to what there is room for",
+        )
+    if len(longest.prompt_ids) > 0.9 * context:
+        return warned(said, "a longer task, or one more turn, goes over it: shorten what the agent sends")
+    return passed(said)
+
+
+def _lengths(seen: Observation) -> str:
+    return ", ".join(str(length) for length in sorted(set(seen.contexts.values())))
+
+
+def calls_cut_off(seen: Observation) -> Finding:
+    """Whether answers come to an end of their own."""
+    cut = [call for call in seen.calls if call.finish_reason is FinishReason.LENGTH]
+    if not cut:
+        return passed(f"all {len(seen.calls)} answers ended by themselves")
+    limits = Counter(call.sampling.max_tokens for call in cut)
+    limit, _ = limits.most_common(1)[0]
+    whose = "sampling.max_tokens" if limit == seen.recipe.sampling.max_tokens else "the agent's own max_tokens, or the context"
+    said = f"{len(cut)} of {len(seen.calls)} answers were cut off, most at {limit} tokens ({whose})"
+    if len(cut) > MOSTLY_CUT * len(seen.calls):
+        return failed(said, "raise the limit, or begin with a policy that ends its answers: a reward of cut-off answers teaches little")
+    if len(cut) > MUCH_CUT * len(seen.calls):
+        return warned(said, "raise the limit, or reward short answers")
+    return passed(said)
+
+
+def tools_work(seen: Observation) -> Finding:
+    """Whether tools answer, as far as they are seen."""
+    statuses: dict[str, Counter[ToolStatus]] = {}
+    messages: dict[str, str] = {}
+    for tool in (tool for one in seen.rollouts for tool in one.tool_calls):
+        statuses.setdefault(tool.name, Counter())[tool.status] += 1
+        if tool.status.is_failure:
+            messages.setdefault(tool.name, tool.result or tool.error_type or "")
+    if not statuses:
+        return passed("; ".join(("no tool was seen", *seen.without_tools)))
+    wrong = {name: counts.total() - counts[ToolStatus.OK] - counts[ToolStatus.UNKNOWN] for name, counts in statuses.items()}
+    said = ", ".join(f"{name}: {wrong[name]} of {counts.total()} failed" for name, counts in statuses.items())
+    broken = [name for name, counts in statuses.items() if wrong[name] == counts.total() >= FEW_CALLS]
+    if broken:
+        return failed(f"{said}; {broken[0]} said: {messages[broken[0]]}", f"mend the tool {broken[0]!r}: it never worked")
+    poor = [name for name, counts in statuses.items() if 2 * wrong[name] > counts.total() >= FEW_CALLS]
+    if poor:
+        return warned(
+            f"{said}; {poor[0]} said: {messages[poor[0]]}",
+            "where the policy is the cause it may learn; see that the tool's description says what it takes",
+        )
+    return passed(said)
+
+
+def repeats_itself(seen: Observation) -> Finding:
+    """Whether the agent asks the same again where it is answered the same: what branches and re-runs stand on."""
+    changed = sorted({name for repeat in seen.repeats for name in _changed_tools(repeat.recorded, repeat.again)})
+    diverged = [repeat.again for repeat in seen.repeats if repeat.again.outcome is Outcome.DIVERGED]
+    if not seen.repeats:
+        return passed("no rollout had a call to repeat")
+    if not changed and not diverged:
+        return passed(f"{len(seen.repeats)} rollouts were run again with the same answers: they asked and their tools answered the same")
+    tools = f"the same call of {', '.join(map(repr, changed))} was answered otherwise" if changed else ""
+    told = f"{len(diverged)} of {len(seen.repeats)} rollouts, run again with the same answers, asked something else" if diverged else ""
+    why = f": {first_line(diverged[0].error)}" if diverged else ""
+    found = failed if "branches" in seen.requires else warned
+    return found(
+        "; ".join(filter(None, (tools, told + why))),
+        "fix clocks, ids and seeds in what the agent sees; rewards are then the policy's doing alone (credit from branches needs it)",
+    )
+
+
+def _changed_tools(recorded: Trajectory, again: Trajectory) -> Iterator[str]:
+    """Tools whose every answer to some arguments is new."""
+    for key, before in _answers(recorded).items():
+        now = _answers(again).get(key)
+        if now is not None and not before & now:
+            yield key[0]
+
+
+def _answers(trajectory: Trajectory) -> dict[tuple[str, str], set[str]]:
+    found: dict[tuple[str, str], set[str]] = {}
+    for tool in trajectory.tool_calls:
+        found.setdefault((tool.name, tool.arguments), set()).add(tool.result)
+    return found
+
+
+def first_line(error: str | None) -> str:
+    """Of an agent's traceback."""
+    return next(iter((error or "").strip().splitlines()), "no message")

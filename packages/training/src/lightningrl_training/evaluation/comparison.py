@@ -1,0 +1,84 @@
+"""Two policies on the same tasks: each task is its own control.
+
+first[task] - second[task] ─► difference ─► t interval; a bet that may be looked at after every task ─► better, worse, not enough tasks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightningrl.errors import ConfigError
+from lightningrl_training.evaluation.result import Evaluation
+from lightningrl_training.evaluation.statistics import Bet, Interval, Verdict, bet, holm, mean_interval, sign_flip_p
+
+__all__ = ["Comparison", "SliceDifference", "compare"]
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceDifference:
+    """The policies on the tasks of one slice."""
+
+    key: str
+    value: str
+    tasks: int
+    difference: Interval
+    p: float
+    """Holm's, for all slices that are shown together."""
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.p >= 1.0 - LEVEL:
+            return Verdict.NOT_ENOUGH
+        return Verdict.BETTER if self.difference.mean > 0.0 else Verdict.WORSE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Of the first policy with the second: what is above 0 is in its favour."""
+
+    tasks: int
+    """That both have results of."""
+    difference: Interval
+    """Of the mean reward, with Student's t interval over tasks; for one look, at all tasks."""
+    sequential: Bet | None
+    """For any number of looks; None = rewards lie outside the bounds that the recipe gives them."""
+    slices: tuple[SliceDifference, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """The sequential test's."""
+        return Verdict.NOT_ENOUGH if self.sequential is None else self.sequential.verdict
+
+
+def compare(first: Evaluation, second: Evaluation, slices: Sequence[str] = ()) -> Comparison:
+    """Raises ConfigError where no task is in both."""
+    lowest = min(first.lowest, second.lowest)  # a policy that breaks is no better than one that is wrong
+    ours, theirs = first.means(lowest), second.means(lowest)
+    both = [task.id for task in first.tasks if task.id in ours and task.id in theirs]
+    if not both:
+        raise ConfigError(f"{first.policy!r} and {second.policy!r} have results of no task in common; evaluate both on the same tasks")
+    differences = {task: ours[task] - theirs[task] for task in both}
+    low, high = min(first.bounds[0], second.bounds[0]), max(first.bounds[1], second.bounds[1])
+    bounds = (low - high, high - low) if first.fits_bounds and second.fits_bounds else None
+    values = np.array(list(differences.values()))
+    parts = {
+        (key, name): found
+        for key in slices
+        for name, tasks in first.by_slice(key).items()
+        if (found := [differences[task] for task in tasks if task in differences])
+    }
+    p_values = holm({f"{number}": sign_flip_p(found) for number, found in enumerate(parts.values())})
+    return Comparison(
+        tasks=len(both),
+        difference=mean_interval(values, bounds=bounds, level=LEVEL),
+        sequential=None if bounds is None else bet(values, bounds=bounds, level=LEVEL, horizon=max(len(both), first.asked)),
+        slices=tuple(
+            SliceDifference(key=key, value=name, tasks=len(found), difference=mean_interval(found, bounds=bounds, level=LEVEL), p=p)
+            for ((key, name), found), p in zip(parts.items(), p_values.values(), strict=True)
+        ),
+    )

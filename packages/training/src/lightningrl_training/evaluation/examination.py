@@ -1,0 +1,245 @@
+"""Policies examined on tasks: the same agent and rewards, the real server and workers, as validation has them.
+
+<folder>/evaluations/<name>.json          what came of it
+<folder>/evaluations/<name>/<policy>/     store and logs: `lightningrl rollouts list --run`
+
+One policy after the other; where it may stop early, both at once, batch by batch, with a look at the difference after each.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import shlex
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lightningrl.errors import ConfigError, LightningError
+from lightningrl.plugins import load_plugins
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_tables import UpstreamConfig
+from lightningrl.types import SamplingSettings, Task, Trajectory
+from lightningrl_credit.scoring import score_of
+from lightningrl_training.build import Parts
+from lightningrl_training.checks import build_checked
+from lightningrl_training.collector import fetch_ended
+from lightningrl_training.evaluation.candidate import Candidate
+from lightningrl_training.evaluation.comparison import Comparison, compare
+from lightningrl_training.evaluation.result import EvaluatedTask, Evaluation, sample_of
+from lightningrl_training.evaluation.statistics import Verdict
+from lightningrl_training.explanations import explain_no_rewards
+from lightningrl_training.run_sync import Show, show_nobody
+from lightningrl_training.session import RunningServices, serve_recipe
+from lightningrl_training.task_files import task_source
+from lightningrl_training.tasks import columns_of, plan_evaluation, read_tasks
+
+__all__ = ["Examination", "examine"]
+
+AT_ONCE = 64
+"""Rollouts per request."""
+LONGEST_SLICE = 60
+"""Characters of a value that tasks are grouped by."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examination:
+    """How policies are examined."""
+
+    tasks: str | None = None
+    """A file of tasks or a loader (`lightningrl_training.task_files`); None = the recipe's validation tasks."""
+    limit: int | None = None
+    """So many of them, at random; None = all."""
+    samples: int = 1
+    """Of each task."""
+    temperature: float | None = None
+    """None = as validation samples; several samples as training does."""
+    passes: float | None = None
+    """The least reward that passes; None = the most that there is."""
+    seed: int = 0
+    """Of the order of tasks, which is random: those that an early stop leaves out are like the others."""
+    batch: int | None = None
+    """Stop as soon as the comparison is decided, with a look after so many tasks; None = run all."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "limit", "batch"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; give 1 or more")
+        if self.temperature is not None and not 0.0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature is {self.temperature:g}; give 0 (greedy) or more")
+
+    def sampling(self, recipe: Recipe) -> SamplingSettings:
+        chosen = recipe.validation_sampling if self.samples == 1 else recipe.sampling.settings()
+        chosen = chosen if self.temperature is None else replace(chosen, temperature=self.temperature)
+        if self.samples > 1 and chosen.temperature == 0.0:
+            raise ConfigError(f"{self.samples} samples of a greedy policy are one and the same; give a temperature, or take 1 sample")
+        return chosen
+
+    def choose(self, recipe: Recipe, parts: Parts) -> list[Task]:
+        """In their random order. Raises ConfigError."""
+        found = list(parts.tasks.validation if self.tasks is None else _read(self.tasks, recipe))
+        if not found:
+            raise ConfigError("the recipe has no validation tasks; name tasks to evaluate on: --tasks held_out.jsonl, or data.py:held_out")
+        random.Random(self.seed).shuffle(found)  # noqa: S311 - an order, not a secret
+        return found[: self.limit]
+
+
+async def examine(
+    candidates: Sequence[Candidate],
+    how: Examination,
+    folder: Path,
+    *,
+    slices: Sequence[str] = (),
+    prices: Sequence[tuple[float, float] | None] = (),
+    known: Evaluation | None = None,
+    show: Show = show_nobody,
+) -> tuple[list[Evaluation], Comparison | None]:
+    """One or two policies on the same tasks, the first compared with the second or with what is `known`; rollouts and logs go below
+    `folder`. Raises LightningError, for what can be refused before anything runs."""
+    opened: list[_Candidate] = []
+
+    def evaluations() -> list[Evaluation]:
+        return [*(candidate.evaluation for candidate in opened), *([] if known is None else [known])]
+
+    async with AsyncExitStack() as both:
+        for number, candidate in enumerate(candidates):
+            stack = AsyncExitStack()
+            one = await stack.enter_async_context(_open(candidate, how, folder / str(number + 1), slices, known, show))
+            both.push_async_exit(stack)
+            opened.append(one)
+            if how.batch is None:
+                await one.run(len(one.tasks), show)
+                await stack.aclose()  # its memory is the next one's
+        while how.batch is not None and len(opened[0].done) < len(opened[0].tasks):
+            for one in opened:
+                await one.run(how.batch, show)
+            if _is_decided(evaluations()):
+                break
+    found = [replace(one, price=price or one.price) for one, price in zip(evaluations(), [*prices, None, None], strict=False)]
+    return found, compare(found[0], found[1], slices) if len(found) > 1 else None
+
+
+def _is_decided(evaluations: Sequence[Evaluation]) -> bool:
+    if len(evaluations) < 2 or not evaluations[0].task_means.keys() & evaluations[1].task_means.keys():
+        return False
+    return compare(evaluations[0], evaluations[1]).verdict is not Verdict.NOT_ENOUGH
+
+
+@dataclass(kw_only=True, slots=True)
+class _Candidate:
+    """A candidate that is being served."""
+
+    candidate: Candidate
+    how: Examination
+    parts: Parts
+    served: RunningServices
+    tasks: list[Task]
+    folder: Path
+    done: list[EvaluatedTask]
+
+    async def run(self, count: int, show: Show) -> None:
+        """The next so many tasks."""
+        numbers = range(len(self.done), min(len(self.done) + count, len(self.tasks)))
+        specs = plan_evaluation(
+            {number: self.tasks[number] for number in numbers},
+            self.candidate.recipe,
+            samples=self.how.samples,
+            sampling=self.how.sampling(self.candidate.recipe),
+            step=self.step or 0,
+        )
+        await self.served.client.create_rollouts(specs)
+        await self.served.start_workers()
+        had, total = len(self.done) * self.how.samples, len(self.tasks) * self.how.samples
+        found = await self._collect([spec.id for spec in specs], lambda ended: show(self.candidate.name, had + ended, total))
+        for place, number in enumerate(numbers):
+            mine = found[place * self.how.samples : (place + 1) * self.how.samples]
+            task = self.tasks[number]
+            self.done.append(EvaluatedTask(id=task.id, slices=_slices(task), samples=tuple(map(sample_of, mine))))
+
+    async def _collect(self, ids: Sequence[str], show: Callable[[int], None]) -> list[Trajectory]:
+        client, evaluator, found = self.served.client, self.parts.evaluator, list[Trajectory]()
+        for start in range(0, len(ids), AT_ONCE):
+            ended = await fetch_ended(client, ids[start : start + AT_ONCE], lambda more: show(len(found) + more))
+            rewarded = await evaluator.evaluate(ended, client.set_scores)
+            await client.set_scores([score_of(one) for one in rewarded])
+            found.extend(rewarded)
+            self._refuse_no_results(found)
+        return found
+
+    def _refuse_no_results(self, found: Sequence[Trajectory]) -> None:
+        """Where so many rollouts have none, or all there are, whoever answers is not there, or a reward is broken."""
+        ran, so_far = len(self.done) * self.how.samples + len(found), self.evaluation
+        has_result = so_far.values() or any(sample_of(one).value(so_far.bounds[0]) is not None for one in found)
+        if not has_result and ran >= min(AT_ONCE, len(self.tasks) * self.how.samples):
+            where = f"`lightningrl rollouts list --run {shlex.quote(str(self.folder))}` lists them"
+            raise LightningError(f"{self.candidate.name}: {explain_no_rewards(found)}; {where}")
+
+    @property
+    def step(self) -> int | None:
+        return None if self.candidate.checkpoint is None else self.candidate.checkpoint.state.step
+
+    @property
+    def evaluation(self) -> Evaluation:
+        recipe = self.candidate.recipe
+        bounds = recipe.reward_bounds
+        return Evaluation(
+            policy=self.candidate.name,
+            step=self.step,
+            recipe=recipe.name,
+            samples=self.how.samples,
+            sampling=None if self.candidate.upstream else self.how.sampling(recipe),
+            bounds=bounds,
+            passes=bounds[1] if self.how.passes is None else self.how.passes,
+            tasks=tuple(self.done),
+            asked=len(self.tasks),
+            rollouts=str(self.folder),
+            at=time.time(),
+        )
+
+
+@asynccontextmanager
+async def _open(
+    candidate: Candidate, how: Examination, folder: Path, slices: Sequence[str], known: Evaluation | None, show: Show
+) -> AsyncIterator[_Candidate]:
+    recipe = candidate.recipe
+    how.sampling(recipe)
+    show("checking the recipe", 0, 0)
+    parts = build_checked(recipe, load_plugins())
+    tasks = how.choose(recipe, parts)
+    _check_tasks(tasks, slices, known)
+    changes: dict[str, Any] = {}
+    if candidate.upstream is not None:
+        parts = replace(parts, backends={})
+        changes = {"policies": {}, "default_policy": None, "upstream": UpstreamConfig(models={"*": candidate.upstream})}
+    weights = None if candidate.checkpoint is None else candidate.checkpoint.folder
+    async with serve_recipe(recipe, parts, folder, weights, changes=changes, starting=lambda what: show(what, 0, 0)) as (recipe, served):
+        candidate = replace(candidate, recipe=recipe)
+        yield _Candidate(candidate=candidate, how=how, parts=parts, served=served, tasks=tasks, folder=folder, done=[])
+
+
+def _check_tasks(tasks: Sequence[Task], slices: Sequence[str], known: Evaluation | None) -> None:
+    """Raise ConfigError for a slice that no task is in, and for an earlier evaluation of other tasks."""
+    there = {key for task in tasks for key in _slices(task)}
+    for key in slices:
+        if key not in there:
+            names = ", ".join(sorted(there)) or "none"
+            raise ConfigError(f"no task has {key!r} in its metadata or its input, so there is no such slice; there are: {names}")
+    if known is not None and not {task.id for task in tasks} & known.task_means.keys():
+        raise ConfigError(f"the earlier evaluation, of {known.policy!r}, has no result of these tasks; evaluate both on the same")
+
+
+def _read(source: str, recipe: Recipe) -> tuple[Task, ...]:
+    """Tasks of a file, here or beside the recipe, or of a loader."""
+    folder = Path.cwd() if Path(source).exists() else recipe.folder
+    return read_tasks("eval", source, {}, lambda reference: task_source(reference, folder), columns_of(recipe))
+
+
+def _slices(task: Task) -> dict[str, str]:
+    """What tasks may be grouped by: short values of the metadata, and of an input that is a table."""
+    data = {**(task.input if isinstance(task.input, Mapping) else {}), **task.metadata}
+    return {
+        str(key): str(value) for key, value in data.items() if isinstance(value, str | int | float) and len(str(value)) <= LONGEST_SLICE
+    }

@@ -1,0 +1,114 @@
+"""The gap between the probability that a token was sampled with and the one that the trainer gives it.
+
+calls and the trainer's logprobs ─► TokenGaps ─► Gap: all ─ by version ─ by number of the call ─ by position ─► judge_gaps ─► Check
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightningrl.recipe import Recipe
+from lightningrl.types import Transition
+from lightningrl_training.evaluation.check import Check
+from lightningrl_training.evaluation.rounding import FAR, ROUNDING, Rounding, number_format
+
+__all__ = ["Gap", "TokenGaps", "judge_gaps"]
+
+FEWEST = 32
+"""Tokens of a part from which its mean is judged by itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gap:
+    """|log p(trainer) - log p(rollout)| of some tokens."""
+
+    part: str
+    """Which: `all`, `version 3`, `call 2`, `position 128-255`."""
+    tokens: int
+    mean: float
+    p99: float
+    largest: float
+    far: float
+    """Share of tokens whose ratio PPO would clip before anything is learned."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TokenGaps:
+    """Of one policy: a number per token in each list."""
+
+    gap: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
+    version: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
+    call: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
+    position: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
+
+    def add(self, call: Transition, trainer: NDArray[np.float32]) -> None:
+        count = len(call.completion_ids)
+        self.gap.append(np.abs(trainer - call.logprobs))
+        self.version.append(np.full(count, call.policy_version))
+        self.call.append(np.full(count, call.index))
+        self.position.append(len(call.prompt_ids) + np.arange(count))
+
+    def gaps(self) -> tuple[Gap, ...]:
+        """Of all tokens, and of the parts of them; empty where there are none."""
+        if not self.gap:
+            return ()
+        gap = np.concatenate(self.gap)
+        version, call, position = (np.concatenate(column) for column in (self.version, self.call, self.position))
+        found = [_gap("all", gap)]
+        found += [_gap(f"version {number}", gap[version == number]) for number in np.unique(version)]
+        found += [_gap(f"call {number}", gap[call == number]) for number in np.unique(call)]
+        power = np.floor(np.log2(np.maximum(position, 1))).astype(int)
+        found += [_gap(f"position {2**number}-{2 ** (number + 1) - 1}", gap[power == number]) for number in np.unique(power)]
+        return tuple(found)
+
+
+def _gap(part: str, values: NDArray[np.float32]) -> Gap:
+    return Gap(
+        part=part,
+        tokens=len(values),
+        mean=float(values.mean()),
+        p99=float(np.quantile(values, 0.99)),
+        largest=float(values.max()),
+        far=float((values > FAR).mean()),
+    )
+
+
+def judge_gaps(gaps: Mapping[str, Sequence[Gap]], recipe: Recipe) -> Iterator[Check]:
+    for policy, parts in gaps.items():
+        name = f"probabilities of {policy!r}"
+        if not parts:
+            yield Check(
+                name=name, is_passed=None, said="no weights of the versions that sampled are at hand, or the backend does not score"
+            )
+            continue
+        kind = number_format(recipe, policy)
+        may = ROUNDING[kind]
+        bad = [part for part in parts if not _is_rounding(part, may)]
+        whole = parts[0]
+        said = f"{whole.tokens} tokens recomputed: gap {whole.mean:.1e} on average, {whole.largest:.1e} at most ({kind})"
+        if bad:
+            worst = max(bad, key=lambda part: math.inf if math.isnan(part.mean) else part.mean)
+            said += f"; the trainer does not see what was sampled, most in {worst.part}: {worst.mean:.1e}; {_explain(parts, may)}"
+        yield Check(name=name, is_passed=not bad, said=said)
+
+
+def _is_rounding(part: Gap, may: Rounding) -> bool:
+    """A gap that is no number is none."""
+    is_near = part.tokens < FEWEST or (part.mean <= may.mean and part.far <= may.far)
+    return math.isfinite(part.mean) and is_near and (may.largest is None or part.largest <= may.largest)
+
+
+def _explain(parts: Sequence[Gap], may: Rounding) -> str:
+    """Where a gap begins says what to look for."""
+    versions = [part for part in parts if part.part.startswith("version ")]
+    calls = [part for part in parts if part.part.startswith("call ")]
+    if len(versions) > 1 and _is_rounding(versions[0], may):
+        return "the first version is clean: look for weights that did not reach the engine"
+    if len(calls) > 1 and _is_rounding(calls[0], may):
+        return "first calls are clean: look for a history that was tokenised anew"
+    return "from the first call of the first version on: look for another chat template, other sampling settings, or other numerics"

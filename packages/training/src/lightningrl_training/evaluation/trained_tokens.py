@@ -1,0 +1,86 @@
+"""The check of trained tokens: each sampled, after the same tokens, once.
+
+steps ─► rows as they were trained ─► every trained token is a sampled one, after the tokens that it was sampled after, once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lightningrl.advantages.samples import build_samples, teaching_rows
+from lightningrl.recipe import Recipe
+from lightningrl.records import StepRecord
+from lightningrl.types import Sample, Trajectory, TrajectoryGroup
+from lightningrl_credit.scoring import only_trained
+from lightningrl_training.build import trained_calls
+from lightningrl_training.evaluation.check import Check
+from lightningrl_training.evaluation.recomputation import is_sampled, read_trajectories
+from lightningrl_viewer.reading.reader import StoredRun
+
+__all__ = ["TrainedTokens", "find_trained"]
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainedTokens:
+    """Counts of what the steps of a run trained."""
+
+    tokens: int = 0
+    unsampled: int = 0
+    seen: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    """Calls that were trained."""
+    unique: int = 0
+    by_step: dict[int, int] = field(default_factory=dict[int, int])
+
+    def add(self, step: int, row: Sample, trajectory: Trajectory) -> None:
+        for number in np.unique(row.calls[row.mask]).tolist():
+            places = np.flatnonzero(row.calls == number)
+            call = trajectory.transitions[number]
+            self.tokens += len(places)
+            self.by_step[step] = self.by_step.get(step, 0) + len(places)
+            if (row.rollout_id, number) not in self.seen:
+                self.seen.add((row.rollout_id, number))
+                self.unique += len(places)
+            is_as_sampled = (
+                is_sampled(call)
+                and np.array_equal(row.token_ids[places], call.completion_ids)
+                and np.array_equal(row.token_ids[: places[0]], call.prompt_ids)
+                and np.array_equal(row.logprobs[places], call.logprobs)
+                and bool((row.versions[places] == call.policy_version).all())
+            )
+            self.unsampled += 0 if is_as_sampled else len(places)
+
+    def checks(self, steps: Sequence[StepRecord]) -> Iterator[Check]:
+        """None passes where nothing was trained: nothing can be said of it then."""
+        has_any = self.tokens > 0
+        said = f"{self.tokens} trained tokens, {self.unsampled} of them not sampled so, after the same tokens"
+        yield Check(name="trained tokens were sampled", is_passed=self.unsampled == 0 if has_any else None, said=said)
+        ratio = self.tokens / max(1, self.unique)
+        said = f"{self.tokens} trained of {self.unique} different tokens: each {ratio:.2f} times"
+        yield Check(name="each is trained once", is_passed=self.tokens == self.unique if has_any else None, said=said)
+        forgotten = [step.step for step in steps if step.is_forgotten]
+        judged = (step for step in steps if not step.is_forgotten)
+        differ = [step.step for step in judged if step.metrics.get("trained_tokens", 0.0) != self.by_step.get(step.step, 0)]
+        said = "rows made from the record have as many tokens as the steps counted"
+        if forgotten:
+            said += f"; nothing is said of steps {forgotten[0]} to {forgotten[-1]}, whose rollouts were forgotten (loop.keep_rollouts)"
+        if differ:
+            counted = next(step.metrics.get("trained_tokens", 0.0) for step in steps if step.step == differ[0])
+            said = f"step {differ[0]} counted {counted:.0f} tokens, and the record has {self.by_step.get(differ[0], 0)}"
+        yield Check(name="the record is what was trained", is_passed=not differ, said=said)
+
+
+async def find_trained(run: StoredRun, recipe: Recipe) -> TrainedTokens:
+    """The rows that teach, made again from trajectories and advantages as the store has them."""
+    trained, calls = TrainedTokens(), trained_calls(recipe)
+    for step in await run.look.steps():
+        trajectories = {one.rollout_id: one async for one in read_trajectories(run, step.rollout_ids)}
+        scores = {score.rollout_id: score.advantages for score in await run.look.scores(step.rollout_ids)}
+        chosen = [only_trained(one, calls) for one in trajectories.values()]
+        group = TrajectoryGroup(id=f"step {step.step}", trajectories=tuple(chosen))
+        advantages = tuple(tuple(scores.get(one.rollout_id, {}).get(call.id) for call in one.transitions) for one in chosen)
+        for row in teaching_rows(build_samples([group], [advantages], rows=recipe.samples.rows, aggregation="token_mean")):
+            trained.add(step.step, row, trajectories[row.rollout_id])
+    return trained

@@ -1,0 +1,287 @@
+"""From finished trajectories to their rewards and the evidence that credit needs: everything that asks somebody.
+
+trajectories ─► tools' verdicts ─► intermediate rewards ─► terminal rewards ─► evidence ─► Scorer
+                                                                └───────────────────┴─► kept as they are made: a resumed run asks
+                                                                                        none again whose digest is the same
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
+
+from lightningrl.errors import LightningError, PluginError, RewardError, describe_raised
+from lightningrl.plugins import PluginManager
+from lightningrl.protocols import CreditAssigner, GroupWitness, Services, Witness
+from lightningrl.recipe_tables import OutcomesConfig
+from lightningrl.records import Score
+from lightningrl.types import Evidence, RolloutMode, ToolStatus, Trajectory, TrajectoryGroup
+from lightningrl_credit.evidence import check_evidence
+from lightningrl_credit.judge import Judge
+from lightningrl_credit.rewards import RewardSet, TurnReward
+from lightningrl_credit.rewards.processes import FunctionProcesses, ProcessEnded
+from lightningrl_credit.rewards.reward_set import describe_failure, is_being_cancelled
+from lightningrl_credit.rewards.threads import DaemonThreads
+from lightningrl_credit.rewards.value import BadValue
+from lightningrl_training.services import PolicyQueries, RolloutServices
+
+__all__ = ["Evaluator", "classify_tools"]
+
+T = TypeVar("T")
+
+WITNESSES_AT_ONCE = 32
+LONGEST_SCORE_S = 900.0
+"""That a credit assigner's `score` may take, or the intermediate rewards of what is rewarded at once."""
+KeepScores = Callable[[Sequence[Score]], Awaitable[None]]
+"""Durable when it returns."""
+
+
+class Evaluator:
+    """Asks rewards, and for evidence whoever gives it."""
+
+    def __init__(
+        self,
+        *,
+        rewards: RewardSet,
+        intermediate: Mapping[str, TurnReward],
+        credit: CreditAssigner,
+        outcomes: OutcomesConfig,
+        plugins: PluginManager,
+        digests: Mapping[str, str] | None = None,
+        judge: Judge | None = None,
+        policies: PolicyQueries | None = None,
+    ) -> None:
+        """`credit`: whose evidence is heard, where it wants any. `digests`: of the parts, by the recipe's key."""
+        self._rewards = rewards
+        self._intermediate = intermediate
+        self._credit = credit
+        self._outcomes = outcomes
+        self._plugins = plugins
+        self._digests = dict(digests or {})
+        self._judge = judge
+        self.policies = policies or PolicyQueries({})
+        """What evidence asks the run's policies by; whoever builds their backends connects them."""
+        self._witnesses = asyncio.Semaphore(WITNESSES_AT_ONCE)
+        self._threads = DaemonThreads(1)
+        self._processes = FunctionProcesses({"calls": (partial(_pay_calls, dict(intermediate)), 1)} if intermediate else {})
+
+    async def reward(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
+        """`evaluate`, and tell whoever watches rollouts."""
+        rewarded = await self.evaluate(trajectories, keep)
+        for trajectory in rewarded:
+            self._plugins.notify("lightningrl_rollout_finished", trajectory=trajectory)
+        return rewarded
+
+    async def evaluate(self, trajectories: Sequence[Trajectory], keep: KeepScores | None = None) -> list[Trajectory]:
+        """The trajectories with their rewards; one whose outcome is dropped, or whose reward failed, has `reward=None`. Each value is
+        kept by `keep` as it is made; those that were kept before, by the same reward, are taken as they are."""
+        called = await self._reward_all_calls(trajectories)
+        together: dict[str, list[str]] = {}
+        """Rollouts that a witness sees at once."""
+        for trajectory, _ in called:
+            key = trajectory.group_id if isinstance(self._credit, GroupWitness) else trajectory.rollout_id
+            together.setdefault(key, []).append(trajectory.rollout_id)
+
+        async def hear(names: Sequence[str]) -> list[Trajectory]:
+            rewarded = [await rewards[name] for name in names]
+            if isinstance(self._credit, Witness | GroupWitness):
+                async with self._witnesses:
+                    rewarded = await self._add_evidence(self._credit, rewarded, keep)
+            return rewarded
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                rewards = {one.rollout_id: group.create_task(self._reward_one(one, keep, failure)) for one, failure in called}
+                tasks = [group.create_task(hear(names)) for names in together.values()]
+        except* LightningError as errors:
+            raise errors.exceptions[0] from None
+        found = {one.rollout_id: one for task in tasks for one in task.result()}
+        return [found[trajectory.rollout_id] for trajectory in trajectories]
+
+    def check_failures(self, rewarded: Sequence[Trajectory], *, to_come: int = 0) -> None:
+        """Raise RewardError where more rewards failed than the recipe allows, also if none of the rollouts fails that are `to_come`."""
+        asked = to_come + sum(self._outcomes.is_trained(trajectory.outcome) for trajectory in rewarded)
+        failed = [trajectory for trajectory in rewarded if trajectory.unrewarded is not None]
+        if len(failed) > self._outcomes.max_failed_rewards * asked:
+            raise RewardError(
+                f"a reward or evidence failed on {len(failed)} of {asked} rollouts, more than outcomes.max_failed_rewards = "
+                f"{self._outcomes.max_failed_rewards:g} of them; last, on {failed[-1].rollout_id!r}: {failed[-1].unrewarded}; mend it, "
+                "or raise the limit; what was rewarded is kept and not asked again"
+            )
+
+    async def _reward_one(self, trajectory: Trajectory, keep: KeepScores | None, failure: str | None) -> Trajectory:
+        """`failure`: of an intermediate reward."""
+        if not self._outcomes.is_trained(trajectory.outcome):
+            return replace(trajectory, reward=None, unrewarded=None)
+
+        async def keep_value(name: str, value: float | None) -> None:
+            if keep is not None:
+                digests = self._digests_of(f"rewards.{name}")
+                await keep([Score(rollout_id=trajectory.rollout_id, attempt=trajectory.attempt, rewards={name: value}, digests=digests)])
+
+        known = {
+            name: trajectory.rewards[name]
+            for name in self._rewards.weights.names
+            if name in trajectory.rewards and trajectory.digests.get(f"rewards.{name}", "") == self._digests.get(f"rewards.{name}")
+        }
+        result = await self._rewards.score(trajectory, known=known, keep=keep_value)
+        keys = (*(f"rewards.{name}" for name in result.values), *(f"intermediate_rewards.{name}" for name in self._intermediate))
+        digests = self._digests_of(*keys)
+        if "credit" in trajectory.digests:  # of its evidence
+            digests["credit"] = trajectory.digests["credit"]
+        is_failed = failure is not None and result.total is not None
+        total, unrewarded = (None, failure) if is_failed else (result.total, result.failure)
+        return replace(trajectory, rewards=result.values, reward=total, unrewarded=unrewarded, digests=digests)
+
+    async def _add_evidence(
+        self, witness: Witness | GroupWitness, trajectories: Sequence[Trajectory], keep: KeepScores | None
+    ) -> list[Trajectory]:
+        """The trajectories with the evidence that credit needs of them; unrewarded where there is none to be had."""
+        asked = [one for one in trajectories if one.reward is not None and one.mode is RolloutMode.TRAIN and one.transitions]
+        digests = self._digests_of("credit")
+        if all(one.evidence is not None and digests.items() <= one.digests.items() for one in asked):
+            return list(trajectories)
+        services = RolloutServices(self._judge, self.policies, *asked)
+        found: Sequence[Evidence | None]
+        failure = None
+        try:
+            async with asyncio.timeout(LONGEST_SCORE_S):
+                found = await _hear(witness, asked, services)
+        except PluginError:
+            raise
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # the boundary to an assigner that waits for others
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
+            found, failure = [None] * len(asked), describe_failure("credit", describe_raised(error))
+        heard: dict[str, Trajectory] = {}
+        for one, evidence in zip(asked, found, strict=True):
+            heard[one.rollout_id] = replace(
+                one,
+                reward=None if evidence is None else one.reward,
+                unrewarded=failure,
+                evidence=evidence,
+                digests={**one.digests, **(digests if evidence is not None else {})},
+                other_calls=one.other_calls if heard else (*one.other_calls, *services.asked),
+            )
+        if keep is not None:
+            await keep(
+                [
+                    Score(
+                        rollout_id=one.rollout_id,
+                        attempt=one.attempt,
+                        evidence=evidence,
+                        digests=digests if evidence is not None else {},
+                        asked=() if number else tuple(services.asked),
+                    )
+                    for number, (one, evidence) in enumerate(zip(asked, found, strict=True))
+                ]
+            )
+        return [heard.get(one.rollout_id, one) for one in trajectories]
+
+    def _digests_of(self, *keys: str) -> dict[str, str]:
+        return {key: self._digests[key] for key in keys if key in self._digests}
+
+    async def _reward_all_calls(self, trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, str | None]]:
+        """Each with its tools' verdicts and its turn rewards; where one of them failed with none, and why. Beside the loop, which engines
+        and workers talk through: they are functions of the user's."""
+        left = LONGEST_SCORE_S
+        loop = asyncio.get_running_loop()
+
+        async def ask(work: Callable[[Callable[[], None]], Awaitable[T]]) -> T:
+            """Its value, within the time that is left; waiting for its turn, which `start` ends, takes none of it."""
+            nonlocal left
+            try:
+                async with asyncio.timeout(None) as limit:
+                    value = await work(lambda: limit.reschedule(loop.time() + left))
+                    left = left if (until := limit.when()) is None else until - loop.time()
+                    return value
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                names = ", ".join(map(repr, self._intermediate)) or "lightningrl_classify_tool_result"
+                who = f"intermediate rewards ({names}) of {len(trajectories)} rollouts"
+                raise RewardError(f"{who} took more than {LONGEST_SCORE_S:g} s; mend the slow one") from None
+
+        def classify() -> list[Trajectory]:
+            return [classify_tools(trajectory, self._plugins) for trajectory in trajectories]
+
+        async def pay(trajectory: Trajectory) -> _Payment:
+            try:
+                return await ask(lambda start: self._processes.run("calls", trajectory, on_start=start))
+            except ProcessEnded as error:
+                return _Payment(failure=describe_failure("intermediate rewards", str(error)))
+
+        classified: list[Trajectory] = await ask(lambda start: self._threads.run(classify, on_start=start, name="of-calls"))
+        if not self._intermediate:
+            return [(_with_payment(trajectory, {}), None) for trajectory in classified]
+        paid: list[tuple[Trajectory, str | None]] = []
+        for trajectory in classified:
+            payment = await pay(trajectory)
+            if payment.defect is not None:
+                raise RewardError(payment.defect)
+            paid.append((_with_payment(trajectory, payment.values), payment.failure))
+        return paid
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Payment:
+    """Outcome of a rollout's intermediate rewards: values, or why there are none."""
+
+    values: Mapping[str, Sequence[float | None]] = field(default_factory=dict[str, "Sequence[float | None]"])
+    failure: str | None = None
+    """Which failed, and why."""
+    defect: str | None = None
+    """The sentence about what is wrong with the function itself."""
+
+
+def _with_payment(trajectory: Trajectory, values: Mapping[str, Sequence[float | None]]) -> Trajectory:
+    if not values and not any(call.rewards for call in trajectory.transitions):
+        return trajectory
+    calls = [
+        replace(call, rewards={name: column[index] for name, column in values.items()}) for index, call in enumerate(trajectory.transitions)
+    ]
+    return replace(trajectory, transitions=tuple(calls))
+
+
+def _pay_calls(intermediate: Mapping[str, TurnReward], trajectory: Trajectory) -> _Payment:
+    """In a process of their own."""
+    values: dict[str, Sequence[float | None]] = {}
+    for name, reward in intermediate.items():
+        try:
+            values[name] = list(reward(trajectory))
+        except LightningError as error:
+            return _Payment(defect=str(error))
+        except BaseException as error:  # noqa: BLE001  the boundary to a function of the user's, which may raise what it likes in its process
+            why = str(error) if isinstance(error, BadValue) else describe_raised(error)
+            return _Payment(failure=describe_failure(name, why))
+    return _Payment(values=values)
+
+
+def classify_tools(trajectory: Trajectory, plugins: PluginManager) -> Trajectory:
+    """The trajectory with what plugins say of its tool calls."""
+    if not trajectory.tool_calls:
+        return trajectory
+    classified = []
+    for call in trajectory.tool_calls:
+        verdict: ToolStatus | None = plugins.hook.lightningrl_classify_tool_result(tool_call=call)
+        classified.append(call if verdict is None else replace(call, status=verdict))
+    return replace(trajectory, tool_calls=tuple(classified))
+
+
+async def _hear(witness: Witness | GroupWitness, trajectories: Sequence[Trajectory], services: Services) -> Sequence[Evidence]:
+    """Evidence of each. Raises PluginError where it does not fit."""
+    if isinstance(witness, GroupWitness):
+        group = TrajectoryGroup(id=trajectories[0].group_id, trajectories=tuple(trajectories))
+        found = await witness.score_group(group, services)
+        if len(found) != len(trajectories):
+            raise PluginError(
+                f"`score_group` returned {len(found)} pieces of evidence for {len(trajectories)} rollouts; return one for each"
+            )
+    else:
+        found = [await witness.score(trajectory, services) for trajectory in trajectories]
+    for evidence, trajectory in zip(found, trajectories, strict=True):
+        check_evidence(evidence, trajectory)
+    return found

@@ -1,0 +1,185 @@
+"""A recorded rollout branched by hand: what each of its states is worth to the policy as it is now.
+
+<run>/branches/step-000040/<rollout>/store.sqlite    the recorded rollout, copied, and its branches; the run's own store stays as it is
+
+The agent runs anew, its first calls are answered as they were, and from there the newest weights are sampled. A branch that is there
+already is not run again: more samples only add to them, and what was killed goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightningrl.errors import ConfigError
+from lightningrl.plugins import load_plugins
+from lightningrl.recipe_file import with_settings
+from lightningrl.records import CallRecord, ToolCallRecord
+from lightningrl.types import BranchPoint, Outcome, RolloutSpec, Trajectory
+from lightningrl_credit.branches import states
+from lightningrl_credit.scoring import score_of
+from lightningrl_server.store import SqlStore
+from lightningrl_training.checks import build_checked
+from lightningrl_training.collector import fetch_ended
+from lightningrl_training.run_folder import checkpoints
+from lightningrl_training.run_sync import Show, show_nobody
+from lightningrl_training.tasks import plan_branches
+from lightningrl_viewer.reading.origin import RunOrigin
+from lightningrl_viewer.reading.reader import open_run
+from lightningrl_viewer.reading.segments import SegmentKind
+
+if TYPE_CHECKING:
+    from lightningrl_training.build import Parts
+    from lightningrl_training.session import RunningServices
+
+__all__ = ["BranchedRollout", "BranchedState", "branch_rollout"]
+
+COPY_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BranchedState:
+    """A state, and the branches that left there."""
+
+    calls: int
+    """Made before it."""
+    branches: tuple[Trajectory, ...]
+
+    @property
+    def returns(self) -> list[float]:
+        """Of those that were rewarded."""
+        return [branch.reward for branch in self.branches if branch.reward is not None]
+
+    @property
+    def value(self) -> float | None:
+        """V̂, their mean; None = there are none."""
+        return statistics.fmean(self.returns) if self.returns else None
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of `value`; None with fewer than two."""
+        return statistics.stdev(self.returns) / math.sqrt(len(self.returns)) if len(self.returns) > 1 else None
+
+    @property
+    def outcomes(self) -> Mapping[Outcome, int]:
+        return Counter(branch.outcome for branch in self.branches)
+
+    @property
+    def divergences(self) -> list[str]:
+        """Why branches did not reach it, each reason once."""
+        return list(dict.fromkeys(branch.error or "" for branch in self.branches if branch.outcome is Outcome.DIVERGED))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BranchedRollout:
+    """A rollout and what its states are worth."""
+
+    recorded: Trajectory
+    states: tuple[BranchedState, ...]
+    """In order."""
+    step: int
+    """Training steps that the sampled weights have."""
+    folder: Path
+    """A run folder with the branches, for `lightningrl rollouts --run`."""
+    said: tuple[str, ...]
+    """By its calls."""
+
+
+async def branch_rollout(
+    folder: Path,
+    rollout_id: str,
+    *,
+    at: Sequence[int] | None = None,
+    samples: int = 4,
+    settings: Mapping[str, Any] | None = None,
+    show: Show = show_nobody,
+) -> BranchedRollout:
+    """Branch a run's rollout after so many calls (`at`; None = everywhere), `samples` times at each. The agent's answers are rewarded as in
+    training. Raises LightningError."""
+    from lightningrl_training.session import make_place, serve_recipe
+
+    if samples < 1:
+        raise ConfigError(f"samples is {samples}; branch once or more at each state")
+    spec, recorded, calls, said = await _read(folder, rollout_id)
+    points = _points(recorded, at)
+    origin = RunOrigin.read(folder)
+    recipe = with_settings(origin.recipe, settings or {})
+    saved = next(reversed(checkpoints(folder)), None)
+    step = saved.state.step if saved else 0
+    own = folder / "branches" / f"step-{step:06d}" / rollout_id
+    show("checking the recipe", 0, 0)
+    parts = build_checked(recipe, load_plugins())
+    source = await _copy(make_place(own, parts), spec, recorded, calls)
+    weights = saved.folder if saved else None
+    async with serve_recipe(recipe, parts, own, weights, starting=lambda what: show(what, 0, 0)) as (recipe, served):
+        specs = {
+            point: plan_branches(recipe, source, BranchPoint(rollout_id=rollout_id, attempt=source.attempt, calls=point), samples)
+            for point in points
+        }
+        await served.client.create_rollouts([spec for group in specs.values() for spec in group])
+        await served.start_workers()
+        branches = await _collect(served, parts, [spec.id for group in specs.values() for spec in group], show)
+    found = {branch.rollout_id: branch for branch in branches}
+    return BranchedRollout(
+        recorded=recorded,
+        states=tuple(BranchedState(calls=point, branches=tuple(found[spec.id] for spec in group)) for point, group in specs.items()),
+        step=step,
+        folder=own,
+        said=said,
+    )
+
+
+async def _read(folder: Path, rollout_id: str) -> tuple[RolloutSpec, Trajectory, Sequence[CallRecord], tuple[str, ...]]:
+    async with open_run(folder) as run:
+        spec = (await run.look.rollout(rollout_id)).spec
+        if spec.branch is not None:
+            source = spec.branch.rollout_id
+            raise ConfigError(f"rollout {rollout_id!r} is a branch of {source!r}, and a branch is not branched again; branch {source!r}")
+        (recorded,) = await run.look.trajectories([rollout_id])
+        trace = await run.trace(rollout_id)
+        said = tuple(
+            "".join(part.text for part in call.segments if part.is_sampled and part.kind is not SegmentKind.MARKUP) for call in trace.calls
+        )
+        return spec, recorded, await run.look.calls(rollout_id, recorded.attempt), said
+
+
+def _points(recorded: Trajectory, at: Sequence[int] | None) -> list[int]:
+    made = len(recorded.transitions)
+    if at is None:
+        return [0, *states(recorded.transitions)]
+    for calls in at:
+        if not 0 <= calls <= made:
+            raise ConfigError(f"rollout {recorded.rollout_id!r} has {made} calls, so it cannot branch after {calls}; choose 0 to {made}")
+    return sorted(set(at))
+
+
+async def _copy(url: str, spec: RolloutSpec, recorded: Trajectory, calls: Sequence[CallRecord]) -> Trajectory:
+    """The recorded rollout, alone in a store of its own, where it is not there yet."""
+    store = await SqlStore.open(url)
+    try:
+        await store.create_rollouts([spec])
+        if (await store.rollout(spec.id)).outcome is None:
+            await store.interrupt("the copy was stopped")
+            lease = await store.lease("copy", COPY_S)
+            assert lease is not None and lease.rollout_id == spec.id
+            place = spec.id, lease.attempt
+            for call in calls:
+                await store.append_call(replace(call, rollout_id=spec.id, attempt=lease.attempt))
+            await store.append_tool_calls(*place, [ToolCallRecord(tool_call=tool) for tool in recorded.tool_calls])
+            await store.finish_attempt(*place, recorded.outcome, recorded.output, recorded.error, recorded.duration_s)
+            await store.set_scores([replace(score_of(recorded), attempt=lease.attempt)])
+        return (await store.trajectories([spec.id]))[0]
+    finally:
+        await store.close()
+
+
+async def _collect(served: RunningServices, parts: Parts, ids: Sequence[str], show: Show) -> list[Trajectory]:
+    found = await fetch_ended(served.client, ids, lambda ended: show("branches", ended, len(ids)))
+    rewarded = await parts.evaluator.evaluate(found, served.client.set_scores)
+    await served.client.set_scores([score_of(branch) for branch in rewarded])
+    return rewarded

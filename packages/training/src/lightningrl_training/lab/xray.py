@@ -1,0 +1,236 @@
+"""The credit X-ray of a run: its recorded rollouts, credited by every installed method that their evidence allows. Nobody is asked, nothing
+is trained, nothing is written; rewards and judge are not even loaded.
+
+each step of the ledger ─► trajectories, branches ─┬► the run's own method ─┐
+                                                   └► every other method    ┴► CreditTable ─► XRay   (lightningrl_credit.xray)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightningrl.advantages.needs import NEEDS, Need, find_unrecorded, installed_needs
+from lightningrl.errors import ConfigError, LightningError, PluginError, describe_raised
+from lightningrl.plugins import PluginManager, load_plugins
+from lightningrl.protocols import CreditAssigner
+from lightningrl.recipe import Recipe
+from lightningrl.records import RolloutFilter, Score
+from lightningrl.types import Advantages, RolloutMode, Trajectory, TrajectoryGroup
+from lightningrl_credit.scoring import Scorer
+from lightningrl_credit.xray import CreditTable, MissingMethod, XRay, join_tables, make_table, read_table
+from lightningrl_training.build import build_assigner, build_scorer, required_settings
+from lightningrl_training.evaluator import classify_tools
+from lightningrl_training.lab.recorded import check_steps, find_measured, read_measured, read_rollouts
+from lightningrl_viewer.reading.origin import RunOrigin
+from lightningrl_viewer.reading.reader import StoredRun, open_run
+
+__all__ = ["RunXRay", "TriedMethod", "open_xray"]
+
+EVIDENCE = frozenset({"judge", "logprobs", "values"})
+"""Needs that `score` meets by asking."""
+MOST = 20
+"""Rollouts that are shown of a run."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TriedMethod:
+    """One that is tried on the run."""
+
+    name: str
+    summary: str
+    scorer: Scorer | None = None
+    requires: frozenset[str] = frozenset()
+    needs: Mapping[str, Need] = field(default_factory=lambda: NEEDS)
+    """Those that there are."""
+    why: str = ""
+    """It cannot be computed."""
+
+    def credit(self, groups: Sequence[TrajectoryGroup]) -> list[Advantages] | None:
+        """Of a step's rollouts, as it would have been trained. None = these groups do not allow it."""
+        unmet = find_unrecorded(self.requires, groups, self.needs)
+        if self.scorer is None or unmet is not None:
+            self.why = self.why or unmet or ""
+            return None
+        try:
+            found, _ = self.scorer.finish([self.scorer.credit_group(group) for group in groups])
+            return [credit[: len(group.trajectories)] for credit, group in zip(found, groups, strict=True)]
+        except Exception as error:  # noqa: BLE001  the boundary to a plugin
+            is_unheard = all(one.evidence is None for group in groups for one in group.trajectories)
+            asked = next(iter(sorted(self.requires & EVIDENCE)), None) if is_unheard else None
+            if asked is not None:
+                self.why = f"needs {asked!r}; {NEEDS[asked].remedy}"
+            else:
+                self.why = str(error) if isinstance(error, LightningError) else describe_raised(error)
+            return None
+
+
+class RunXRay:
+    """X-rays of one run. What was found of a step is kept, as a step does not change."""
+
+    def __init__(
+        self, run: StoredRun, folder: Path, recipe: Recipe, plugins: PluginManager, methods: Mapping[str, Any] | None = None
+    ) -> None:
+        """`methods`: others to show beside those installed, by name: a name, `"file.py:Class"`, `{"use": …, "options": …}`, a class or an
+        object."""
+        self._run = run
+        self._folder = folder
+        self._recipe = recipe
+        self._plugins = plugins
+        self._added = dict(methods or {})
+        self._kept: dict[Any, CreditTable] = {}
+        self._why: dict[str, str] = {}
+
+    async def trained(self) -> tuple[int, int]:
+        """The first and the last step that was trained. Raises LightningError where none was."""
+        steps = [record.step for record in await self._run.look.steps()]
+        if not steps:
+            raise LightningError(f"run {str(self._folder)!r} has trained no step yet; there is no credit to look at")
+        return steps[0], steps[-1]
+
+    async def of_run(self, steps: Collection[int] | None = None, *, most: int | None = MOST) -> XRay:
+        """Of all steps, or of these. Raises LightningError where none was trained, or there is nothing of one of these."""
+        records = await self._run.look.steps()
+        check_steps(self._folder, records, steps or ())
+        methods = self._methods()
+        remembers = any(method.scorer is not None and method.scorer.remembers for method in methods)
+        if remembers:
+            self._kept.clear()
+        tables: list[CreditTable] = []
+        for record in records:
+            if steps is not None and record.step > max(steps, default=0):
+                break
+            is_shown = steps is None or record.step in steps
+            if is_shown or remembers:
+                table = await self._table(record.step, record.rollout_ids, methods)
+                tables += [table] if is_shown else []
+        return self._read(tables, methods, most=most)
+
+    async def of_group(self, group_id: str) -> XRay:
+        """All rollouts of one task that were trained together. Raises ConfigError where there are none."""
+        records = await self._run.list_rollouts(RolloutFilter(group_id=group_id, mode=RolloutMode.TRAIN, limit=1000))
+        members = [record.spec.id for record in reversed(records) if record.trained_step is not None]
+        step = next((record.trained_step for record in records if record.trained_step is not None), None)
+        if step is None:
+            raise ConfigError(
+                f"no group {group_id!r} was trained in run {str(self._folder)!r}; `lightningrl rollouts list` has those there are"
+            )
+        methods = self._methods()
+        alone = all(method.scorer is None or not (method.scorer.needs_whole_steps or method.scorer.remembers) for method in methods)
+        if not alone:
+            whole = await self.of_run([step], most=None)
+            return replace(whole, rollouts=tuple(one for one in whole.rollouts if one.group_id == group_id))
+        return self._read([await self._table(step, members, methods)], methods)
+
+    async def of_rollout(self, rollout_id: str) -> XRay:
+        """Of its group, with this rollout alone. Raises LightningError where it was not trained."""
+        record = await self._run.look.rollout(rollout_id)
+        if record.trained_step is None or record.spec.branch is not None:
+            kind = "a branch" if record.spec.branch is not None else f"of mode {record.spec.mode.value!r} and not trained"
+            raise ConfigError(f"rollout {rollout_id!r} is {kind}, so it has no credit of its own; choose one that a step trained")
+        found = await self.of_group(record.spec.group_id)
+        return replace(found, rollouts=tuple(one for one in found.rollouts if one.rollout_id == rollout_id))
+
+    # ------------------------------------------------------------------ a step
+
+    async def _table(self, step: int, rollout_ids: Sequence[str], methods: Sequence[TriedMethod]) -> CreditTable:
+        measured = find_measured(self._folder, rollout_ids)
+        key = step, tuple(rollout_ids), tuple((path / "store.sqlite").stat().st_mtime_ns for path in measured.values())
+        if key not in self._kept:
+            rollouts, branches = await read_rollouts(self._run, rollout_ids)
+            scores = await self._run.look.scores([one.rollout_id for one in rollouts])
+            by_hand = [branch for path in measured.values() for branch in await read_measured(path)]
+            self._kept[key] = await asyncio.to_thread(self._compute, step, rollouts, branches, by_hand, scores, methods)
+            self._why |= {method.name: method.why for method in methods if method.why}
+        return self._kept[key]
+
+    def _compute(
+        self,
+        step: int,
+        rollouts: Sequence[Trajectory],
+        branches: Sequence[Trajectory],
+        by_hand: Sequence[Trajectory],
+        scores: Sequence[Score],
+        methods: Sequence[TriedMethod],
+    ) -> CreditTable:
+        scorer = self._scorer
+        groups = scorer.group([classify_tools(one, self._plugins) for one in rollouts], branches)
+        used = {
+            one.rollout_id: [score.advantages.get(call.id) for call in one.transitions] for one, score in zip(rollouts, scores, strict=True)
+        }
+        measured = [replace(group, branches=(*group.branches, *_left(group, by_hand))) for group in groups] if by_hand else ()
+        return make_table(step, groups, [method.credit(groups) for method in methods], used, measured)
+
+    def _read(self, tables: Sequence[CreditTable], methods: Sequence[TriedMethod], *, most: int | None = None) -> XRay:
+        if not tables:
+            raise LightningError(f"run {str(self._folder)!r} has trained no step yet; there is no credit to look at")
+        table = join_tables(tables)
+        missing = [
+            MissingMethod(name=method.name, summary=method.summary, why=method.why or self._why.get(method.name, ""))
+            for number, method in enumerate(methods)
+            if not table.tokens[number] or (number == 0 and not np.isfinite(table.own_difference))
+        ]
+        return read_table(table, [(method.name, method.summary) for method in methods], missing, most=most)
+
+    # ------------------------------------------------------------------ methods
+
+    @property
+    def _scorer(self) -> Scorer:
+        """Of rollouts that were rewarded before: rewards are not loaded."""
+        return build_scorer(self._recipe, build_assigner(self._plugins, "grpo", {}, self._recipe.folder))
+
+    def _methods(self) -> list[TriedMethod]:
+        """Built anew for each X-ray: one that remembers begins with the first step. The run's own first."""
+        scorer, installed, credit = self._scorer, self._plugins.credit_assigners, self._recipe.credit
+        own = {"use": credit.use, "options": credit.options}
+        is_plain = credit.use in installed and not credit.options
+        methods = [self._method(scorer, credit.use if is_plain else "run", f"credit.use = {credit.use!r}, as the run was trained", own)]
+        for name, plugin in installed.items():
+            if is_plain and name == credit.use:
+                continue
+            missing = [key for key in required_settings(plugin.factory) if key != "build"]
+            options = {"of": own} if missing == ["of"] else {}
+            summary = f"{plugin.summary}; here of the run's own" if options else plugin.summary
+            if missing and not options:
+                why = f"needs the setting {missing[0]!r}; give it with its options: --method {name}='{{use = \"{name}\", options = …}}'"
+                methods.append(TriedMethod(name=name, summary=summary, why=why))
+            else:
+                methods.append(self._method(scorer, name, summary, {"use": name, "options": options}))
+        for name, part in self._added.items():
+            if any(method.name == name and method.scorer is not None for method in methods):
+                raise ConfigError(f"there is a method {name!r} already; give yours another name")
+            methods = [method for method in methods if method.name != name]
+            whole = part if isinstance(part, Mapping) else {"use": part}
+            found = self._method(scorer, name, f"credit.use = {whole.get('use')!r}", whole)
+            if found.scorer is None:
+                raise ConfigError(f"method {name!r}: {found.why}")
+            methods.append(found)
+        return methods
+
+    def _method(self, scorer: Scorer, name: str, summary: str, part: Mapping[str, Any]) -> TriedMethod:
+        try:
+            assigner: CreditAssigner = build_assigner(self._plugins, part["use"], part.get("options", {}), self._recipe.folder)
+            by_role = {"agents"} if self._recipe.credit.compare == "role" else set[str]()
+            requires, needs = assigner.requires | by_role, installed_needs(self._plugins)
+            return TriedMethod(name=name, summary=summary, scorer=scorer.with_credit(assigner), requires=requires, needs=needs)
+        except (ConfigError, PluginError) as error:
+            return TriedMethod(name=name, summary=summary, why=str(error))
+
+
+@asynccontextmanager
+async def open_xray(folder: Path, methods: Mapping[str, Any] | None = None) -> AsyncIterator[RunXRay]:
+    """Raises RunFolderError where no run lies there."""
+    recipe = RunOrigin.read(folder).recipe
+    async with open_run(folder) as run:
+        yield RunXRay(run, folder, recipe, load_plugins(), methods)
+
+
+def _left(group: TrajectoryGroup, branches: Sequence[Trajectory]) -> list[Trajectory]:
+    names = {one.rollout_id for one in group.trajectories}
+    return [branch for branch in branches if branch.branch is not None and branch.branch.rollout_id in names]

@@ -1,0 +1,133 @@
+"""The learning curve of a run as a picture, from its `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path, PosixPath
+from typing import TYPE_CHECKING, Any
+
+from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.private_files import create_private
+from lightningrl_viewer.reading.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Curve", "draw_curve"]
+
+_VALIDATION = "validation/reward"
+SHORT = 2.0
+"""Minutes of a run whose times are told apart by seconds alone."""
+VALIDATION, TRAINING, CONTROL = "#1f5fa8", "#e08a2c", "#8a8f98"
+Points = tuple[list[float], list[float]]
+
+
+class Curve(PosixPath):
+    """Where the picture lies; a notebook shows the picture itself."""
+
+    def _repr_png_(self) -> bytes | None:
+        return self.read_bytes() if self.is_file() else None
+
+
+def draw_curve(
+    metrics_path: Path, png_path: Path, *, title: str = "", control_path: Path | None = None, validation_temperature: float | None = None
+) -> bool:
+    """Draw validation score and training reward by step, with minutes on the upper edge. The picture is complete or absent.
+
+    `control_path` is another run's metrics, drawn in grey. The legend says how validation was sampled, unless `validation_temperature` is
+    None. False where there is nothing to draw yet. Raises ConfigError when matplotlib cannot be imported, RunFolderError when the picture
+    cannot be written.
+    """
+    entries = read_metrics(metrics_path)
+    scores, rewards = _points(entries, _VALIDATION), _points(entries, "reward")
+    if not scores[0] and not rewards[0]:
+        return False
+    control = _points(read_metrics(control_path), _VALIDATION) if control_path is not None else ([], [])
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(f"the learning curve cannot be drawn ({error}); install it with `pip install 'lightningrl[plot]'`") from error
+    figure = Figure(figsize=(8.0, 4.5), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _draw(axes, scores, rewards, control, validation_temperature)
+    axes.set_title(title or png_path.resolve().parent.name, loc="left", fontsize=13, fontweight="bold", pad=12)
+    _add_minutes(axes, entries)
+    scratch = png_path.with_name(f".{png_path.name}.new")
+    try:
+        with create_private(scratch) as file:
+            figure.savefig(file, format="png")
+        scratch.replace(png_path)
+    except OSError as error:
+        raise RunFolderError(f"the learning curve cannot be written to {str(png_path)!r}: {error}; free some space") from error
+    return True
+
+
+def _draw(axes: Axes, scores: Points, rewards: Points, control: Points, temperature: float | None) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    if rewards[0]:
+        axes.plot(*rewards, color=TRAINING, linewidth=1.0, alpha=0.35)
+        axes.plot(rewards[0], _smooth(rewards[1]), color=TRAINING, linewidth=1.6, label="training reward (sampled, smoothed)")
+    if control[0]:
+        axes.plot(*control, color=CONTROL, linewidth=1.6, linestyle="--", marker="o", markersize=3, label="control: learning rate 0")
+    if scores[0]:
+        sampled = "" if temperature is None else f"temperature {temperature:g}, " if temperature else "greedy, "
+        label = f"validation score ({sampled}unseen tasks)"
+        axes.plot(*scores, color=VALIDATION, linewidth=2.4, marker="o", markersize=5, label=label)
+        ends = {0: (scores[0][0], scores[1][0]), -1: (scores[0][-1], scores[1][-1])}
+        for x, y in dict.fromkeys(ends.values()):
+            axes.annotate(
+                f"{y:.2f}", (x, y), xytext=(0, 8), textcoords="offset points", ha="center", color=VALIDATION, fontsize=10, fontweight="bold"
+            )
+    values = [*scores[1], *rewards[1], *control[1]]
+    if min(values) >= 0.0 and max(values) <= 1.0:
+        axes.set_ylim(0.0, 1.05)
+    else:
+        axes.margins(y=0.12)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("training step")
+    axes.set_ylabel("reward")
+    axes.grid(axis="y", color="#e3e5e8", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=9)  # where no line can lead
+
+
+def _add_minutes(axes: Axes, entries: Sequence[dict[str, Any]]) -> None:
+    """Training minutes above, of a short run seconds, at the steps that are marked below. From the metric `minutes`, else from the lines'
+    times."""
+    minutes = {entry["step"]: float(entry["minutes"]) for entry in entries if "minutes" in entry}
+    if minutes:
+        minutes.setdefault(0, 0.0)
+    elif all("time" in entry for entry in entries):
+        minutes = {entry["step"]: (entry["time"] - entries[0]["time"]) / 60 for entry in entries}
+    steps = sorted(minutes)
+    if len(steps) < 2 or minutes[steps[-1]] <= 0:
+        return
+    low, high = axes.get_xlim()
+    marked = [tick for tick in axes.get_xticks() if max(low, steps[0]) <= tick <= min(high, steps[-1])]
+    above = axes.secondary_xaxis("top")
+    taken = [minutes[min(steps, key=lambda step: abs(step - tick))] for tick in marked]
+    is_short = minutes[steps[-1]] < SHORT
+    above.set_xticks(marked, [f"{60 * after:.0f}" if is_short else f"{after:.1f}" for after in taken])
+    above.set_xlabel("seconds" if is_short else "minutes")
+    above.spines["top"].set_visible(False)
+    above.tick_params(length=0)
+
+
+def _points(entries: Sequence[dict[str, Any]], name: str) -> Points:
+    found = [(float(entry["step"]), float(entry[name])) for entry in entries if name in entry]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    """Exponential mean over about a tenth of the run, unbiased at its start."""
+    decay = 1.0 - 1.0 / max(1.0, len(values) / 10)
+    mean, weight, smooth = 0.0, 0.0, []
+    for value in values:
+        mean, weight = decay * mean + (1 - decay) * value, decay * weight + (1 - decay)
+        smooth.append(mean / weight if not math.isclose(weight, 0.0) else value)
+    return smooth

@@ -1,0 +1,443 @@
+"""The run folder: one directory that holds everything a run is and was.
+
+runs/<name>-<time>/
+  recipe.json      the frozen recipe            run.json    where recipe and models lay, and the settings given: the mark of a run
+  tasks.npz        which tasks it started with
+  store.sqlite     rollouts, calls, rewards (or in PostgreSQL: `lightningrl_server.store.places`)     metrics.jsonl, curve.png
+  checkpoints/step-000010/{policies/NAME/, files.json, loop.json} logs/       server and workers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shlex
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from lightningrl.errors import RunFolderError, StoreError
+from lightningrl.private_files import create_private
+from lightningrl.recipe import Recipe
+from lightningrl.recipe_file import load_recipe, with_settings
+from lightningrl.sanitize import printable
+from lightningrl_server.store.places import find_store, has_store
+from lightningrl_training.belongings import FILES, list_checkpoints, list_made, remove_checkpoint, remove_made
+from lightningrl_training.task_digests import decode_digests, digest_tasks, encode_digests, explain_other_tasks
+from lightningrl_training.tasks import TaskSets
+from lightningrl_viewer.reading.origin import RunOrigin, flatten, is_own, read_run_file
+
+__all__ = [
+    "Checkpoint",
+    "LoopState",
+    "RunFolder",
+    "best_checkpoint",
+    "checkpoints",
+    "default_run",
+    "explain_name",
+    "find_checkpoint",
+]
+
+FREE_ON_RESUME = re.compile(
+    r"(loop\.(steps|minutes|checkpoint_every|keep_checkpoints|keep_rollouts|patience)|runtime|store_url|loggers|validation\.every|outcomes\.max_failed_rewards"
+    r"|rewards\.[^.]+\.(timeout_s|retries|concurrency)|learner\.lora$|judge\.(api_key_env|concurrency|retries|timeout_s|max_calls|max_tokens))"
+)
+"""Settings that may change when a run goes on; all others make it another run."""
+
+
+_LONGEST_NAME = 200
+"""Of a run, in bytes: its folders have the time behind it."""
+_LOCK_S = 0.5
+"""Pages that ask whether the run is live hold its lock for a moment."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopState:
+    """Where the loop stands after a step; kept in each checkpoint."""
+
+    step: int
+    """Training steps done."""
+    seconds: float
+    """Time spent in the loop so far, over all its processes."""
+    rollouts: int
+    """Rollouts whose gradient the weights contain."""
+    steps_with_signal: int | None = 0
+    """Steps in which some group taught anything; None = not counted by the version that made the checkpoint."""
+    position: int | None = 0
+    """Of the stream of tasks: all before it are done with. None = so many steps of tasks (checkpoints of earlier versions)."""
+    done_beyond: tuple[int, ...] = ()
+    """Positions after it that are done with, too: asynchronous collection takes groups as they finish."""
+    credit: Any = None
+    """What the credit assigner remembers."""
+    score: float | None = None
+    """Validation's, of these weights; None = they were not validated, or nothing came of it."""
+    best_score: float | None = None
+    """Validation's, the best so far."""
+    validations_since_best: int = 0
+    """With a score that was no better."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    folder: Path
+    """Of the policies, each below its name."""
+    state: LoopState
+
+
+class RunFolder:
+    """An open run folder, locked against other processes until `close`."""
+
+    def __init__(self, path: Path, lock: IO[str], *, is_new: bool = False) -> None:
+        self.path = path
+        self._lock = lock
+        self._is_new = is_new
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        recipe: Recipe,
+        source: str | None,
+        settings: Mapping[str, Any],
+        *,
+        models: Mapping[str, str],
+        overwrite: bool = False,
+    ) -> RunFolder:
+        """A new run, readable by its owner alone, in a folder that is absent, empty, or holds a run: one that never began makes room, and
+        one that did is written over where that is asked. What no run made stays as it is. Raises RunFolderError."""
+        _check_free(path, overwrite=overwrite)
+        folder, is_new = None, not path.exists()
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = cls(path, _take_lock(path), is_new=is_new)
+            if is_own(path):
+                folder._empty()
+            places = {"source": source, "folder": str(recipe.folder.resolve()), "run": str(path.resolve()), "models": dict(models)}
+            origin = {**places, "settings": dict(settings)}
+            folder._tell(origin)  # the first of all files: from now on the folder is known as ours
+            if recipe.store_url is not None:
+                from lightningrl_server.store.schemas import create_schema
+
+                folder._tell({**origin, "store": create_schema(recipe.store_url, path)})
+            for name in ("checkpoints", "logs"):
+                (path / name).mkdir(mode=0o700, exist_ok=True)
+            for file in (folder.metrics, *([] if recipe.store_url else [path / "store.sqlite"])):
+                file.touch(mode=0o600)
+            _write_durably(path / "recipe.json", recipe.frozen_text())
+        except (OSError, StoreError) as error:
+            if folder is not None:
+                if not (path / "recipe.json").exists():
+                    folder.discard()
+                folder.close()
+            if isinstance(error, StoreError):
+                raise
+            raise RunFolderError(
+                f"run folder {str(path)!r} cannot be written: {error.strerror}; free space or give another --run"
+            ) from error
+        return folder
+
+    @classmethod
+    def resume(cls, path: Path, settings: Mapping[str, Any], source: Path | Recipe | None = None) -> tuple[RunFolder, Recipe]:
+        """An earlier run with its recipe, read again from its source or from the one given. Raises RunFolderError when it has changed."""
+        origin = RunOrigin.read(path)
+        if not is_own(path):
+            raise RunFolderError(f"no run in {str(path)!r} that has a run.json of ours; `lightningrl train RECIPE` starts one")
+        source = source or origin.source
+        if source is None:
+            raise RunFolderError(
+                f"run {str(path)!r} was started by Python code; go on with `lightningrl.train(recipe, run={str(path)!r}, resume=True)`"
+            )
+        if isinstance(source, Path) and not source.exists():
+            raise RunFolderError(
+                f"recipe {str(source)!r} of run {str(path)!r} is gone; say where it is: "
+                f"`lightningrl train RECIPE --resume --run {shlex.quote(str(path))}`"
+            )
+        merged = {**origin.settings, **settings}
+        folder = cls(path, _take_lock(path))
+        try:
+            recipe = load_recipe(source, merged) if isinstance(source, Path) else with_settings(source, merged)
+            _check_same(origin.recipe, recipe, path)
+            folder._find_database(recipe.store_url)
+        except BaseException:
+            folder.close()
+            raise
+        return folder, recipe
+
+    def keep_settings(self, recipe: Recipe, settings: Mapping[str, Any]) -> None:
+        """Keep what the run goes on with beside what it was started with, so that it goes on so the next time, too."""
+        if settings:
+            saved = read_run_file(self.path)
+            kept = {**saved, "settings": {**saved.get("settings", {}), **settings}}
+            _write_durably(self.path / "recipe.json", recipe.frozen_text())
+            self._tell(kept)
+
+    def match_tasks(self, tasks: TaskSets) -> None:
+        """Keep which tasks the run trains on, and is validated with. Raises RunFolderError where it started with others: a place in the
+        stream of tasks would be another task's, trained on twice or never."""
+        path, now = self.path / "tasks.npz", digest_tasks(tasks)
+        if path.is_file() and (difference := explain_other_tasks(decode_digests(path), now)) is not None:
+            raise RunFolderError(
+                f"run {str(self.path)!r} started with other tasks: {difference}; give it those, start a new run, or go on with these "
+                f"all the same: remove {str(path)!r}"
+            )
+        if not path.is_file():
+            _write_durably(path, encode_digests(now))
+
+    @contextlib.contextmanager
+    def making(self, *names: str) -> Iterator[None]:
+        """Keep in mind what the body makes in these folders, whose files we do not name: it is the run's, and goes with it."""
+        before = {path for name in names for path in (self.path / name).glob("*")}
+        try:
+            yield
+        finally:
+            made = sorted(str(path.relative_to(self.path)) for name in names for path in {*(self.path / name).glob("*")} - before)
+            if made:
+                saved = read_run_file(self.path)
+                self._tell({**saved, "made": [*saved.get("made", ()), *made]})
+
+    @property
+    def store_url(self) -> str:
+        return find_store(self.path)
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def curve(self) -> Path:
+        return self.path / "curve.png"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def checkpoints(self) -> list[Checkpoint]:
+        return checkpoints(self.path)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest complete checkpoint."""
+        return next(reversed(self.checkpoints()), None)
+
+    def new_checkpoint(self, step: int) -> Path:
+        """A scratch folder for a checkpoint; becomes one by `commit_checkpoint`."""
+        scratch = self.path / "checkpoints" / f".step-{step:06d}"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        return scratch
+
+    def commit_checkpoint(self, scratch: Path, state: LoopState, keep: int) -> None:
+        """Make a scratch folder the newest checkpoint, in one rename; older ones beyond `keep` go, but for the best. Which that is, the
+        checkpoints say: there is no second write that a kill could come before."""
+        _write_durably(scratch / FILES, list_made(scratch))
+        _write_durably(scratch / "loop.json", json.dumps(asdict(state)) + "\n")
+        final = scratch.with_name(scratch.name.removeprefix("."))
+        remove_checkpoint(final)
+        if final.exists():
+            raise RunFolderError(f"{str(final)!r} is none of the run's checkpoints; move it away, then run again with --resume")
+        scratch.rename(final)
+        _sync_directory(final.parent)
+        saved, best = self.checkpoints(), best_checkpoint(self.path)
+        for old in saved[:-keep]:
+            if best is None or old.state.step != best.state.step:
+                remove_checkpoint(old.folder.parent)
+
+    def write_view_key(self, key: str) -> None:
+        """For Prometheus (`credentials_file`), and for whoever lost the link: it opens the run's pages and metrics, of this start."""
+        _write_durably(self.path / "view.key", key)
+
+    def has_rollouts(self) -> bool:
+        """Whether anything was asked of the agent: what it answered is kept, also before the first checkpoint."""
+        return _has_rollouts(self.path)
+
+    def discard(self) -> None:
+        """Remove a run that never began, with the folder that was made for it. Where anything else lies in it, it stays known as ours."""
+        self._empty()
+        if {file.name for file in self.path.iterdir()} <= {".lock", "run.json"}:
+            for name in (".lock", "run.json"):
+                (self.path / name).unlink(missing_ok=True)
+            if self._is_new:
+                self.path.rmdir()
+
+    def close(self) -> None:
+        if not self._lock.closed:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # closed alone, it would be held by processes that were forked meanwhile
+        self._lock.close()
+
+    def _find_database(self, database: str | None) -> None:
+        """It may have another name or another host now; the schema is the run's."""
+        if database is not None:
+            from lightningrl_server.store.schemas import move_schema
+
+            moved = move_schema(self.store_url, database, self.path)
+            saved = read_run_file(self.path)
+            if saved["store"] != moved:
+                self._tell({**saved, "store": moved})
+
+    def _empty(self) -> None:
+        """Remove what the run made, but for the mark that the folder is ours. Nothing goes where the database is not there."""
+        if not self.store_url.startswith("sqlite"):
+            from lightningrl_server.store.schemas import drop_schema
+
+            drop_schema(self.store_url, self.path)
+        remove_made(self.path)
+
+    def _tell(self, origin: Mapping[str, Any]) -> None:
+        _write_durably(self.path / "run.json", json.dumps(origin, indent=2, default=str) + "\n")
+
+
+def explain_name(name: str) -> str | None:
+    """Why a recipe's name cannot be that of a folder; None = it can."""
+    if not name.strip() or name.startswith((".", "-")) or any(mark in name for mark in "/\\\n\t") or printable(name) != name:
+        return f"name: {name[:100]!r} is no name for a run's folder; begin with a letter or a digit, and use no slashes"
+    if len(name.encode()) > _LONGEST_NAME:
+        return f"name: {name[:40]!r} and what follows is too long for a run's folder; use at most {_LONGEST_NAME} bytes"
+    return None
+
+
+def default_run(root: Path, name: str) -> Path:
+    """A fresh folder name for a run that starts now."""
+    return root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def checkpoints(path: Path) -> list[Checkpoint]:
+    """The complete checkpoints of a run folder, oldest first. While the run trains, old ones go."""
+    found = []
+    for folder in list_checkpoints(path):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            known = {"steps_with_signal": None, "position": None, **json.loads((folder / "loop.json").read_text(encoding="utf-8"))}
+            state = LoopState(**{**known, "done_beyond": tuple(known.get("done_beyond", ()))})
+            found.append(Checkpoint(folder=folder / "policies", state=state))
+    return found
+
+
+def best_checkpoint(path: Path) -> Checkpoint | None:
+    """The one of the best validation, of equals the first; None = none was validated."""
+    scored = [saved for saved in checkpoints(path) if saved.state.score is not None]
+    return max(scored, key=lambda saved: saved.state.score or 0.0, default=None)
+
+
+def find_checkpoint(path: Path, which: str | int | None = None) -> Checkpoint:
+    """`"newest"`, `"best"` by validation, or that of a step; None = the best where there was validation. Raises RunFolderError."""
+    saved = checkpoints(path)
+    if not saved:
+        raise RunFolderError(f"run {str(path)!r} has no checkpoint yet; train it first")
+    best = best_checkpoint(path)
+    if which == "newest" or (which is None and best is None):
+        return saved[-1]
+    if which in (None, "best"):
+        if best is None:
+            raise RunFolderError(f"run {str(path)!r} has no checkpoint that was validated, so none is the best; take 'newest', or a step")
+        return best
+    found = next((one for one in saved if str(one.state.step) == str(which)), None)
+    if found is None:
+        steps = ", ".join(str(one.state.step) for one in saved)
+        raise RunFolderError(f"run {str(path)!r} has no checkpoint of step {which!r}; take 'newest', 'best', or one of: {steps}")
+    return found
+
+
+def _check_free(path: Path, *, overwrite: bool) -> None:
+    """Raise RunFolderError where a folder has anything but a run of ours, or one that began and is not to be written over. A link
+    to an empty place for checkpoints, on storage that nodes share, may be there already."""
+    try:
+        names = sorted(file.name for file in path.iterdir())
+        link = path / "checkpoints"
+        if names == [link.name] and link.is_symlink() and link.is_dir() and not any(link.iterdir()):
+            return
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunFolderError(f"run folder {str(path)!r} cannot be read: {error.strerror}; give another --run") from error
+    if names and not is_own(path):
+        raise RunFolderError(
+            f"folder {str(path)!r} holds {names[0]!r} and no run; a run is made in a new or an empty folder: give another --run"
+        )
+    if names and not overwrite and (checkpoints(path) or _has_rollouts(path)):
+        raise RunFolderError(
+            f"run folder {str(path)!r} already holds a run; go on with it by --resume, write over it with --overwrite, "
+            "or give another --run"
+        )
+
+
+def _has_rollouts(path: Path) -> bool:
+    """Whether the store of a run has any. One that cannot be read may have."""
+    from lightningrl_server.store.database import has_rollouts
+
+    try:
+        return has_store(path) and has_rollouts(find_store(path))
+    except StoreError:
+        return True
+
+
+def _take_lock(path: Path) -> IO[str]:
+    try:
+        lock = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "a+", encoding="utf-8")
+    except OSError as error:
+        sentence = (
+            f"run folder {str(path)!r} cannot be locked: its '.lock' cannot be opened ({error.strerror}); remove it, or give another --run"
+        )
+        raise RunFolderError(sentence) from error
+    give_up = time.monotonic() + _LOCK_S
+    while not _try_lock(lock):
+        if time.monotonic() < give_up:
+            time.sleep(0.02)
+            continue
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise RunFolderError(f"run folder {str(path)!r} is in use by process {holder}; wait for it, stop it, or give another --run")
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def _try_lock(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _check_same(old: Recipe, new: Recipe, path: Path) -> None:
+    before, after = (flatten(json.loads(recipe.frozen_text())) for recipe in (old, new))
+    has_moved = (old.store_url is None) != (new.store_url is None)  # from one kind of store to another
+    changed = [
+        key
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and (not FREE_ON_RESUME.match(key) or (key == "store_url" and has_moved))
+    ]
+    if changed:
+        key = changed[0]
+        was, now = (repr(values[key]) if key in values else "not set" for values in (before, after))
+        setting = shlex.quote(f"{key}={json.dumps(before.get(key), ensure_ascii=False)}")
+        how = "leave it out" if before.get(key) is None else f"restore it (`--set {setting}`)"
+        raise RunFolderError(
+            f"recipe of run {str(path)!r} has changed since it started: {key!r} was {was}, is {now}; {how}, or start a new run"
+        )
+
+
+def _write_durably(path: Path, content: str | bytes) -> None:
+    scratch = path.with_name(f".{path.name}.new")
+    with create_private(scratch) as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,130 @@
+"""What the credit page asks of a run: X-rays, computed by a process of their own (`lightningrl_training.lab.xray_process`), so that the
+server's event loop and memory stay with the agents.
+
+    page ─► CreditXRays.ask(Question) ─► stdin │ process: every method, kept by step │ stdout ─► Answer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lightningrl.errors import LightningError
+from lightningrl_credit.xray import XRay
+from lightningrl_server.store.errors import UnknownRecord
+
+__all__ = ["Answer", "CreditXRays", "Question"]
+
+LONGEST_S: Final = 600.0
+"""Of one X-ray; a method of the user's may never end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """Of a rollout, a group, a step (0 = the newest), or the whole run."""
+
+    rollout: str | None = None
+    group: str | None = None
+    step: int = 0
+    whole: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """An X-ray, or the sentence why there is none."""
+
+    xray: XRay | None = None
+    first: int = 0
+    """Steps that were trained, from and to."""
+    last: int = 0
+    error: str = ""
+    is_defect: bool = False
+    """A method failed; otherwise there is no such rollout, group or step."""
+
+
+class CreditXRays:
+    """Of one run. Nothing is started before somebody asks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._steps = _Process(folder)
+        self._run = _Process(folder)
+        """A whole run takes longer; a step need not wait for it."""
+
+    async def ask(self, question: Question) -> Answer:
+        """Raises UnknownRecord where there is no such rollout, group or step, LightningError where the X-ray failed."""
+        process = self._run if question.whole else self._steps
+        line = await asyncio.get_running_loop().run_in_executor(process.thread, process.ask, msgspec.json.encode(question))
+        answer = msgspec.json.decode(line, type=Answer)
+        if answer.xray is None:
+            raise (LightningError if answer.is_defect else UnknownRecord)(answer.error)
+        return answer
+
+    def close(self) -> None:
+        for process in (self._steps, self._run):
+            process.close()
+
+
+class _Process:
+    """Started with the first question, and anew where it has ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="xray")
+        """Waits for it: the event loop's own threads are for the agents' calls."""
+
+    def ask(self, line: bytes) -> bytes:
+        """From any thread. Raises LightningError."""
+        with self._lock:
+            for _ in range(2):  # one that was idle may end just now
+                if self._is_closed:
+                    break
+                process = self._running()
+                assert process.stdin is not None and process.stdout is not None
+                try:
+                    process.stdin.write(line + b"\n")
+                    process.stdin.flush()
+                except OSError:
+                    self._end()
+                    continue
+                if not select.select([process.stdout], [], [], LONGEST_S)[0]:
+                    self._end()
+                    raise LightningError(f"the X-ray was stopped after {LONGEST_S:.0f} s; `lightningrl xray` shows what takes so long")
+                if answer := process.stdout.readline():
+                    return answer
+                self._end()
+            raise LightningError("the X-ray's process ended without an answer; `lightningrl xray` says why")
+
+    def close(self) -> None:
+        """Whoever waits for an answer gets none."""
+        self._is_closed = True
+        self.thread.shutdown(wait=False, cancel_futures=True)
+        if (process := self._process) is not None:
+            process.kill()
+        with self._lock:
+            self._end()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
+        if self._process is None:
+            command = [sys.executable, "-m", "lightningrl_training.lab.xray_process", str(self._folder)]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()

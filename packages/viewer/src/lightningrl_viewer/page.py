@@ -1,0 +1,94 @@
+"""What a page is: where it is found, what it is called, and the function that makes its values."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from starlette.datastructures import QueryParams
+
+from lightningrl.errors import LightningError
+from lightningrl_server.mounts import Live
+from lightningrl_viewer.cache import Cache
+from lightningrl_viewer.credit import CreditXRays
+from lightningrl_viewer.reading.reader import StoredRun
+
+__all__ = ["Asked", "NoSuchPage", "Page", "Shown", "ViewedRun", "read_state"]
+
+
+class NoSuchPage(LightningError):
+    """What was asked for does not exist. HTTP 404."""
+
+
+def read_state(query: QueryParams) -> QueryParams:
+    """The query of an address, with what a form handed back as `name*`, written as in an address, under its name."""
+    return QueryParams([(name.removesuffix("*"), unquote(value) if name.endswith("*") else value) for name, value in query.multi_items()])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ViewedRun:
+    """A run that somebody looks at."""
+
+    name: str
+    folder: Path
+    run: StoredRun
+    home: str = ""
+    """Where its pages lie below the viewer: "" or "/runs/NAME", as an address has it."""
+    live: Callable[[], Awaitable[Live]] | None = None
+    """Asks the run's server; None = the run is read from its folder."""
+    cache: Cache = field(init=False)
+    """Of values that are dear: `await viewed.cache.get(key, make)`."""
+    credit: CreditXRays = field(init=False)
+    """What methods of credit make of it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cache", Cache(self.folder))
+        object.__setattr__(self, "credit", CreditXRays(self.folder))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Asked:
+    """What was asked for: the state of a page is all in its address."""
+
+    path: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The parts of the path that a page's `{…}` name."""
+    query: QueryParams = field(default_factory=QueryParams)
+
+    def number(self, name: str) -> int | None:
+        """A whole number of the query. None: it is not there. Raises NoSuchPage where it is none."""
+        text = self.query.get(name)
+        if not text:
+            return None
+        try:
+            number = int(text)
+        except ValueError:
+            raise NoSuchPage(f"{name} is {text[:40]!r}, which is no number; leave it out, or write one") from None
+        if abs(number) >= 2**31:
+            raise NoSuchPage(f"there is no {name} {text[:40]}; leave it out, or write a smaller one")
+        return number
+
+
+class Shown:
+    """A template and its values; `title` stands in the tab."""
+
+    def __init__(self, template: str, *, title: str, **values: Any) -> None:
+        self.template = template
+        self.values = {"title": title, **values}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of a run."""
+
+    path: str
+    """Below the run: "" is its first page; `{name}` takes one part of a path."""
+    show: Callable[[ViewedRun, Asked], Awaitable[Shown]]
+    name: str | None = None
+    """In the navigation; None = it is not there."""
+    key: str | None = None
+    """`g` and this key go there."""
+    tells_of_run_alone: bool = True
+    """It is made again only when the run has written something; else each time."""

@@ -1,0 +1,61 @@
+"""A group: its rollouts side by side, from where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lightningrl_viewer.page import Asked, NoSuchPage, Page, Shown, ViewedRun
+from lightningrl_viewer.reading.group_diff import Sibling, SiblingCall
+from lightningrl_viewer.truncate import Budget, LongText
+
+__all__ = ["PAGE"]
+
+MOST: Final = 32
+"""Columns."""
+PAGE_BYTES: Final = 120_000
+_CALLS: Final = 12
+"""Of a column."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Call:
+    call: SiblingCall
+    same: LongText
+    """What all of them begin with."""
+    own: LongText
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Column:
+    sibling: Sibling
+    calls: Sequence[_Call]
+    left: int
+    """Calls that are not shown."""
+
+
+async def show(viewed: ViewedRun, asked: Asked) -> Shown:
+    group = await viewed.run.siblings(asked.path["group_id"], most=MOST)
+    if not group.rollouts:
+        raise NoSuchPage(f"there is no group {asked.path['group_id'][:100]!r}; a rollout's page links to its own")
+    budget, each = Budget(PAGE_BYTES), PAGE_BYTES // (len(group.rollouts) + 1)
+    largest = max((abs(one.mean_advantage) for one in group.rollouts if one.mean_advantage is not None), default=0.0)
+    columns = [
+        _Column(
+            sibling=one,
+            calls=[_call(call, budget, each // min(_CALLS, len(one.calls))) for call in one.calls[:_CALLS]],
+            left=max(0, len(one.calls) - _CALLS),
+        )
+        for one in group.rollouts
+    ]
+    shared = [_call(call, budget, each // len(group.shared)) for call in group.shared[:_CALLS]]
+    return Shown("group.html", title=f"group {group.group_id}", group=group, columns=columns, shared=shared, largest=largest)
+
+
+def _call(call: SiblingCall, budget: Budget, most: int) -> _Call:
+    same = budget.truncate("", call.text[: call.same], most // 3)
+    return _Call(call=call, same=same, own=budget.truncate("", call.text[call.same :], most - most // 3))
+
+
+PAGE = Page("groups/{group_id:path}", show)

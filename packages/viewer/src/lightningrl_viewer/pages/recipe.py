@@ -1,0 +1,31 @@
+"""The recipe: every key, its value, whether it is the default, who reads it."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+
+from lightningrl_viewer.page import Asked, Page, Shown, ViewedRun
+from lightningrl_viewer.reading.origin import RunOrigin
+from lightningrl_viewer.reading.recipe import list_recipe_keys
+from lightningrl_viewer.truncate import Budget
+
+__all__ = ["PAGE"]
+
+PAGE_BYTES = 80_000
+_MOST = 1_000
+"""Bytes of a value."""
+
+
+async def show(viewed: ViewedRun, asked: Asked) -> Shown:
+    origin = RunOrigin.read(viewed.folder)
+    keys = list_recipe_keys(origin.recipe, settings=origin.settings, values=origin.values)
+    changed = asked.query.get("show") == "changed"
+    shown = [one for one in keys if not changed or one.origin != "default"]
+    budget = Budget(PAGE_BYTES)
+    rows = [(one, budget.truncate("", json.dumps(one.value, ensure_ascii=False, default=str), _MOST)) for one in shown]
+    tables = [(name, list(found)) for name, found in groupby(rows, key=lambda row: row[0].key.rpartition(".")[0].partition(".")[0])]
+    return Shown("recipe.html", title="Recipe", source=origin.source, tables=tables, changed=changed, total=len(keys), count=len(rows))
+
+
+PAGE = Page("recipe", show, name="Recipe", key="e")

@@ -1,0 +1,351 @@
+"""A rollout: its calls as a conversation or as tokens, beside the tree of its calls.
+
+rollouts/ID                         who said what, tools, judges, rewards, why nothing is learned from a call
+rollouts/ID?view=tokens&call=2      a call's sampled tokens: log-probability, advantage, version, mask
+rollouts/ID/text?part=task          the whole of a long text
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lightningrl.errors import RunFolderError
+from lightningrl.records import AttemptRecord
+from lightningrl.sanitize import as_text
+from lightningrl.types import OtherCall, ToolCall
+from lightningrl_viewer.page import Asked, NoSuchPage, Page, Shown, ViewedRun
+from lightningrl_viewer.reading.lineage import LineageNode, read_lineage
+from lightningrl_viewer.reading.origin import RunOrigin
+from lightningrl_viewer.reading.reader import read_group
+from lightningrl_viewer.reading.segments import Segment, SegmentKind
+from lightningrl_viewer.reading.tokens import Token
+from lightningrl_viewer.reading.trace import CallTrace, Trace, Window
+from lightningrl_viewer.reading.why_no_gradient import NoGradient, explain_calls, explain_rollout
+from lightningrl_viewer.truncate import Budget, LongText
+
+__all__ = ["PAGE", "TEXT"]
+
+CALLS: Final = 20
+"""On a page."""
+TOKENS: Final = 400
+"""On a page."""
+PAGE_BYTES: Final = 110_000
+"""Of texts in HTML; tables and the tree come on top."""
+READ_TOKENS: Final = 8_000
+"""That a page of calls makes text of: more than it has room for."""
+PARTS: Final = 60
+"""Of a call: a policy may write as many as it has tokens."""
+TEXT_BYTES: Final = 150_000
+_MOST_PROMPT, _MOST_SAMPLED, _MOST_SHORT = 2_000, 4_000, 600
+"""Bytes of a part of a prompt, of what was sampled, of anything else."""
+_ROW_PART: Final = re.compile(r"call-(\d{1,9})-(\d{1,9})-(\d{1,9})")
+"""A text's name: the call, its first token in the row, one after its last."""
+_LEVELS: Final = 3
+"""Shades of a colour."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """Neighbouring tokens of one speaker."""
+
+    who: str
+    is_sampled: bool
+    text: LongText
+    unread: int
+    """Tokens of which no text was made."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tool:
+    call: ToolCall
+    arguments: LongText
+    result: LongText
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Other:
+    call: OtherCall
+    message: LongText
+    request: LongText | None
+    answer: LongText | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Call:
+    """A call as the page shows it."""
+
+    trace: CallTrace
+    parent: int | None
+    seen_in: int | None
+    parts: Sequence[_Part]
+    parts_left: int
+    """That are not shown, of the middle."""
+    tools: Sequence[_Tool]
+    others: Sequence[_Other]
+    advantage: tuple[float, float, float] | None
+    """Mean, least, greatest; None = nobody scored it."""
+    logprob: float
+    reason: NoGradient | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Attempt:
+    record: AttemptRecord
+    error: LongText | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ShownToken:
+    token: Token
+    level: int
+    """-3 … 3: how far its colour goes."""
+
+
+async def show(viewed: ViewedRun, asked: Asked) -> Shown:
+    current = asked.number("call")
+    first = max(0, current or 0) // CALLS * CALLS
+    as_tokens = asked.query.get("view") == "tokens"
+    window = Window(first=first, calls=0 if as_tokens else CALLS, tokens=READ_TOKENS)
+    trace, reasons, whole = await _read(viewed, asked.path["rollout_id"], window)
+    rollout, nodes = trace.rollout, read_lineage(trace)
+    if current is not None and not 0 <= current < max(1, len(trace.calls)):
+        raise NoSuchPage(f"rollout {rollout.spec.id!r} has {len(trace.calls)} calls, numbered from 0; there is no call {current}")
+    as_tokens = as_tokens and bool(trace.calls)
+    budget = Budget(PAGE_BYTES)
+    values = {
+        "trace": trace,
+        "rollout": rollout,
+        "reason": whole,
+        "nodes": nodes[:300],
+        "nodes_left": max(0, len(nodes) - 300),
+        "current": current,
+        "as_tokens": as_tokens,
+        "task": budget.truncate("task", as_text(rollout.spec.task.input), _MOST_SHORT),
+        "expected": None
+        if rollout.spec.task.answer is None
+        else budget.truncate("expected", as_text(rollout.spec.task.answer), _MOST_SHORT),
+        "attempts": [_attempt(attempt, budget) for attempt in rollout.attempts[-20:]],
+        "output": _output(trace, budget),
+        "steps": _steps(trace, nodes, current),
+        "unread": sorted(policy for policy in {call.call.policy for call in trace.calls} if not viewed.run.has_text(policy)),
+        "around": await viewed.run.queries.neighbours(rollout.spec.id),
+    }
+    if as_tokens:
+        call = trace.calls[current or 0]
+        return Shown("tokens.html", title=rollout.spec.id, **values, **_token_values(viewed, call, reasons[call.call.id], asked))
+    page = trace.calls[first : first + CALLS]
+    return Shown(
+        "rollout.html",
+        title=rollout.spec.id,
+        **values,
+        calls=[_call(trace, call, reasons[call.call.id], budget) for call in page],
+        first=first,
+        more=first + CALLS if first + CALLS < len(trace.calls) else None,
+        before=_others(trace.other_calls, "before", budget) if first == 0 else [],
+        loose_tools=[_tool(tool, f"loose-{number}", budget) for number, tool in enumerate(trace.tool_calls[:50])],
+    )
+
+
+async def show_text(viewed: ViewedRun, asked: Asked) -> Shown:
+    """The whole of one text of a rollout, a page at a time."""
+    trace = await viewed.run.trace(asked.path["rollout_id"], Window(calls=0, tokens=0))
+    name, start = asked.query.get("part", ""), max(0, asked.number("from") or 0)
+    if place := _ROW_PART.fullmatch(name):
+        text = await viewed.run.row_text(trace.rollout.spec.id, *map(int, place.groups()))
+    else:
+        text = next((text for known, text in _texts(trace) if known == name), None)
+    if text is None:
+        raise NoSuchPage(f"rollout {trace.rollout.spec.id!r} has no text {name[:40]!r}; go back to it and follow a link")
+    found = Budget(TEXT_BYTES).truncate(name, text, TEXT_BYTES, start=start)
+    back = name.split("-")[1] if name.startswith(("call-", "tool-", "other-")) and name.split("-")[1].isdigit() else None
+    return Shown(
+        "text.html",
+        title=f"{trace.rollout.spec.id} · {name}",
+        rollout=trace.rollout,
+        name=name,
+        found=found,
+        start=start,
+        length=len(text),
+        back=back,
+        next=found.end if found.rest else None,
+    )
+
+
+async def _read(viewed: ViewedRun, rollout_id: str, window: Window) -> tuple[Trace, Mapping[str, NoGradient | None], NoGradient | None]:
+    trace = await viewed.run.trace(rollout_id, window)
+    try:
+        recipe = (await viewed.cache.get("recipe", lambda: asyncio.to_thread(RunOrigin.read, viewed.folder))).recipe
+    except RunFolderError:  # a store alone: nobody says what is trained
+        return trace, dict.fromkeys(call.call.id for call in trace.calls), None
+    group = await read_group(viewed.run, trace.rollout.spec.group_id)
+    versions: dict[str, int] = {}
+    if recipe.loop.asynchronous and trace.rollout.trained_step is None:  # it may have become too old
+        versions = {one.policy: one.version for one in reversed((await viewed.run.queries.health()).versions)}
+    return trace, explain_calls(trace, group.rollouts, recipe, versions), explain_rollout(trace, recipe, versions)
+
+
+# ------------------------------------------------------------------ texts, by the names that links have
+
+
+def _texts(trace: Trace) -> Iterator[tuple[str, str]]:
+    yield "task", as_text(trace.rollout.spec.task.input)
+    yield "expected", as_text(trace.rollout.spec.task.answer)
+    for attempt in trace.rollout.attempts:
+        yield f"error-{attempt.attempt}", attempt.error or ""
+        yield f"output-{attempt.attempt}", as_text(attempt.output)
+    yield from _texts_of_tools(trace.tool_calls, "loose")
+    yield from _texts_of_others(trace.other_calls, "before")
+    for call in trace.calls:
+        index = call.call.index
+        yield from _texts_of_tools(call.tool_calls, f"tool-{index}")
+        yield from _texts_of_others(call.other_calls, f"other-{index}")
+
+
+def _texts_of_tools(tools: Sequence[ToolCall], name: str) -> Iterator[tuple[str, str]]:
+    for number, tool in enumerate(tools):
+        yield f"{name}-{number}-arguments", tool.arguments
+        yield f"{name}-{number}-result", tool.result
+
+
+def _texts_of_others(others: Sequence[OtherCall], name: str) -> Iterator[tuple[str, str]]:
+    for number, other in enumerate(others):
+        yield f"{name}-{number}-message", other.message
+        yield f"{name}-{number}-request", as_text(other.request)
+        yield f"{name}-{number}-answer", as_text(other.answer)
+
+
+# ------------------------------------------------------------------ what the page shows
+
+
+def _call(trace: Trace, call: CallTrace, reason: NoGradient | None, budget: Budget) -> _Call:
+    made, index = call.call, {earlier.call.id: earlier.call.index for earlier in trace.calls}
+    segments = [segment for segment in call.segments if _is_shown(segment, call)]
+    advantages = call.advantages
+    return _Call(
+        trace=call,
+        parent=index.get(made.parent_id or ""),
+        seen_in=index.get(call.seen_in or ""),
+        parts=[_part(made.index, segment, budget) for segment in (*segments[: PARTS // 2], *segments[PARTS // 2 :][-PARTS // 2 :])],
+        parts_left=max(0, len(segments) - PARTS),
+        tools=[_tool(tool, f"tool-{made.index}-{number}", budget) for number, tool in enumerate(call.tool_calls[:50])],
+        others=_others(call.other_calls, f"other-{made.index}", budget),
+        advantage=None if advantages is None else (float(advantages.mean()), float(advantages.min()), float(advantages.max())),
+        logprob=float(made.logprobs.sum()),
+        reason=reason,
+    )
+
+
+def _is_shown(segment: Segment, call: CallTrace) -> bool:
+    is_new = segment.start >= call.seen and segment.kind is not SegmentKind.MARKUP
+    return is_new and (bool(segment.text.strip()) or _is_gap(segment))
+
+
+def _is_gap(segment: Segment) -> bool:
+    """Tokens that were not read."""
+    return segment.kind is SegmentKind.UNKNOWN and not segment.text
+
+
+def _part(index: int, segment: Segment, budget: Budget) -> _Part:
+    most = _MOST_SAMPLED if segment.is_sampled else _MOST_PROMPT
+    return _Part(
+        who="" if _is_gap(segment) else segment.kind.value.replace("_", " "),
+        is_sampled=segment.is_sampled,
+        text=budget.truncate(f"call-{index}-{segment.start}-{segment.end}", segment.text, most, start=_blank_lines(segment.text)),
+        unread=segment.end - segment.start if _is_gap(segment) else 0,
+    )
+
+
+def _blank_lines(text: str) -> int:
+    """Characters of those that it begins with."""
+    return len(text) - len(text.lstrip("\n"))
+
+
+def _tool(tool: ToolCall, name: str, budget: Budget) -> _Tool:
+    return _Tool(
+        call=tool,
+        arguments=budget.truncate(f"{name}-arguments", tool.arguments, _MOST_SHORT),
+        result=budget.truncate(f"{name}-result", tool.result, 2 * _MOST_SHORT),
+    )
+
+
+def _others(others: Sequence[OtherCall], name: str, budget: Budget) -> list[_Other]:
+    def shorten(number: int, what: str, value: object) -> LongText | None:
+        return None if value is None else budget.truncate(f"{name}-{number}-{what}", as_text(value), _MOST_SHORT)
+
+    return [
+        _Other(
+            call=other,
+            message=budget.truncate(f"{name}-{number}-message", other.message, _MOST_SHORT),
+            request=shorten(number, "request", other.request),
+            answer=shorten(number, "answer", other.answer),
+        )
+        for number, other in enumerate(others[:50])
+    ]
+
+
+def _attempt(attempt: AttemptRecord, budget: Budget) -> _Attempt:
+    error = budget.truncate(f"error-{attempt.attempt}", attempt.error, 2 * _MOST_SHORT) if attempt.error else None
+    return _Attempt(record=attempt, error=error)
+
+
+def _output(trace: Trace, budget: Budget) -> LongText | None:
+    shown = next((attempt for attempt in trace.rollout.attempts if attempt.attempt == trace.attempt), None)
+    if shown is None or shown.outcome is None:
+        return None
+    return budget.truncate(f"output-{shown.attempt}", as_text(shown.output), 2 * _MOST_SHORT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Steps:
+    """Where the keys go: calls, by index; None = nowhere."""
+
+    before: int | None
+    after: int | None
+    failed_before: int | None
+    failed_after: int | None
+
+
+def _steps(trace: Trace, nodes: Sequence[LineageNode], current: int | None) -> _Steps:
+    here, count = -1 if current is None else current, len(trace.calls)
+    failed = sorted(node.index for node in nodes if node.refused or node.failed_tools)
+    return _Steps(
+        before=here - 1 if here > 0 else None,
+        after=here + 1 if here + 1 < count else None,
+        failed_before=next((index for index in reversed(failed) if index < here), None),
+        failed_after=next((index for index in failed if index > here), None),
+    )
+
+
+def _token_values(viewed: ViewedRun, call: CallTrace, reason: NoGradient | None, asked: Asked) -> dict[str, object]:
+    count = len(call.call.completion_ids)
+    start = min(max(0, asked.number("from") or 0), max(0, count - 1))
+    colour = asked.query.get("colour", "advantage")
+    found = viewed.run.tokens(call, reason, start=start, count=TOKENS)
+    largest = float(abs(call.advantages).max(initial=0.0)) if call.advantages is not None else 0.0
+    return {
+        "call": call,
+        "call_reason": reason,
+        "tokens": [_ShownToken(token=token, level=_level(token, largest, colour)) for token in found],
+        "colour": colour if colour == "logprob" else "advantage",
+        "as_table": asked.query.get("form") == "table",
+        "start": start,
+        "count": count,
+        "next": start + TOKENS if start + TOKENS < count else None,
+        "previous": max(0, start - TOKENS) if start else None,
+    }
+
+
+def _level(token: Token, largest: float, colour: str) -> int:
+    if colour == "logprob":
+        return -min(_LEVELS, int(-token.logprob))
+    if not token.advantage or not largest:
+        return 0
+    return max(1, round(_LEVELS * abs(token.advantage) / largest)) * (1 if token.advantage > 0 else -1)
+
+
+PAGE = Page("rollouts/{rollout_id}", show)
+TEXT = Page("rollouts/{rollout_id}/text", show_text)

@@ -1,0 +1,205 @@
+"""All rollouts: facets, a table, a peek. What is chosen stands in the address.
+
+step  from to   mode  outcome  reward=0.5 | 0.2..0.4 | none   task  role  tool  mark  q   sort  after  peek
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+from lightningrl.types import Outcome, RolloutMode, RolloutState, ToolCall
+from lightningrl_viewer.page import Asked, NoSuchPage, Page, Shown, ViewedRun
+from lightningrl_viewer.reading.facets import Facets, RewardRange, read_facets, read_parts
+from lightningrl_viewer.reading.queries.rollout_query import Mark, RolloutQuery
+from lightningrl_viewer.reading.queries.rollout_rows import Sort
+from lightningrl_viewer.reading.segments import SegmentKind
+from lightningrl_viewer.reading.trace import CallTrace, Trace
+
+__all__ = ["PAGE", "find_answer", "read_query", "shorten_calls"]
+
+PER_PAGE: Final = 60
+_STATE: Final = ("step", "from", "to", "mode", "outcome", "reward", "task", "role", "tool", "mark", "q", "sort")
+"""What narrows or orders the list; a change of it begins again at the first page."""
+_SORTS: Final = {
+    Sort.DISAGREE: "groups that disagree",
+    Sort.NEWEST: "newest",
+    Sort.WORST: "least reward",
+    Sort.BEST: "greatest reward",
+    Sort.SLOWEST: "slowest",
+}
+_MARKS: Final = {
+    Mark.SILENT: "no signal in the group",
+    Mark.CUT: "cut short",
+    Mark.BREAK: "break",
+    Mark.TOOL_ERROR: "tool error",
+    Mark.REFUSED: "refused call",
+    Mark.FAILED_REWARD: "failed reward",
+}
+_TEXT: Final = 280
+
+C = TypeVar("C", bound=StrEnum)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeekCall:
+    """A call in short."""
+
+    call: CallTrace
+    said: str
+    tools: Sequence[ToolCall]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """A step in the strip above the table, of a thousand by thirty."""
+
+    x: float
+    width: float
+    height: float
+    first: int
+    last: int
+    count: int
+    reward: float | None
+
+
+async def show(viewed: ViewedRun, asked: Asked) -> Shown:
+    state = {name: asked.query[name] for name in _STATE if asked.query.get(name)}
+    query, sort = read_query(asked), _choice("sort", state.get("sort"), Sort) or Sort.DISAGREE
+    rows = await viewed.run.queries.list_rows(query, sort, asked.query.get("after") or None, PER_PAGE + 1)
+    facets = await viewed.cache.get(("facets", query), lambda: read_facets(viewed.run, query))
+    parts = await viewed.cache.get("parts", lambda: read_parts(viewed.run))
+    peek = asked.query.get("peek")
+    trace = await viewed.run.trace(peek) if peek else None
+    return Shown(
+        "rollouts.html",
+        title="Rollouts",
+        state=state,
+        rows=rows[:PER_PAGE],
+        next_after=rows[PER_PAGE - 1].id if len(rows) > PER_PAGE else None,
+        after=asked.query.get("after"),
+        facets=facets,
+        roles=parts.roles,
+        tools=parts.tools,
+        reward_values=[(reward_text(found), found) for found in facets.rewards],
+        strip=make_strip(facets),
+        sort=sort,
+        sorts=_SORTS,
+        marks=_MARKS,
+        peek=peek,
+        trace=trace,
+        peek_calls=[] if trace is None else shorten_calls(trace),
+        answer=None if trace is None else find_answer(trace),
+    )
+
+
+def read_query(asked: Asked) -> RolloutQuery:
+    """Raises NoSuchPage where a value is none that there is."""
+    get = asked.query.get
+    step = asked.number("step")
+    ending = get("outcome")
+    states = {member.value: member for member in (RolloutState.QUEUED, RolloutState.RUNNING)}
+    low, high, is_unrewarded = _reward(get("reward"))
+    return RolloutQuery(
+        first_step=asked.number("from") if step is None else step,
+        last_step=asked.number("to") if step is None else step,
+        mode=_choice("mode", get("mode"), RolloutMode),
+        outcome=None if ending in states else _choice("outcome", ending, Outcome),
+        state=states.get(ending or ""),
+        low=low,
+        high=high,
+        is_unrewarded=is_unrewarded,
+        task=get("task") or None,
+        role=get("role") or None,
+        tool=get("tool") or None,
+        mark=_choice("mark", get("mark"), Mark),
+        text=get("q") or None,
+    )
+
+
+def reward_text(found: RewardRange) -> str:
+    """As it stands in the address."""
+    return repr(found.low) if found.low == found.high else f"{found.low!r}..{found.high!r}"
+
+
+def make_strip(facets: Facets, most: int = 120) -> list[Bar]:
+    """Rollouts by step; of many steps several share a bar."""
+    if not facets.steps:
+        return []
+    first, last = facets.steps[0].step, facets.steps[-1].step
+    wide = -(-(last - first + 1) // most)
+    bins: dict[int, list[Any]] = {}
+    for found in facets.steps:
+        bins.setdefault((found.step - first) // wide, []).append(found)
+    number = (last - first) // wide + 1
+    greatest = max(sum(found.count for found in part) for part in bins.values())
+    bars = []
+    for place, part in bins.items():
+        count = sum(found.count for found in part)
+        rewarded = [found for found in part if found.reward is not None]
+        reward = sum(found.reward * found.count for found in rewarded) / sum(found.count for found in rewarded) if rewarded else None
+        bars.append(
+            Bar(
+                x=round(1000 * place / number, 1),
+                width=round(max(1.0, 1000 / number - 1.5), 1),
+                height=round(30 * count / greatest, 1),
+                first=first + place * wide,
+                last=min(last, first + (place + 1) * wide - 1),
+                count=count,
+                reward=reward,
+            )
+        )
+    return bars
+
+
+def shorten_calls(trace: Trace) -> list[PeekCall]:
+    """What each call said and asked its tools, in a few lines."""
+    return [_short(call) for call in trace.calls]
+
+
+def _short(call: CallTrace) -> PeekCall:
+    parts = [segment.text for segment in call.segments if segment.is_sampled and segment.kind is not SegmentKind.MARKUP]
+    said = "".join(parts).strip()
+    return PeekCall(call=call, said=said if len(said) <= _TEXT else said[:_TEXT] + "…", tools=call.tool_calls)
+
+
+def find_answer(trace: Trace) -> str | None:
+    """What the deciding attempt returned, or why it failed."""
+    for attempt in reversed(trace.rollout.attempts):
+        if attempt.attempt == trace.attempt:
+            said = attempt.error or (None if attempt.output is None else _text(attempt.output))
+            return said if said is None or len(said) <= 2 * _TEXT else said[: 2 * _TEXT] + "…"
+    return None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
+
+
+def _reward(text: str | None) -> tuple[float | None, float | None, bool]:
+    if not text or text == "none":
+        return None, None, text == "none"
+    low, dots, high = text.partition("..")
+    try:
+        ends = float(low), float(high if dots else low)
+    except ValueError:
+        ends = math.nan, math.nan
+    if any(map(math.isnan, ends)):
+        raise NoSuchPage(f"reward is {text[:40]!r}; write a number, two as 0.2..0.4, or none")
+    return *ends, False
+
+
+def _choice(name: str, text: str | None, kind: type[C]) -> C | None:
+    if not text:
+        return None
+    found: Mapping[str, C] = {member.value: member for member in kind}
+    if text not in found:
+        raise NoSuchPage(f"there is no {name} {text[:40]!r}; choose of: {', '.join(found)}")
+    return found[text]
+
+
+PAGE = Page("rollouts", show, name="Rollouts", key="l")

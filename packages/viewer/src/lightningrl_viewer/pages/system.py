@@ -1,0 +1,33 @@
+"""The system: policies and their versions, workers, queue, leases, failures by kind, refused calls."""
+
+from __future__ import annotations
+
+import time
+
+from lightningrl_viewer.page import Asked, Page, Shown, ViewedRun
+from lightningrl_viewer.truncate import Budget
+
+__all__ = ["PAGE"]
+
+PAGE_BYTES = 60_000
+_MOST = 200
+
+
+async def show(viewed: ViewedRun, _: Asked) -> Shown:
+    found, position = await viewed.run.queries.health(), await viewed.run.queries.position()
+    budget = Budget(PAGE_BYTES)
+    return Shown(
+        "system.html",
+        title="System",
+        found=found,
+        position=position,
+        now=time.time(),
+        live=None if viewed.live is None else await viewed.live(),
+        leases=found.leases[:_MOST],
+        workers=found.workers[:_MOST],
+        errors=[budget.truncate("", failure.error, 1_500) for failure in found.failures],
+        messages=[budget.truncate("", refusal.message, 1_500) for refusal in found.refusals[:_MOST]],
+    )
+
+
+PAGE = Page("system", show, name="System", key="s", tells_of_run_alone=False)

@@ -1,0 +1,166 @@
+"""A run's folder, read: `open_run(folder)` reads its store, read-only and without its lock, whether a trainer writes to it now, was killed
+or has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import statistics
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from lightningrl.errors import ConfigError, RunFolderError
+from lightningrl.records import RolloutFilter, RolloutRecord
+from lightningrl.types import Outcome, Trajectory
+from lightningrl_server.rendering.tokenizer import load_tokenizer
+from lightningrl_server.store import SqlStore
+from lightningrl_server.store.errors import OlderStore
+from lightningrl_server.store.places import find_store, has_store
+from lightningrl_server.store.protocol import Look
+from lightningrl_viewer.reading.group_diff import Siblings, build_siblings
+from lightningrl_viewer.reading.origin import read_models
+from lightningrl_viewer.reading.queries.run_queries import RunQueries
+from lightningrl_viewer.reading.segments import SegmentReader
+from lightningrl_viewer.reading.tokens import Token, read_tokens
+from lightningrl_viewer.reading.trace import CallTrace, Trace, Window, build_trace
+from lightningrl_viewer.reading.why_no_gradient import NoGradient
+
+__all__ = ["Group", "StoredRun", "open_run", "read_group"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The rollouts of one task that are compared with each other."""
+
+    rollouts: tuple[RolloutRecord, ...]
+    """In the order in which they were asked for."""
+    mean: float | None
+    """Of their rewards; None = none has one."""
+    std: float | None
+
+
+async def read_group(run: StoredRun, group_id: str) -> Group:
+    """Side by side; empty where there is none of that name."""
+    rollouts = tuple(reversed(await run.list_rollouts(RolloutFilter(group_id=group_id, limit=1000))))
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    return Group(
+        rollouts=rollouts,
+        mean=statistics.fmean(rewards) if rewards else None,
+        std=statistics.pstdev(rewards) if rewards else None,
+    )
+
+
+class StoredRun:
+    """A run read from its store."""
+
+    def __init__(self, look: Look, tokenizer_of: Callable[[str], Any | None]) -> None:
+        """`tokenizer_of(policy)`: None where nobody has it."""
+        self.look = look
+        """What its store is asked."""
+        self.queries = RunQueries(look)
+        """What pages and reports ask of it."""
+        self._reader_of = cache(lambda policy: SegmentReader(tokenizer_of(policy)))
+
+    async def list_rollouts(self, where: RolloutFilter = RolloutFilter()) -> Sequence[RolloutRecord]:  # noqa: B008
+        return await self.look.list_rollouts(where)
+
+    async def siblings(self, group_id: str, *, most: int = 64) -> Siblings:
+        """The rollouts of a group side by side; empty where there is none of that name, the first `most` of it where it is larger."""
+        rollouts = (await read_group(self, group_id)).rollouts
+        ended = [rollout.spec.id for rollout in rollouts[:most] if _has_ended(rollout)]
+        trajectories, scores = await self.look.trajectories(ended), await self.look.scores(ended)
+        return await asyncio.to_thread(build_siblings, group_id, rollouts, trajectories, scores, self._reader_of, most)
+
+    async def trace(self, rollout_id: str, window: Window | None = None) -> Trace:
+        """`window`: what of it is read as text; None = all. Raises LightningError naming rollouts near it where there is none."""
+        rollout = await self.look.rollout(rollout_id)
+        if not rollout.attempts:
+            return Trace(rollout=rollout, attempt=None)
+        trajectory = await self._trajectory(rollout)
+        score = next(iter(await self.look.scores([rollout_id])), None) if _has_ended(rollout) else None
+        return await asyncio.to_thread(build_trace, rollout, trajectory, score, self._reader_of, window)
+
+    async def row_text(self, rollout_id: str, call: int, start: int, end: int) -> str | None:
+        """Of some tokens of a call's row: prompt, then completion. None where it has no such call."""
+        rollout = await self.look.rollout(rollout_id)
+        calls = (await self._trajectory(rollout)).transitions if rollout.attempts else ()
+        made = next((found for found in calls if found.index == call), None)
+        if made is None:
+            return None
+        row = np.concatenate((made.prompt_ids, made.completion_ids))[start:end]
+        return await asyncio.to_thread(self._reader_of(made.policy).text, row)
+
+    def has_text(self, policy: str) -> bool:
+        """Whether its tokens can be read; else they are shown by their numbers."""
+        return self._reader_of(policy).has_text
+
+    def tokens(self, call: CallTrace, reason: NoGradient | None, *, start: int = 0, count: int | None = None) -> list[Token]:
+        """The tokens that the policy sampled in a call, from the completion's `start`-th on."""
+        return list(read_tokens(call, reason, self._reader_of(call.call.policy), start=start, count=count))
+
+    async def _trajectory(self, rollout: RolloutRecord) -> Trajectory:
+        """Of the deciding attempt, or of the one that runs."""
+        if not _has_ended(rollout):
+            return await self._so_far(rollout)
+        return (await self.look.trajectories([rollout.spec.id]))[0]
+
+    async def _so_far(self, rollout: RolloutRecord) -> Trajectory:
+        """What the running attempt has called; its tool calls are told when it ends."""
+        place = rollout.spec.id, rollout.attempts[-1].attempt
+        return Trajectory(
+            rollout_id=rollout.spec.id,
+            attempt=rollout.attempts[-1].attempt,
+            task=rollout.spec.task,
+            group_id=rollout.spec.group_id,
+            outcome=Outcome.CANCELLED,
+            transitions=tuple(record.transition for record in await self.look.calls(*place)),
+            other_calls=await self.look.other_calls(*place),
+        )
+
+
+def _has_ended(rollout: RolloutRecord) -> bool:
+    return any(attempt.outcome is not None for attempt in rollout.attempts)
+
+
+@asynccontextmanager
+async def open_run(folder: Path) -> AsyncIterator[StoredRun]:
+    """Raises RunFolderError where there is no store. A store of an older version is read from a copy that is brought up to date."""
+    if not has_store(folder):
+        raise RunFolderError(f"no store in {str(folder)!r}; name the folder of a run")
+    url, path = find_store(folder), folder.absolute() / "store.sqlite"  # noqa: ASYNC240  (a moment)
+    if path.is_file() and not path.stat().st_size:
+        raise RunFolderError(f"no store in {str(folder)!r} yet: its run is just starting; look again in a moment")
+    with ExitStack() as scratch:
+        try:
+            store = await SqlStore.open(url, read_only=True)
+        except OlderStore:
+            if not url.startswith("sqlite"):
+                raise
+            copy = Path(scratch.enter_context(TemporaryDirectory(prefix="lightningrl-look-"))) / "store.sqlite"
+            with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as old, closing(sqlite3.connect(copy)) as new:
+                old.backup(new)
+            store = await SqlStore.open(f"sqlite:///{copy}")
+        try:
+            yield StoredRun(store, _tokenizers(folder))
+        finally:
+            await store.close()
+
+
+def _tokenizers(folder: Path) -> Callable[[str], Any | None]:
+    """By policy, as the run had them; None where their model has gone."""
+    models = read_models(folder)
+
+    def tokenizer_of(policy: str) -> Any | None:
+        try:
+            return load_tokenizer(models[policy], is_there=True)
+        except (KeyError, ConfigError):
+            return None
+
+    return tokenizer_of

@@ -1,0 +1,179 @@
+"""A run at a glance: its curves with their uncertainty, what is wrong with it, where its time and tokens went.
+
+metrics.jsonl, store ─► read_summary(run, folder) ─► Summary: train, validation ─ parts ─ endings ─ alarms ─ bill
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lightningrl.types import RolloutMode
+from lightningrl_viewer.reading.alarms import Alarm, find_alarms
+from lightningrl_viewer.reading.metrics import read_rows
+from lightningrl_viewer.reading.queries.rollout_counts import StepReward, ToolCount
+from lightningrl_viewer.reading.queries.rollout_query import RolloutQuery
+from lightningrl_viewer.reading.reader import StoredRun
+
+__all__ = ["Bill", "Point", "StepLine", "Summary", "interval", "is_live", "read_summary"]
+
+_PARTS: Final = ("collect", "reward", "credit", "learn")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """A mean at a step; the interval holds the mean of all such rollouts with 95 %."""
+
+    step: int
+    mean: float
+    low: float | None = None
+    """None = one group alone says nothing of it."""
+    high: float | None = None
+    count: int = 0
+    """Rollouts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepLine:
+    """A training step."""
+
+    step: int
+    reward: float | None
+    endings: Mapping[str, int]
+    """Rollouts by outcome."""
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bill:
+    """The run's use of tokens and time so far. None = its metrics do not say."""
+
+    rollouts: int
+    prompt_tokens: float | None
+    completion_tokens: float | None
+    trained_tokens: float | None
+    minutes: float | None
+    seconds: Mapping[str, float]
+    """Of the training steps, by what they were spent on; `other` is the rest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """A run so far."""
+
+    train: tuple[Point, ...]
+    validation: tuple[Point, ...]
+    parts: Mapping[str, tuple[Point, ...]]
+    """Rewards that the reward is made of, and what intermediate ones pay a rollout, by name; of training."""
+    steps: tuple[StepLine, ...]
+    tools: tuple[ToolCount, ...]
+    alarms: tuple[Alarm, ...]
+    bill: Bill
+    is_live: bool
+
+
+async def read_summary(run: StoredRun, folder: Path) -> Summary:
+    rows = read_rows(folder) or [{"step": record.step, **record.metrics} for record in await run.look.steps()]
+    rewards = await run.queries.step_rewards()
+    endings: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    cells = await run.queries.cells(RolloutQuery())
+    for cell in cells:
+        if cell.mode is RolloutMode.TRAIN and cell.outcome is not None:
+            endings[cell.step][cell.outcome.value] += cell.count
+    tools, cut = await run.queries.tool_counts(), await run.queries.cut_calls()
+    train = {point.step: point for point in _points(rewards, RolloutMode.TRAIN)}
+    of_training = [row for row in rows if "rollouts" in row]
+    trained = [
+        StepLine(
+            step=row["step"],
+            reward=train[row["step"]].mean if row["step"] in train else None,
+            endings=endings[row["step"]],
+            metrics=row,
+        )
+        for row in of_training
+    ]
+    done = {line.step for line in trained}
+    return Summary(
+        train=tuple(point for step, point in train.items() if step in done or not done),
+        validation=tuple(_points(rewards, RolloutMode.VALIDATION)),
+        parts=_parts(of_training),
+        steps=tuple(trained),
+        tools=tools,
+        alarms=find_alarms(of_training, endings, tools, cut),
+        bill=_bill(rows, sum(cell.count for cell in cells)),
+        is_live=is_live(folder),
+    )
+
+
+def is_live(folder: Path) -> bool:
+    """Whether a process holds the run's folder: its lock goes with it, whoever has its number afterwards."""
+    try:
+        with (folder / ".lock").open(encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def interval(mean: float, variance: float, groups: int) -> tuple[float, float] | None:
+    """Of a mean of group means, with 95 %, by Student's t. `variance` is that of the sample. None: one group."""
+    if groups < 2:
+        return None
+    half = _t(groups - 1) * math.sqrt(variance / (groups - 1))
+    return mean - half, mean + half
+
+
+def _t(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t; exact for one and two degrees of freedom, within 1 % of it beyond (Cornish and Fisher)."""
+    if freedom <= 2:
+        return (12.7062, 4.3027)[freedom - 1]
+    z, n = 1.959964, float(freedom)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / n + second / n**2 + third / n**3
+
+
+def _points(rewards: Sequence[StepReward], mode: RolloutMode) -> list[Point]:
+    points = []
+    for found in rewards:
+        if found.mode is mode:
+            low, high = interval(found.mean, found.variance, found.groups) or (None, None)
+            points.append(Point(step=found.step, mean=found.mean, low=low, high=high, count=found.count))
+    return points
+
+
+def _parts(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Point, ...]]:
+    parts: dict[str, tuple[Point, ...]] = {}
+    told = {name for row in rows for name in row} - {"air/correlation"}
+    for room, kind in (("reward/", ""), ("air/", " (intermediate)")):
+        for name in sorted(name for name in told if name.startswith(room)):
+            points = tuple(Point(step=row["step"], mean=row[name]) for row in rows if name in row)
+            parts[name.removeprefix(room) + kind] = points
+    return parts
+
+
+def _bill(rows: Sequence[Mapping[str, Any]], rollouts: int) -> Bill:
+    def total(*names: str) -> float | None:
+        found = [row[name] for row in rows for name in names if name in row]
+        return sum(found) if found else None
+
+    spent = {part: seconds for part in _PARTS if (seconds := total(f"seconds_{part}")) is not None}
+    whole = total("seconds")
+    if whole is not None and spent:
+        spent["other"] = max(0.0, whole - sum(spent.values()))
+    minutes = [row["minutes"] for row in rows if "minutes" in row]
+    return Bill(
+        rollouts=rollouts,
+        prompt_tokens=total("prompt_tokens", "validation/prompt_tokens"),
+        completion_tokens=total("completion_tokens", "validation/completion_tokens"),
+        trained_tokens=total("trained_tokens"),
+        minutes=max(minutes) if minutes else None,
+        seconds=spent,
+    )

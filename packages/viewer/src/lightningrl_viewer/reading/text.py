@@ -1,0 +1,217 @@
+"""A rollout on a terminal: who spoke, what was new, which tokens were sampled and what they earned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Group as Lines
+from rich.console import RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from lightningrl.records import AttemptRecord
+from lightningrl.sanitize import as_text, printable
+from lightningrl.types import OtherCall, ToolCall
+from lightningrl_viewer.reading.reader import Group, StoredRun, read_group
+from lightningrl_viewer.reading.segments import Segment, SegmentKind
+from lightningrl_viewer.reading.trace import CallTrace, Trace, whole_row
+
+__all__ = ["number", "show_rollout"]
+
+_LONGEST: Final = 900
+"""Characters of a prompt's part that are shown, of its end mostly."""
+_FRAME_LINES: Final = 12
+"""Lines of an error that are shown below its first."""
+_STYLES: Final = {1: "bold green", -1: "bold red", 0: "bold"}
+"""Of a sampled token, by the sign of its advantage."""
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+async def show_rollout(run: StoredRun, rollout_id: str, *, full: bool) -> RenderableType:
+    """`full`: every call's whole row, markup included. Raises UnknownRecord naming rollouts near it where there is none."""
+    trace = await run.trace(rollout_id)
+    group = await read_group(run, trace.rollout.spec.group_id)
+    names = {call.call.id: call.call.index for call in trace.calls}
+    shows_policy = len({call.call.policy for call in trace.calls}) > 1
+    parts: list[RenderableType] = [_rows(_head(trace, group))]
+    parts += [_rows(_other(other) for other in trace.other_calls)] if trace.other_calls else []
+    for call in trace.calls:
+        parts += [Text(), Rule(_title(call, names, shows_policy=shows_policy), align="left", style="blue")]
+        parts.append(_rows(_call(trace, call, names, full=full)))
+    parts += [Text(), Rule(Text("end"), align="left", style="blue"), _rows(_end(trace))]
+    if frames := _frames(trace, full=full):
+        parts += [Text(), *frames]
+    return Lines(*parts)
+
+
+def _rows(rows: Iterator[tuple[str, Text]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True, min_width=len("tool result"))
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(name, text)
+    return table
+
+
+def _head(trace: Trace, group: Group) -> Iterator[tuple[str, Text]]:
+    rollout = trace.rollout
+    spec = rollout.spec
+    yield "rollout", _join(spec.id, (rollout.outcome or rollout.state).value, f"reward {number(rollout.reward)}")
+    yield "task", _join(spec.task.id, _short(spec.task.input))
+    if spec.task.answer is not None:
+        yield "answer", _plain(_short(spec.task.answer))
+    trained = [] if rollout.trained_step is None else [f"trained in step {rollout.trained_step}"]
+    yield "mode", _join(spec.mode.value, f"attempt {trace.attempt or 0} of {len(rollout.attempts)}", *trained)
+    if len(group.rollouts) > 1:
+        rewards = "no rewards" if group.mean is None else f"rewards {number(group.mean)} ± {number(group.std)}"
+        yield "group", _join(spec.group_id, f"{len(group.rollouts)} rollouts", rewards)
+    for attempt in rollout.attempts:
+        if attempt.attempt != trace.attempt and attempt.outcome is not None:
+            yield f"attempt {attempt.attempt}", _join(attempt.outcome.value, _first_line(attempt.error or ""))
+        if attempt.results_refused:
+            yield "refused", _join(f"{attempt.results_refused} further results that said something else", style="yellow")
+        if attempt.left_threads:
+            yield "left threads", _join(*attempt.left_threads, style="yellow")
+
+
+def _title(call: CallTrace, names: dict[str, int], *, shows_policy: bool) -> Text:
+    made = call.call
+    words = [f"call {made.index}", made.agent or ("side call" if call.is_side else "no role")]
+    words += [made.policy] if shows_policy else []
+    words += [f"version {made.policy_version}", f"{call.prompt_tokens} → {len(made.completion_ids)} tokens"]
+    words += [f"as recorded in {made.replayed_from}"] if made.replayed_from is not None else []
+    if made.is_break:
+        words.append("BREAK: history rendered anew")
+    elif made.parent_id is not None:
+        words.append(f"after call {names[made.parent_id]}")
+    return _join(*words)
+
+
+def _call(trace: Trace, call: CallTrace, names: dict[str, int], *, full: bool) -> Iterator[tuple[str, Text]]:
+    segments = whole_row(trace, call) if full else [segment for segment in call.segments if segment.start >= call.seen]
+    left_out = [segment for segment in call.segments if segment.end <= call.seen and segment.kind is not SegmentKind.MARKUP]
+    if left_out and not full:
+        yield "…", Text(f"{call.seen} tokens as in call {names[call.seen_in or '']}", style="dim")
+    for segment in segments:
+        is_own = segment.start >= call.prompt_tokens
+        text = _sampled(segment, call) if is_own else Text(_cut(segment.text, full=full), style="dim")
+        if full or (segment.kind is not SegmentKind.MARKUP and text.plain.strip()):
+            yield segment.kind.value.replace("_", " ") + (" ▸" if is_own else ""), _trimmed(text)
+    yield "credit", _credit(call)
+    for tool in call.tool_calls:
+        yield _tool(tool)
+    for other in call.other_calls:
+        yield _other(other)
+
+
+def _sampled(segment: Segment, call: CallTrace) -> Text:
+    """Each token in the colour of its advantage's sign."""
+    first = segment.start - call.prompt_tokens
+    signs = [0] * len(segment.pieces) if call.advantages is None else np.sign(call.advantages[first:]).astype(int).tolist()
+    text = Text()
+    for sign, tokens in groupby(zip(signs, segment.pieces, strict=False), key=lambda token: token[0]):
+        text.append(printable("".join(piece for _, piece in tokens)), style=_STYLES[sign])
+    return text
+
+
+def _credit(call: CallTrace) -> Text:
+    made, advantages = call.call, call.advantages
+    if not made.trainable:
+        credit = Text("policy not trained" if made.replayed_from is None else "not sampled here, so not trained")
+    elif advantages is None:
+        credit = Text("not scored")
+    else:
+        low, high, mean = float(advantages.min()), float(advantages.max()), float(advantages.mean())
+        said = f"advantage {mean:+.3f}" + ("" if low == high else f" ({low:+.3f} to {high:+.3f})")
+        credit = Text(said, style=_STYLES[int(np.sign(mean))])
+    rewards = [*_named(made.rewards), *_named(made.reported, "reported ")]
+    facts = (*rewards, f"logprob {float(made.logprobs.sum()):.2f}", made.finish_reason.value, f"{made.duration_s:.1f} s")
+    return credit.append_text(_join("", *facts))
+
+
+def _tool(tool: ToolCall) -> tuple[str, Text]:
+    failed = "red" if tool.status.is_failure else ""
+    said = _join(f"{tool.name}({_short(tool.arguments)})", *([f"by {tool.agent}"] if tool.agent else []))
+    said.append(f"\n→ {tool.status.value}", style=failed)
+    if tool.contradicted:
+        said.append(f" (contradicted {tool.contradicted} times; the worst stands)", style="yellow")
+    said.append_text(_plain(f" {_short(tool.error_type or '')} {_short(tool.result)}".replace("  ", " ").rstrip()))
+    return "tool", said
+
+
+def _other(call: OtherCall) -> tuple[str, Text]:
+    answered = " ".join(str(part) for part in (call.status, call.code, call.message) if part not in (None, ""))
+    words = [f"{call.path} {call.model}".strip(), call.agent or "no role", answered or "not seen"]
+    return call.kind.value, _join(*words, style="yellow")
+
+
+def _end(trace: Trace) -> Iterator[tuple[str, Text]]:
+    rollout = trace.rollout
+    shown = _shown_attempt(trace)
+    for tool in trace.tool_calls:
+        yield _tool(tool)
+    yield "outcome", _join((rollout.outcome or rollout.state).value, *([] if shown is None else [f"{shown.duration_s:.1f} s"]))
+    if shown is not None:
+        if shown.output is not None or not shown.error:
+            yield "output", _plain(_short(shown.output))
+        if shown.error:
+            yield "error", Text(printable(_first_line(shown.error)), style="red")
+    yield "reward", _join(number(rollout.reward), *_named(trace.rewards))
+    if trace.reported:
+        yield "reported", _join(*_named(trace.reported))
+    if trace.unrewarded:
+        yield "failed", _plain(_short(trace.unrewarded))
+
+
+def _frames(trace: Trace, *, full: bool) -> list[Text]:
+    """All but the first line of the error, its end where it is long: a traceback's innermost frames. Over the whole width, as it was
+    written."""
+    shown = _shown_attempt(trace)
+    lines = [] if shown is None or not shown.error else printable(shown.error).rstrip().split("\n")[1:]
+    left_out = 0 if full else max(0, len(lines) - _FRAME_LINES)
+    note = [Text(f"… {left_out} lines before (--full)", style="dim")] if left_out else []
+    return [*note, *(Text(line, overflow="fold") for line in lines[left_out:])]
+
+
+def _shown_attempt(trace: Trace) -> AttemptRecord | None:
+    return next((attempt for attempt in trace.rollout.attempts if attempt.attempt == trace.attempt), None)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _named(values: Mapping[str, float | None], said: str = "") -> list[str]:
+    return [f"{said}{name} {number(value)}" for name, value in values.items()]
+
+
+def _plain(text: str) -> Text:
+    return Text(printable(text))
+
+
+def _join(*words: str, style: str = "") -> Text:
+    return Text(" · ".join(map(printable, words)), style=style)
+
+
+def _trimmed(text: Text) -> Text:
+    """Without blank lines around it."""
+    plain = text.plain
+    return text[len(plain) - len(plain.lstrip("\n")) : max(len(plain.rstrip()), 1)]
+
+
+def _cut(text: str, *, full: bool) -> str:
+    if full or len(text) <= _LONGEST:
+        return printable(text)
+    return printable(f"{text[: _LONGEST // 3]} … {text[-_LONGEST * 2 // 3 :]}")
+
+
+def _short(value: Any, limit: int = 600) -> str:
+    text = as_text(value)
+    return text if len(text) <= limit else f"{text[:limit]} …"

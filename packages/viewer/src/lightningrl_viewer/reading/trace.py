@@ -1,0 +1,210 @@
+"""A rollout as a person reads it: who said what in which tokens, what each call earned, what happened between the calls.
+
+A call shows what it adds to the call whose tokens begin its prompt, so that a conversation of twenty turns is read once:
+
+    call 0   system, user │ assistant
+    call 1        (as call 0) tool result │ assistant        seen = tokens of call 0
+    call 2   system (as call 0), another user │ assistant    seen = tokens of the system message
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from lightningrl.records import RolloutRecord, Score
+from lightningrl.trained_calls import side_calls
+from lightningrl.types import Array, OtherCall, ToolCall, Trajectory, Transition, common_tokens
+from lightningrl_viewer.reading.segments import Segment, SegmentKind, SegmentReader
+
+__all__ = ["CallTrace", "Trace", "Window", "build_trace", "read_messages", "whole_row"]
+
+_EARLIER: Final = 64
+"""Calls that a new history is compared with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """How much of a rollout is read as text. Other calls have no segments; of one that is too long, the middle is a segment of kind
+    `unknown` without text."""
+
+    first: int = 0
+    """Index of the first call."""
+    calls: int
+    tokens: int
+    """At most, shared by the calls."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CallTrace:
+    """One call of a policy, read."""
+
+    call: Transition
+    """Its `prompt_ids` are those that its parent's row lacks."""
+    prompt_tokens: int
+    """Of the whole prompt; the completion's first token has this position in the row."""
+    segments: tuple[Segment, ...]
+    """Of its row, from the end of the parent's on. `whole_row` has all."""
+    seen: int = 0
+    """The first so many tokens of the row stand in the row of `seen_in`, too."""
+    seen_in: str | None = None
+    """An earlier call: the parent, else the one whose row begins most alike; where history was rendered anew, they part here."""
+    is_side: bool = False
+    """A side call, as a title is (`lightningrl.trained_calls`)."""
+    advantages: Array | None = None
+    """One per completion token; None = nobody scored it."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Those that it asked for."""
+    other_calls: tuple[OtherCall, ...] = ()
+    """Those that began after it and before the next call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Trace:
+    """The deciding attempt of a rollout, or the one that runs now."""
+
+    rollout: RolloutRecord
+    """Task, group, outcome, reward, and every attempt with its error."""
+    attempt: int | None
+    """Which one is shown; None = none has begun."""
+    rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """As the run computed them, by name; those of single calls are in their `call.rewards`."""
+    reported: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """As the agent reported them, by name; those of single calls are in their `call.reported`."""
+    unrewarded: str | None = None
+    """Why it has no reward although it succeeded: a reward or the judge failed."""
+    calls: tuple[CallTrace, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Those that no call is known to have asked for."""
+    other_calls: tuple[OtherCall, ...] = ()
+    """Those before the first call, and those of which the time is not known."""
+
+
+def build_trace(
+    rollout: RolloutRecord,
+    trajectory: Trajectory,
+    score: Score | None,
+    reader_of: Callable[[str], SegmentReader],
+    window: Window | None = None,
+) -> Trace:
+    """`reader_of(policy)` reads its tokens. `window` None = all of it."""
+    traces = _read_calls(trajectory, score, reader_of, window)
+    return Trace(
+        rollout=rollout,
+        attempt=trajectory.attempt,
+        rewards=trajectory.rewards,
+        reported=trajectory.reported,
+        unrewarded=trajectory.unrewarded,
+        calls=tuple(traces.values()),
+        tool_calls=tuple(tool for tool in trajectory.tool_calls if tool.transition_id not in traces),
+        other_calls=_between(trajectory.transitions, trajectory.other_calls).get("", ()),
+    )
+
+
+def read_messages(trajectory: Trajectory, reader_of: Callable[[str], SegmentReader]) -> list[list[tuple[str, str]]]:
+    """For each call what it adds to those before it, as (who, text): `system`, `user`, `tool_result` …, then the policy's own words:
+    `policy`, `policy reasoning`, `policy tool_call`. Markup and what is only white space are left out."""
+    found: list[list[tuple[str, str]]] = []
+    for call in _read_calls(trajectory, None, reader_of).values():
+        messages: list[tuple[str, str]] = []
+        for segment in call.segments:
+            if segment.start >= call.seen and segment.kind is not SegmentKind.MARKUP and segment.text.strip():
+                who = segment.kind.value
+                if segment.is_sampled:
+                    who = f"policy {who}" if segment.kind in (SegmentKind.REASONING, SegmentKind.TOOL_CALL) else "policy"
+                messages.append((who, segment.text.strip()))
+        found.append(messages)
+    return found
+
+
+def _read_calls(
+    trajectory: Trajectory, score: Score | None, reader_of: Callable[[str], SegmentReader], window: Window | None = None
+) -> dict[str, CallTrace]:
+    """By id."""
+    budget = _Budget(window)
+    calls = trajectory.transitions
+    side = side_calls(calls)
+    others = _between(calls, trajectory.other_calls)
+    traces: dict[str, CallTrace] = {}
+    kinds: dict[str, SegmentKind] = {}
+    rows: list[tuple[Transition, np.ndarray]] = []
+    for call in calls:
+        row = np.concatenate((call.prompt_ids, call.completion_ids))
+        parent = traces.get(call.parent_id or "")
+        start = 0 if parent is None else parent.prompt_tokens + len(parent.call.completion_ids)
+        segments, kinds[call.id] = reader_of(call.policy).read(
+            call.prompt_ids[start:].tolist(),
+            call.completion_ids.tolist(),
+            start=start,
+            before=row[max(0, start - 8) : start].tolist(),
+            kind=SegmentKind.MARKUP if parent is None else kinds[parent.call.id],
+            most=budget.take(call.index, len(row) - start),
+        )
+        seen, seen_in = (start, parent.call.id) if parent is not None else _most_alike(call, segments, rows)
+        rows.append((call, row))
+        traces[call.id] = CallTrace(
+            call=replace(call, prompt_ids=call.prompt_ids[start:]),
+            prompt_tokens=len(call.prompt_ids),
+            segments=segments,
+            seen=seen,
+            seen_in=seen_in,
+            is_side=call.id in side,
+            advantages=None if score is None else score.advantages.get(call.id),
+            tool_calls=tuple(tool for tool in trajectory.tool_calls if tool.transition_id == call.id),
+            other_calls=others.get(call.id, ()),
+        )
+    return traces
+
+
+class _Budget:
+    """Shares a window's tokens among its calls: each has an equal part of what those before it left."""
+
+    def __init__(self, window: Window | None) -> None:
+        self._window = window
+        self._tokens = 0 if window is None else window.tokens
+
+    def take(self, index: int, tokens: int) -> int | None:
+        """How many of a call's tokens are read; None = all."""
+        window = self._window
+        if window is None:
+            return None
+        if not window.first <= index < window.first + window.calls:
+            return 0
+        taken = min(tokens, self._tokens // (window.first + window.calls - index))
+        self._tokens -= taken
+        return taken
+
+
+def whole_row(trace: Trace, call: CallTrace) -> tuple[Segment, ...]:
+    """All segments of a call's row, its parents' included."""
+    calls = {earlier.call.id: earlier for earlier in trace.calls}
+    chain = [call]
+    while (parent := calls.get(chain[-1].call.parent_id or "")) is not None:
+        chain.append(parent)
+    return tuple(segment for link in reversed(chain) for segment in link.segments)
+
+
+def _between(calls: Sequence[Transition], others: Sequence[OtherCall]) -> dict[str, tuple[OtherCall, ...]]:
+    """By the call that began last before them."""
+    found: dict[str, tuple[OtherCall, ...]] = {}
+    for other in others:
+        before = [call.id for call in calls if call.started_at <= other.started_at]
+        place = before[-1] if before else ""
+        found[place] = (*found.get(place, ()), other)
+    return found
+
+
+def _most_alike(call: Transition, segments: Sequence[Segment], rows: Sequence[tuple[Transition, np.ndarray]]) -> tuple[int, str | None]:
+    """How much of a new history stands in an earlier call's row, in whole segments, and in which."""
+    best: tuple[int, str | None] = (0, None)
+    for earlier, row in rows[-_EARLIER:]:
+        if earlier.policy != call.policy:
+            continue
+        alike = common_tokens(row, call.prompt_ids)
+        seen = max((segment.end for segment in segments if segment.end <= alike), default=0)
+        if seen > best[0]:
+            best = seen, earlier.id
+    return best
