@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A test process more than cores: tests wait for processes that they start. Files stay together, for what their tests share.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST := python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
-LIGHT := --ignore=packages/trainer-verl --ignore=packages/verl-cpu
+LIGHT := --ignore=packages/trainer-verl
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -17,7 +17,7 @@ help:  ## Say what there is
 	@echo "installing into .venv (once) ..."
 	@scripts/install.sh
 
-.venv-verl/.installed: packages/verl-cpu/uv.lock scripts/install-verl.sh
+.venv-verl/.installed: packages/trainer-verl/cpu/uv.lock scripts/install-verl.sh
 	@echo "installing into .venv-verl (once; 3 GB) ..."
 	@scripts/install-verl.sh
 
@@ -35,7 +35,7 @@ test-browser: .venv/.installed  ## Look at the viewer's pages in a real Chromium
 	@$(BIN)/python -m pytest -q tests/browser
 
 test-verl: .venv-verl/.installed  ## Run all tests of the verl backend: verl, Ray and vLLM for real, on the CPU; most of an hour
-	@.venv-verl/bin/python -m pytest -q packages/trainer-verl packages/verl-cpu --durations=10
+	@.venv-verl/bin/python -m pytest -q packages/trainer-verl --durations=10
 
 test-verl-run: .venv-verl/.installed  ## Of those one run through everything: two ranks, kill -9, resume, export
 	@.venv-verl/bin/python -m pytest -q packages/trainer-verl/tests/test_verl_runs.py --durations=2 -k two_ranks_with_two_replicas

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make .venv-verl with everything that packages/verl-cpu/uv.lock names: verl, Ray and vLLM on a Linux machine without a GPU.
+# Make .venv-verl with everything that packages/trainer-verl/cpu/uv.lock names: verl, Ray and vLLM on a Linux machine without a GPU.
 # Needs Python 3.11 or 3.12 with pip, nothing else; 3 GB.
 set -eu
 cd "$(dirname "$0")/.."
@@ -24,9 +24,9 @@ export VIRTUAL_ENV="$PWD/.venv-verl"
 links=${PIP_FIND_LINKS:-$(.venv-verl/bin/python -m pip config get global.find-links 2>/dev/null || true)}
 
 # From here on in the package's folder: the root's uv settings are not this environment's.
-cd packages/verl-cpu
-uv=../../.venv-verl/bin/uv
-if ! ../../.venv-verl/bin/python -c "import importlib.metadata as m, sys; sys.exit(m.version('torch') != '$TORCH+cpu')" 2>/dev/null; then
+cd packages/trainer-verl/cpu
+uv=../../../.venv-verl/bin/uv
+if ! ../../../.venv-verl/bin/python -c "import importlib.metadata as m, sys; sys.exit(m.version('torch') != '$TORCH+cpu')" 2>/dev/null; then
     if [ -n "$links" ] && ls "$links"/torch-"$TORCH"+cpu-* >/dev/null 2>&1; then
         $uv pip install --quiet --find-links "$links" "torch==$TORCH+cpu"
     else
@@ -35,4 +35,4 @@ if ! ../../.venv-verl/bin/python -c "import importlib.metadata as m, sys; sys.ex
 fi
 # Without bytecode every process of vLLM compiles it again: 20 s for an import instead of 7 s.
 $uv export --quiet --frozen --all-groups --no-hashes --prune torch | $uv pip install --quiet --no-deps --compile-bytecode -r -
-touch ../../.venv-verl/.installed
+touch ../../../.venv-verl/.installed

@@ -1,4 +1,5 @@
-"""The instrumentor: AutoGen's clients, tools, agents and runtimes, wrapped at their classes, so that objects made whenever are covered.
+"""The instrumentor: AutoGen's clients, tools, agents and runtimes, wrapped at their classes, so that objects made
+whenever are covered.
 
 runtime.send_message ─► queue ─► BaseAgent.on_message     messages: the sender's context goes along
   agent.run, on_messages_stream                           roles: who speaks
@@ -21,9 +22,9 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 from opentelemetry.trace import Tracer
 
 from lightningrl.call_origin import CallOrigin
+from lightningrl.instrumentation import Patches, Wrapper
 from lightningrl_autogen.messages import handle_in_senders_context, send_with_context
 from lightningrl_autogen.models import Models
-from lightningrl_autogen.patches import Patches
 from lightningrl_autogen.roles import Roles
 from lightningrl_autogen.tools import Tools
 
@@ -31,7 +32,10 @@ __all__ = ["AutoGenAdapter"]
 
 CLIENTS: Final = {
     "autogen_ext.models.openai._openai_client": ("BaseOpenAIChatCompletionClient",),
-    "autogen_ext.models.anthropic._anthropic_client": ("BaseAnthropicChatCompletionClient", "AnthropicChatCompletionClient"),
+    "autogen_ext.models.anthropic._anthropic_client": (
+        "BaseAnthropicChatCompletionClient",
+        "AnthropicChatCompletionClient",
+    ),
 }
 """Classes whose `create` is one request. Calls of other clients carry the role alone."""
 NATIVE_TOOL_SPANS: Final = ("autogen_core.tools._base", "autogen_ext.tools.mcp._workbench")
@@ -39,7 +43,8 @@ NATIVE_TOOL_SPANS: Final = ("autogen_core.tools._base", "autogen_ext.tools.mcp._
 
 
 class AutoGenAdapter(BaseInstrumentor):  # type: ignore[misc]
-    """Names the role of each call, carries attribution through message queues, reports tools. `uninstrument` makes it inert."""
+    """Names the role of each call, carries attribution through message queues, reports tools. `uninstrument` makes it
+    inert."""
 
     _patches: Patches | None = None
     _models: Models | None = None
@@ -48,7 +53,7 @@ class AutoGenAdapter(BaseInstrumentor):  # type: ignore[misc]
         return ("autogen-core >= 0.4.5, < 0.8", "autogen-agentchat >= 0.4.5, < 0.8")
 
     def call_origin(self) -> CallOrigin | None:
-        """Who makes the current call: the model client's call, or, for a bare client inside of an agent, the agent."""
+        """Name the caller: the model client's call, or, for a bare client inside of an agent, the agent."""
         return None if self._models is None else self._models.call_origin()
 
     def _instrument(self, **kwargs: Any) -> None:
@@ -63,36 +68,41 @@ class AutoGenAdapter(BaseInstrumentor):  # type: ignore[misc]
 
 
 def patch_autogen(patches: Patches, tracer: Tracer) -> Models:
-    """Wrap everything; returns what knows the current call."""
+    """Wrap everything; returns the wrappers of the models, which know the current call."""
+
+    def wrap(owner: Any, name: str, wrapper: Wrapper) -> None:
+        if name in vars(owner):  # an inherited method is wrapped where it is defined
+            patches.wrap(owner, name, wrapper)
+
     roles = Roles(watch=lambda event: tools.watch(event))
     tools = Tools(tracer, roles.current)
     models = Models(tracer, roles, tools)
 
     for method in ("send_message", "publish_message"):
-        patches.wrap(SingleThreadedAgentRuntime, method, send_with_context)
-    patches.wrap(BaseAgent, "on_message", handle_in_senders_context(roles))
+        wrap(SingleThreadedAgentRuntime, method, send_with_context)
+    wrap(BaseAgent, "on_message", handle_in_senders_context(roles))
 
-    patches.wrap(BaseChatAgent, "run", roles.run)
-    patches.wrap(BaseChatAgent, "run_stream", roles.stream)
+    wrap(BaseChatAgent, "run", roles.run)
+    wrap(BaseChatAgent, "run_stream", roles.stream)
     for name in autogen_agentchat.agents.__all__:
         agent = getattr(autogen_agentchat.agents, name)
         if isinstance(agent, type) and issubclass(agent, BaseChatAgent) and agent is not BaseChatAgent:
-            patches.wrap(agent, "on_messages", roles.run)
-            patches.wrap(agent, "on_messages_stream", roles.stream)
+            wrap(agent, "on_messages", roles.run)
+            wrap(agent, "on_messages_stream", roles.stream)
 
-    patches.wrap(BaseTool, "run_json", tools.run_json)
+    wrap(BaseTool, "run_json", tools.run_json)
     stream_tool = getattr(autogen_core.tools, "BaseStreamTool", None)  # since AutoGen 0.6.2
     if stream_tool is not None:
-        patches.wrap(stream_tool, "run_json_stream", tools.run_json_stream)
+        wrap(stream_tool, "run_json_stream", tools.run_json_stream)
     for module in NATIVE_TOOL_SPANS:
-        patches.when_imported(module, lambda imported: patches.wrap(imported, "trace_tool_span", tools.skip_native_span))
+        patches.when_imported(module, lambda imported: wrap(imported, "trace_tool_span", tools.skip_native_span))
 
     def patch_client(imported: Any) -> None:
         for name in CLIENTS[imported.__name__]:
             client = getattr(imported, name, None)
             if client is not None:
-                patches.wrap(client, "create", models.create)
-                patches.wrap(client, "create_stream", models.create_stream)
+                wrap(client, "create", models.create)
+                wrap(client, "create_stream", models.create_stream)
 
     for module in CLIENTS:
         patches.when_imported(module, patch_client)

@@ -3,9 +3,9 @@
     send_message / publish_message        queue                    BaseAgent.on_message
       message_id = MessageId(context) ──► envelope.message_id ──►  a task in a copy of that context
 
-A runtime handles messages in the context of whoever started it: with a runtime that rollouts share, that is nobody's, or the first
-rollout's, and the calls of all others would be taken for its own. So a message that no context came with (from another process) is
-handled in an empty one: its calls belong to no rollout, and are refused.
+A runtime handles messages in the context of whoever started it: with a runtime that rollouts share, that is nobody's,
+or the first rollout's, and the calls of all others would be taken for its own. So a message that no context came with
+(from another process) is handled in an empty one: its calls belong to no rollout, and are refused.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def handle_in_senders_context(roles: Roles) -> Callable[..., Any]:
         context = message_id.context.copy() if isinstance(message_id, MessageId) else Context()
 
         async def handle() -> Any:
-            with MessageHandlerContext.populate_context(instance.id), roles.entered(role_of_agent_id(instance.id, instance)):
+            with (
+                MessageHandlerContext.populate_context(instance.id),
+                roles.entered(role_of_agent_id(instance.id, instance)),
+            ):
                 return await wrapped(*args, **kwargs)
 
         return await asyncio.get_running_loop().create_task(handle(), context=context)

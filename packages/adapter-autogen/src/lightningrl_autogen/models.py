@@ -10,11 +10,11 @@ from typing import Any
 from autogen_core.models import CreateResult
 from opentelemetry.trace import Span, Tracer
 
-from lightningrl import conventions
 from lightningrl.call_origin import CallOrigin
+from lightningrl.instrumentation import fail_span, open_chat_span
 from lightningrl_autogen.roles import Roles
 from lightningrl_autogen.streams import step_through
-from lightningrl_autogen.tools import Tools, fail
+from lightningrl_autogen.tools import Tools
 
 __all__ = ["Models"]
 
@@ -63,18 +63,13 @@ class Models:
     @contextmanager
     def _span(self, client: Any) -> Iterator[Span]:
         create_args: Mapping[str, Any] = getattr(client, "_create_args", {})
-        model = str(create_args.get("model", ""))
-        attributes = {conventions.OPERATION_NAME: conventions.CHAT, conventions.REQUEST_MODEL: model}
-        role = self._roles.current()
-        if role is not None:
-            attributes[conventions.AGENT_NAME] = role
-        span = self._tracer.start_span(f"{conventions.CHAT} {model}".strip(), attributes=attributes)
+        span = open_chat_span(self._tracer, str(create_args.get("model", "")), self._roles.current(), below=None)
         try:
             yield span
         except GeneratorExit:  # the agent wants no more of the stream
             raise
         except BaseException as error:
-            fail(span, type(error).__name__)
+            fail_span(span, type(error).__name__)
             raise
         finally:
             span.end()

@@ -20,5 +20,7 @@ def build_adapter() -> Any:
 @hookimpl
 def lightningrl_adapters() -> Iterable[Plugin]:
     yield Plugin(
-        name="autogen", summary="AutoGen: roles, spans and tools of agents and teams, on runtimes of any kind", factory=build_adapter
+        name="autogen",
+        summary="AutoGen: roles, spans and tools of agents and teams, on runtimes of any kind",
+        factory=build_adapter,
     )

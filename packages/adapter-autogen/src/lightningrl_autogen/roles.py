@@ -56,7 +56,8 @@ class Roles:
 
 
 def role_of_agent_id(agent_id: Any, agent: Any) -> str:
-    """The role behind a runtime's agent id: a team adds its own id to each name (`writer_6e1c…`), other agents go by their type."""
+    """The role behind a runtime's agent id: a team adds its own id to each name (`writer_6e1c…`), other agents go by
+    their type."""
     name = str(agent_id.type)
     if TEAM_ID.fullmatch(agent_id.key):
         name = name.removesuffix(f"_{agent_id.key}")

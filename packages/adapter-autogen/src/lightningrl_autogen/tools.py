@@ -1,4 +1,5 @@
-"""Tool calls: from the model's answer, which asks, to the tool's end, or to the event that says that no tool was run."""
+"""Tool calls: from the model's answer, which asks, to the tool's end, or to the event that says that no tool was
+run."""
 
 from __future__ import annotations
 
@@ -6,38 +7,23 @@ import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Final
 
 from autogen_agentchat.messages import ToolCallExecutionEvent
 from autogen_core import FunctionCall
 from autogen_core.models import CreateResult
 from opentelemetry import trace
-from opentelemetry.trace import Span, Status, StatusCode, Tracer
+from opentelemetry.trace import Span, Tracer
 from pydantic import ValidationError
 
-from lightningrl import conventions
+from lightningrl.instrumentation import AskedTool, close_tool_span, open_tool_span, text_of
 from lightningrl.types import ToolStatus
 from lightningrl_autogen.streams import step_through
 
-__all__ = ["AskedTool", "Tools", "fail"]
+__all__ = ["Tools"]
 
 MOST_ASKED: Final = 256
 """Tool calls remembered per context; an agent runs those of the latest answers."""
-
-
-@dataclass(kw_only=True, slots=True)
-class AskedTool:
-    """A tool call that a model asked for."""
-
-    id: str
-    name: str
-    arguments: str
-    chat_span: Span
-    role: str | None
-    is_offered: bool
-    """False: no tool of that name was in the request."""
-    has_run: bool = False
 
 
 class Tools:
@@ -54,7 +40,14 @@ class Tools:
             return
         names = {tool["name"] if isinstance(tool, Mapping) else tool.name for tool in offered}
         asked = (
-            AskedTool(id=call.id, name=call.name, arguments=call.arguments, chat_span=chat_span, role=role, is_offered=call.name in names)
+            AskedTool(
+                id=call.id,
+                name=call.name,
+                arguments=call.arguments,
+                chat_span=chat_span,
+                role=role,
+                is_offered=call.name in names,
+            )
             for call in result.content
             if isinstance(call, FunctionCall)
         )
@@ -69,13 +62,20 @@ class Tools:
             if asked is not None:
                 asked.has_run = True
                 span = self._open(asked, asked.name, asked.arguments, asked.id)
-                close(span, status_of_unrun(asked, is_error=bool(getattr(result, "is_error", False))), result=result.content)
+                close_tool_span(
+                    span,
+                    status_of_unrun(asked, is_error=bool(getattr(result, "is_error", False))),
+                    result=result.content,
+                )
 
     async def run_json(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Wraps `run_json`."""
-        with self._running(instance, args, kwargs) as span, trace.use_span(span, record_exception=False, set_status_on_exception=False):
+        with (
+            self._running(instance, args, kwargs) as span,
+            trace.use_span(span, record_exception=False, set_status_on_exception=False),
+        ):
             value = await wrapped(*args, **kwargs)
-            close(span, ToolStatus.OK, result=instance.return_value_as_string(value))
+            close_tool_span(span, ToolStatus.OK, result=instance.return_value_as_string(value))
             return value
 
     def run_json_stream(
@@ -93,7 +93,7 @@ class Tools:
                 async with aclosing(step_through(wrapped(*args, **kwargs), inside)) as items:
                     async for value in items:
                         yield value
-                close(span, ToolStatus.OK, result=instance.return_value_as_string(value))
+                close_tool_span(span, ToolStatus.OK, result=instance.return_value_as_string(value))
 
         return traced()
 
@@ -116,7 +116,12 @@ class Tools:
         try:
             yield span
         except BaseException as error:
-            close(span, status_of_error(error, tool, arguments), result=f"{type(error).__name__}: {error}", error_type=type(error).__name__)
+            close_tool_span(
+                span,
+                status_of_error(error, tool, arguments),
+                result=f"{type(error).__name__}: {error}",
+                error_type=type(error).__name__,
+            )
             raise
 
     def _find(self, call_id: str | None, name: str, arguments: Any) -> AskedTool | None:
@@ -127,22 +132,14 @@ class Tools:
         return next((one for one in waiting if one.name == name and parse(one.arguments) == arguments), None)
 
     def _open(self, asked: AskedTool | None, name: str, arguments: str, call_id: str | None) -> Span:
-        attributes = {
-            conventions.OPERATION_NAME: conventions.EXECUTE_TOOL,
-            conventions.TOOL_NAME: name,
-            conventions.TOOL_CALL_ARGUMENTS: arguments,
-        }
-        if call_id:
-            attributes[conventions.TOOL_CALL_ID] = call_id
         role = self._role() if asked is None else asked.role
-        if role:
-            attributes[conventions.AGENT_NAME] = role
         below = None if asked is None else trace.set_span_in_context(asked.chat_span)
-        return self._tracer.start_span(f"{conventions.EXECUTE_TOOL} {name}", below, attributes=attributes)
+        return open_tool_span(self._tracer, name, arguments, call_id=call_id, role=role, below=below)
 
 
 def status_of_unrun(asked: AskedTool, *, is_error: bool) -> ToolStatus:
-    """What it means that no `run_json` was called: a name that nobody offered, broken JSON, or a workbench that has no such tools (MCP)."""
+    """What it means that no `run_json` was called: a name that nobody offered, broken JSON, or a workbench that has no
+    such tools (MCP)."""
     if not asked.is_offered:
         return ToolStatus.UNKNOWN_TOOL
     if parse(asked.arguments) is None:
@@ -173,20 +170,3 @@ def parse(arguments: str) -> Any:
         return json.loads(arguments)
     except json.JSONDecodeError:
         return None
-
-
-def text_of(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def close(span: Span, status: ToolStatus, *, result: str, error_type: str = "") -> None:
-    span.set_attribute(conventions.TOOL_CALL_RESULT, result)
-    span.set_attribute(conventions.TOOL_STATUS, status.value)
-    if status not in {ToolStatus.OK, ToolStatus.UNKNOWN}:
-        fail(span, error_type or status.value)
-    span.end()
-
-
-def fail(span: Span, error_type: str) -> None:
-    span.set_attribute(conventions.ERROR_TYPE, error_type)
-    span.set_status(Status(StatusCode.ERROR))

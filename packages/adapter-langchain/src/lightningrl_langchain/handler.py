@@ -1,4 +1,5 @@
-"""The callback handler: keeps the tree of runs, starts and ends spans, and knows which chat model is calling in this context."""
+"""The callback handler: keeps the tree of runs, starts and ends spans, and knows which chat model is calling in this
+context."""
 
 from __future__ import annotations
 
@@ -14,15 +15,16 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, Status, StatusCode, Tracer
+from opentelemetry.trace import Span, Tracer
 
 from lightningrl import conventions
 from lightningrl.call_origin import CallOrigin
+from lightningrl.instrumentation import close_tool_span, fail_span, open_chat_span, open_tool_span
 from lightningrl.types import ToolStatus
 from lightningrl_langchain.runs import Run, start_run
 from lightningrl_langchain.tools import (
-    AskedTool,
     AskedTools,
+    GraphTool,
     answer_of,
     asked_tools,
     has_structured_response,
@@ -110,7 +112,7 @@ class Handler(BaseCallbackHandler):
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         run = self._end_call(run_id)
         if run is not None and run.span is not None:
-            fail(run.span, type(error).__name__)
+            fail_span(run.span, type(error).__name__)
             run.span.end()
 
     def _start_call(self, run_id: UUID, kwargs: Mapping[str, Any]) -> None:
@@ -118,8 +120,7 @@ class Handler(BaseCallbackHandler):
         params = kwargs.get("invocation_params") or {}
         run.offered = offered_names(params)
         model = str(params.get("model") or (kwargs.get("metadata") or {}).get("ls_model_name") or "")
-        attributes = {conventions.OPERATION_NAME: conventions.CHAT, conventions.REQUEST_MODEL: model}
-        run.span = self._open_span(f"{conventions.CHAT} {model}".strip(), run, attributes)
+        run.span = open_chat_span(self._require_tracer(), model, run.role, self._below(run))
         self._calling.set(run_id)
 
     def _end_call(self, run_id: UUID) -> Run | None:
@@ -147,7 +148,7 @@ class Handler(BaseCallbackHandler):
             self._report_structured_error(error)
         if run is not None and run.span is not None:
             if not isinstance(error, GraphBubbleUp):  # an interrupt is control flow
-                fail(run.span, type(error).__name__)
+                fail_span(run.span, type(error).__name__)
             run.span.end()
 
     # --- tools ---
@@ -178,15 +179,15 @@ class Handler(BaseCallbackHandler):
         if run is not None and run.span is not None:
             close_tool_span(run.span, status, result, error_type)
 
-    def _report_unrun(self, asked: AskedTool, status: ToolStatus, *, result: str) -> None:
+    def _report_unrun(self, asked: GraphTool, status: ToolStatus, *, result: str) -> None:
         """A tool call that never reached a tool: LangChain makes no run for it."""
         asked.has_run = True
         span = self._open_tool_span(asked.name, asked.arguments, asked.id, asked, None)
         close_tool_span(span, status, result, "")
 
     def _report_messages(self, run: Run, outputs: Any) -> None:
-        """Tool messages that no tool wrote: there is none of that name, something answered in a tool's place (a middleware, the node's
-        own code), or the call was an answer with a structure (`ToolStrategy`)."""
+        """Tool messages that no tool wrote: there is none of that name, something answered in a tool's place (a
+        middleware, the node's own code), or the call was an answer with a structure (`ToolStrategy`)."""
         found = [(self._asked.get(message.tool_call_id), message) for message in iterate_tool_messages(outputs)]
         unrun = [(asked, message) for asked, message in found if asked is not None and not asked.has_run]
         for asked, message in unrun:
@@ -212,21 +213,11 @@ class Handler(BaseCallbackHandler):
             if asked is not None and not asked.has_run:
                 self._report_unrun(asked, rejection(len(calls)), result=str(error))
 
-    def _open_tool_span(self, name: str, arguments: str, call_id: Any, asked: AskedTool | None, run: Run | None) -> Span:
+    def _open_tool_span(self, name: str, arguments: str, call_id: Any, asked: GraphTool | None, run: Run | None) -> Span:
         role = asked.role if asked is not None else None if run is None else run.role
-        attributes = {
-            conventions.OPERATION_NAME: conventions.EXECUTE_TOOL,
-            conventions.TOOL_NAME: name,
-            conventions.TOOL_CALL_ARGUMENTS: arguments,
-        }
-        if call_id:
-            attributes[conventions.TOOL_CALL_ID] = str(call_id)
-        if role:
-            attributes[conventions.AGENT_NAME] = role
-        title = f"{conventions.EXECUTE_TOOL} {name}"
-        if asked is None:
-            return self._open_span(title, run, attributes)
-        return self._require_tracer().start_span(title, trace.set_span_in_context(asked.chat_span), attributes=attributes)
+        below = self._below(run) if asked is None else trace.set_span_in_context(asked.chat_span)
+        call_id = str(call_id) if call_id else None
+        return open_tool_span(self._require_tracer(), name, arguments, call_id=call_id, role=role, below=below)
 
     # --- runs and spans ---
 
@@ -236,14 +227,9 @@ class Handler(BaseCallbackHandler):
         run = self._runs[run_id] = start_run(parent, name, kwargs.get("metadata") or {})
         return run
 
-    def _open_span(self, name: str, run: Run | None, attributes: dict[str, str]) -> Span:
-        """A span below the innermost node's `invoke_agent` span, else below the context's."""
-        if run is not None and run.role and conventions.AGENT_NAME not in attributes:
-            attributes[conventions.AGENT_NAME] = run.role
-        return self._require_tracer().start_span(name, self._below(run), attributes=attributes)
-
     def _below(self, run: Run | None) -> Context | None:
-        """Where the spans of a run belong. A node's own span is opened when the first thing worth telling happens in it."""
+        """The innermost node's `invoke_agent` span, which is opened for the first span in it; None = the context's
+        own."""
         host = None if run is None else run.host
         if host is None:
             return None
@@ -251,7 +237,10 @@ class Handler(BaseCallbackHandler):
             role = host.role or host.name
             attributes = {conventions.OPERATION_NAME: conventions.INVOKE_AGENT, conventions.AGENT_NAME: role}
             host.span = self._require_tracer().start_span(
-                f"{conventions.INVOKE_AGENT} {role}", self._below(host.parent), attributes=attributes, start_time=host.started_ns
+                f"{conventions.INVOKE_AGENT} {role}",
+                self._below(host.parent),
+                attributes=attributes,
+                start_time=host.started_ns,
             )
         return trace.set_span_in_context(host.span)
 
@@ -262,16 +251,3 @@ class Handler(BaseCallbackHandler):
 def rejection(answers: int) -> ToolStatus:
     """What LangChain finds wrong with structured answers: that there are several, or that the one does not fit."""
     return ToolStatus.INVALID_ARGUMENTS if answers == 1 else ToolStatus.ERROR
-
-
-def close_tool_span(span: Span, status: ToolStatus, result: str, error_type: str) -> None:
-    span.set_attribute(conventions.TOOL_CALL_RESULT, result)
-    span.set_attribute(conventions.TOOL_STATUS, status.value)
-    if status not in {ToolStatus.OK, ToolStatus.UNKNOWN}:
-        fail(span, error_type or status.value)
-    span.end()
-
-
-def fail(span: Span, error_type: str) -> None:
-    span.set_attribute(conventions.ERROR_TYPE, error_type)
-    span.set_status(Status(StatusCode.ERROR))

@@ -19,4 +19,8 @@ def build_adapter() -> Any:
 
 @hookimpl
 def lightningrl_adapters() -> Iterable[Plugin]:
-    yield Plugin(name="langchain", summary="LangChain and LangGraph: roles, spans and tools of graphs and agents", factory=build_adapter)
+    yield Plugin(
+        name="langchain",
+        summary="LangChain and LangGraph: roles, spans and tools of graphs and agents",
+        factory=build_adapter,
+    )

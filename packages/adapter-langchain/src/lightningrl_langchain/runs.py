@@ -29,12 +29,13 @@ class Run:
     """This run is the named agent, not something inside it."""
     is_node: bool
     is_agent_model: bool
-    """The node of `create_agent` that calls the model, and reads structured answers that are asked for as tools (`ToolStrategy`)."""
+    """The node of `create_agent` that calls the model, and reads structured answers that are asked for as tools
+    (`ToolStrategy`)."""
     source: str | None
     """What of LangChain's own makes the calls below on an agent's behalf: `summarization`, `tool_selection`."""
     role: str | None
-    """What the calls below are made as: a named agent, or the path of nodes (`write`, `write/model`); for an agent's middleware
-    `agent.middleware`, which is not the agent."""
+    """What the calls below are made as: a named agent, or the path of nodes (`write`, `write/model`); for an agent's
+    middleware `agent.middleware`, which is not the agent."""
     offered: frozenset[str] = frozenset()
     """Of a model: the names of the tools in its request."""
     tool_call_id: str | None = None

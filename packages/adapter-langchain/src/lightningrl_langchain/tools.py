@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,14 @@ from opentelemetry.trace import Span
 from pydantic import ValidationError
 from pydantic.v1 import ValidationError as ValidationErrorV1
 
+from lightningrl import instrumentation
+from lightningrl.instrumentation import AskedTool
 from lightningrl.types import ToolStatus
 from lightningrl_langchain.runs import Run
 
 __all__ = [
-    "AskedTool",
     "AskedTools",
+    "GraphTool",
     "answer_of",
     "asked_tools",
     "has_structured_response",
@@ -36,42 +37,34 @@ MOST_ASKED: Final = 10_000
 
 
 @dataclass(kw_only=True, slots=True)
-class AskedTool:
-    """A tool call that a model asked for."""
+class GraphTool(AskedTool):
+    """A tool call that a model of a chain or graph asked for."""
 
-    id: str
-    name: str
-    arguments: str
-    chat_span: Span
-    role: str | None
     is_valid: bool
     """False: the arguments were no JSON object, so that LangChain runs nothing."""
-    is_offered: bool
-    """False: no tool of that name was in the request."""
     node: Run | None
     """The node whose model asked."""
-    has_run: bool = False
 
 
 class AskedTools:
     """Tool calls by id, the latest ones: from the model's answer until the tool has run."""
 
     def __init__(self) -> None:
-        self._asked: OrderedDict[str, AskedTool] = OrderedDict()
+        self._asked: OrderedDict[str, GraphTool] = OrderedDict()
 
-    def add(self, tool: AskedTool) -> None:
+    def add(self, tool: GraphTool) -> None:
         self._asked[tool.id] = tool
         while len(self._asked) > MOST_ASKED:
             self._asked.popitem(last=False)
 
-    def get(self, tool_call_id: str | None) -> AskedTool | None:
+    def get(self, tool_call_id: str | None) -> GraphTool | None:
         return None if tool_call_id is None else self._asked.get(tool_call_id)
 
     def clear(self) -> None:
         self._asked.clear()
 
 
-def asked_tools(response: LLMResult, chat_span: Span, run: Run) -> Iterator[AskedTool]:
+def asked_tools(response: LLMResult, chat_span: Span, run: Run) -> Iterator[GraphTool]:
     """The tool calls in the answer of a model's run."""
     node = None if run.parent is None else run.parent.host
     for generations in response.generations:
@@ -79,9 +72,12 @@ def asked_tools(response: LLMResult, chat_span: Span, run: Run) -> Iterator[Aske
             message = getattr(generation, "message", None)
             if not isinstance(message, AIMessage):
                 continue
-            for call, is_valid in [*((call, True) for call in message.tool_calls), *((call, False) for call in message.invalid_tool_calls)]:
+            for call, is_valid in [
+                *((call, True) for call in message.tool_calls),
+                *((call, False) for call in message.invalid_tool_calls),
+            ]:
                 if call["id"]:
-                    yield AskedTool(
+                    yield GraphTool(
                         id=call["id"],
                         name=call["name"] or "",
                         arguments=text_of(call["args"]),
@@ -94,14 +90,16 @@ def asked_tools(response: LLMResult, chat_span: Span, run: Run) -> Iterator[Aske
 
 
 def offered_names(invocation_params: Mapping[str, Any]) -> frozenset[str]:
-    """The names of the tools in a model's request, in OpenAI's format (`{"type": "function", "function": {"name": …}}`) or bare."""
+    """The names of the tools in a model's request, in OpenAI's format (`{"type": "function", "function": {"name": …}}`)
+    or bare."""
     tools = [tool for tool in invocation_params.get("tools") or () if isinstance(tool, Mapping)]
     described = [tool.get(str(tool.get("type")), tool) for tool in tools]
     return frozenset(str(tool.get("name")) for tool in described if isinstance(tool, Mapping))
 
 
 def answer_of(output: Any, tool_call_id: str | None) -> Any:
-    """The tool message for that call where a tool returned it inside of a command or a list, which may hold others; else the output."""
+    """The tool message for that call where a tool returned it inside of a command or a list, which may hold others;
+    else the output."""
     messages = iterate_tool_messages(output)
     return next((message for message in messages if tool_call_id is not None and message.tool_call_id == tool_call_id), output)
 
@@ -153,8 +151,4 @@ def has_structured_response(outputs: Any) -> bool:
 
 def text_of(value: Any) -> str:
     """Text as it is, the content of a message, anything else as JSON (or as Python prints it)."""
-    if isinstance(value, ToolMessage):
-        value = value.content
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return instrumentation.text_of(value.content if isinstance(value, ToolMessage) else value)

@@ -1,4 +1,5 @@
-"""LightningRL adapter for the OpenAI Agents SDK. The SDK is imported when the adapter is, so that listing plugins stays light."""
+"""LightningRL adapter for the OpenAI Agents SDK. The SDK is imported when the adapter is, so that listing plugins stays
+light."""
 
 from __future__ import annotations
 

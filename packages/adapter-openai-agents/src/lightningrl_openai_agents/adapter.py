@@ -1,4 +1,5 @@
-"""The instrumentor: wraps the runner's three entry points, the models, and the two places where a tool's exception can be seen.
+"""The instrumentor: wraps the runner's three entry points, the models, and the two places where a tool's exception can
+be seen.
 
     Runner.run / run_sync / run_streamed   opens a run; our hooks stand before the user's        who speaks, tools start and end
     Model.get_response / stream_response   a chat span, current while the request leaves         whose HTTP request this is
@@ -13,8 +14,8 @@ The SDK's tracing is not used: the user may switch it off, or replace its proces
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import wrapt
@@ -28,6 +29,7 @@ from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
 from lightningrl.call_origin import CallOrigin
+from lightningrl.instrumentation import Patches
 from lightningrl_openai_agents.hooks import RecordingHooks
 from lightningrl_openai_agents.mcp import WatchedServer
 from lightningrl_openai_agents.models import RecordedModels, model_classes
@@ -42,7 +44,7 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
 
     _recorder: Recorder | None = None
     _models: RecordedModels | None = None
-    _restores: list[Callable[[], None]]
+    _patches: Patches | None = None
 
     def instrumentation_dependencies(self) -> Collection[str]:
         return ("openai-agents >= 0.6, < 0.25",)
@@ -55,61 +57,40 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
         provider = kwargs.get("tracer_provider") or trace.get_tracer_provider()
         self._recorder = Recorder(provider.get_tracer("lightningrl_openai_agents"))
         self._models = RecordedModels(self._recorder)
-        self._restores = []
-        self._wrap(Runner, "run", self._run)
-        self._wrap(Runner, "run_sync", self._run_sync)
-        self._wrap(Runner, "run_streamed", self._run_streamed)
-        self._wrap(ToolContext, "from_agent_context", self._enter_tool)
-        self._wrap(_error_tracing, "attach_error_to_current_span", self._attach_error)
+        self._patches = Patches()
+        self._patches.wrap(Runner, "run", self._run)
+        self._patches.wrap(Runner, "run_sync", self._run_sync)
+        self._patches.wrap(Runner, "run_streamed", self._run_streamed)
+        self._patches.wrap(ToolContext, "from_agent_context", self._enter_tool)
+        self._patches.wrap(_error_tracing, "attach_error_to_current_span", self._attach_error)
         if hasattr(exceptions, "ToolTimeoutError"):
-            self._wrap(exceptions.ToolTimeoutError, "__init__", self._time_out)
-        self._wrap(MCPUtil, "invoke_mcp_tool", self._watch_mcp)
+            self._patches.wrap(exceptions.ToolTimeoutError, "__init__", self._time_out)
+        self._patches.wrap(MCPUtil, "invoke_mcp_tool", self._watch_mcp)
         self._wrap_models()
 
     def _uninstrument(self, **kwargs: Any) -> None:
-        self._recorder = self._models = None
-        while self._restores:
-            self._restores.pop()()
+        if self._patches is not None:
+            self._patches.restore()
+        self._recorder = self._models = self._patches = None
 
     # --- runs ---
 
     async def _run(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        recorder, run = self._open(args, kwargs)
-        token = recorder.running.set(run)
-        try:
+        with self._opened(args, kwargs) as (recorder, run):
             result = await wrapped(*args, **kwargs)
-        except BaseException as error:
-            recorder.close_run(run, error)
-            raise
-        finally:
-            recorder.running.reset(token)
         recorder.close_run(run, None)
         return result
 
     def _run_sync(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        recorder, run = self._open(args, kwargs)
-        token = recorder.running.set(run)
-        try:
+        with self._opened(args, kwargs) as (recorder, run):
             result = wrapped(*args, **kwargs)
-        except BaseException as error:
-            recorder.close_run(run, error)
-            raise
-        finally:
-            recorder.running.reset(token)
         recorder.close_run(run, None)
         return result
 
     def _run_streamed(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The run goes on in a task, which takes this context along."""
-        recorder, run = self._open(args, kwargs)
-        token = recorder.running.set(run)
-        try:
+        with self._opened(args, kwargs) as (recorder, run):
             result: RunResultStreaming = wrapped(*args, **kwargs)
-        except BaseException as error:
-            recorder.close_run(run, error)
-            raise
-        finally:
-            recorder.running.reset(token)
         task = getattr(result, "run_loop_task", None) or getattr(result, "_run_impl_task", None)
         if task is not None:
             task.add_done_callback(lambda done: recorder.close_run(run, None if done.cancelled() else done.exception()))
@@ -132,14 +113,23 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
         vars(result)["stream_events"] = closing
         return result
 
-    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Recorder, Run]:
+    @contextmanager
+    def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Recorder, Run]]:
+        """Open a run, which is current inside of the block and closed where that raises."""
         recorder = self._require_recorder()
         self._wrap_models()
         run = recorder.open_run(getattr(args[0] if args else kwargs.get("starting_agent"), "name", None))
         theirs = kwargs.get("hooks")
         if theirs is None or isinstance(theirs, RunHooksBase):  # anything else is a mistake that the SDK explains
             kwargs["hooks"] = RecordingHooks(recorder, run, theirs)
-        return recorder, run
+        token = recorder.running.set(run)
+        try:
+            yield recorder, run
+        except BaseException as error:
+            recorder.close_run(run, error)
+            raise
+        finally:
+            recorder.running.reset(token)
 
     # --- tools ---
 
@@ -179,19 +169,13 @@ class OpenAIAgentsAdapter(BaseInstrumentor):  # type: ignore[misc]
 
     def _wrap_models(self) -> None:
         """The models that have been defined since the last time, too."""
-        models = self._models
-        if models is None:
+        models, patches = self._models, self._patches
+        if models is None or patches is None:
             return
-        for found in model_classes():
+        for model in model_classes():
             for method, wrapper in (("get_response", models.get_response), ("stream_response", models.stream_response)):
-                if method in vars(found) and not isinstance(vars(found)[method], wrapt.FunctionWrapper):
-                    self._wrap(found, method, wrapper)
-
-    def _wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        is_own = name in vars(owner)
-        original = vars(owner)[name] if is_own else getattr(owner, name)
-        setattr(owner, name, wrapt.FunctionWrapper(original, wrapper))
-        self._restores.append(lambda: setattr(owner, name, original) if is_own else delattr(owner, name))
+                if method in vars(model) and not isinstance(vars(model)[method], wrapt.FunctionWrapper):
+                    patches.wrap(model, method, wrapper)
 
     def _require_recorder(self) -> Recorder:
         if self._recorder is None:  # a call that was under way while the adapter was switched off

@@ -15,7 +15,8 @@ __all__ = ["RecordingHooks"]
 
 
 class RecordingHooks(RunHooks[Any]):
-    """Stands in for the hooks that the user has given to the run. A hook that is not overridden here goes straight to the user's."""
+    """Stands in for the hooks that the user has given to the run. A hook that is not overridden here goes straight to
+    the user's."""
 
     def __init__(self, recorder: Recorder, run: Run, theirs: Any) -> None:
         self._recorder = recorder

@@ -1,4 +1,5 @@
-"""Every model class of the SDK, and the user's own: each call of one is a chat span, current while it waits for the answer."""
+"""Every model class of the SDK, and the user's own: each call of one is a chat span, current while it waits for the
+answer."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class RecordedModels:
     async def _stream(
         self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AsyncIterator[Any]:
-        """The consumer runs between two events, in the same context: so the call is current only while an event is awaited."""
+        """The consumer runs between two events, in the same context: so the call is current only while an event is
+        awaited."""
         chat = self._recorder.open_chat(model_name(instance), input_of(args, kwargs), handoffs_of(args, kwargs))
         items: list[Any] = []
         final: list[Any] = []

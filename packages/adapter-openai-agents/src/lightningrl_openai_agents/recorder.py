@@ -1,4 +1,5 @@
-"""Keeps the runs, starts and ends their spans, and knows who is calling a model in this context. Needs no tracing of the SDK's own."""
+"""Keeps the runs, starts and ends their spans, and knows who is calling a model in this context. Needs no tracing of
+the SDK's own."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from agents.exceptions import ModelBehaviorError
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, Status, StatusCode, Tracer
+from opentelemetry.trace import Tracer
 
 from lightningrl import conventions
 from lightningrl.call_origin import CallOrigin
+from lightningrl.instrumentation import close_tool_span, fail_span, open_chat_span, open_tool_span
 from lightningrl.types import ToolStatus
 from lightningrl_openai_agents.runs import Chat, Run, Tool
 from lightningrl_openai_agents.tools import asked_tools, field_of, hosted_tools, status_of_error, text_of
@@ -32,7 +34,8 @@ class Recorder:
         self.using: ContextVar[Tool | None] = ContextVar("lightningrl_openai_agents_tool", default=None)
 
     def call_origin(self) -> CallOrigin | None:
-        """The model call of this context; else, for a bare client in a tool, a guardrail or a hook, the agent whose turn it is."""
+        """The model call of this context; else, for a bare client in a tool, a guardrail or a hook, the agent whose
+        turn it is."""
         chat = self.calling.get()
         if chat is not None:
             context = chat.span.get_span_context()
@@ -72,7 +75,7 @@ class Recorder:
         if run.agent_span is None:
             return
         if error is not None:
-            fail(run.agent_span, type(error).__name__)
+            fail_span(run.agent_span, type(error).__name__)
         run.agent_span.end()
         run.agent_span = None
 
@@ -95,10 +98,7 @@ class Recorder:
             if run.agent is not None:
                 self.enter_agent(run, run.agent)
             agent = run.agent
-        attributes = {conventions.OPERATION_NAME: conventions.CHAT, conventions.REQUEST_MODEL: model}
-        if agent is not None:
-            attributes[conventions.AGENT_NAME] = agent
-        span = self._tracer.start_span(f"{conventions.CHAT} {model}".strip(), self._turn(run), attributes=attributes)
+        span = open_chat_span(self._tracer, model, agent, self._turn(run))
         chat = Chat(span=span, agent=agent, handoffs=frozenset(str(getattr(handoff, "tool_name", "")) for handoff in handoffs))
         if run is not None:
             run.chat = chat
@@ -108,7 +108,7 @@ class Recorder:
         """`output`: the items of the answer; None = none came."""
         run = self.running.get()
         if error is not None:
-            fail(chat.span, type(error).__name__)
+            fail_span(chat.span, type(error).__name__)
         items = tuple(output or ())
         if run is not None:
             for asked in asked_tools(items):
@@ -122,7 +122,8 @@ class Recorder:
     # --- tools ---
 
     def find_tool(self, run: Run, call_id: str | None, name: str, arguments: str) -> Tool:
-        """The tool call that the model asked for, else a new one: of a resumed run, or of a kind of tool whose calls have no id."""
+        """The tool call that the model asked for, else a new one: of a resumed run, or of a kind of tool whose calls
+        have no id."""
         found = run.tools.get(call_id or "")
         if found is not None and not found.is_settled:
             return found
@@ -138,18 +139,9 @@ class Recorder:
     def start_tool(self, tool: Tool) -> None:
         if tool.span is not None:
             return
-        attributes = {
-            conventions.OPERATION_NAME: conventions.EXECUTE_TOOL,
-            conventions.TOOL_NAME: tool.name,
-            conventions.TOOL_CALL_ARGUMENTS: tool.arguments,
-        }
-        if tool.id:
-            attributes[conventions.TOOL_CALL_ID] = tool.id
         role = tool.run.agent if tool.chat is None else tool.chat.agent
-        if role is not None:
-            attributes[conventions.AGENT_NAME] = role
-        parent = self._turn(tool.run) if tool.chat is None else trace.set_span_in_context(tool.chat.span)
-        tool.span = self._tracer.start_span(f"{conventions.EXECUTE_TOOL} {tool.name}", parent, attributes=attributes)
+        below = self._turn(tool.run) if tool.chat is None else trace.set_span_in_context(tool.chat.span)
+        tool.span = open_tool_span(self._tracer, tool.name, tool.arguments, call_id=tool.id, role=role, below=below)
 
     def settle(self, tool: Tool, result: str) -> None:
         """The tool has an outcome: what it raised says which. `result`: what the agent got, or what ended the run."""
@@ -177,11 +169,7 @@ class Recorder:
         if tool.span is None or tool.is_settled:
             return
         tool.is_settled = True
-        tool.span.set_attribute(conventions.TOOL_CALL_RESULT, result)
-        tool.span.set_attribute(conventions.TOOL_STATUS, status.value)
-        if status not in {ToolStatus.OK, ToolStatus.UNKNOWN}:
-            fail(tool.span, error_type or status.value)
-        tool.span.end()
+        close_tool_span(tool.span, status, result, error_type)
 
     def _pending_handoffs(self, run: Run) -> list[Tool]:
         return [tool for tool in run.tools.values() if tool.span is None and tool.chat is run.chat and is_handoff(tool)]
@@ -195,8 +183,8 @@ class Recorder:
             self._close_tool(pending[0], ToolStatus.INVALID_ARGUMENTS, text_of(str(error)), type(error).__name__)
 
     def _report_refused(self, run: Run, items: Iterable[Any]) -> None:
-        """The model is told the outcome of tools that never started: a guardrail of the tool, or a person, has refused them. Of handoffs
-        the SDK carries out the first alone."""
+        """The model is told the outcome of tools that never started: a guardrail of the tool, or a person, has refused
+        them. Of handoffs the SDK carries out the first alone."""
         for item in items:
             tool = run.tools.get(str(field_of(item, "call_id"))) if field_of(item, "type") == "function_call_output" else None
             if tool is not None and tool.span is None and not is_handoff(tool):
@@ -211,8 +199,3 @@ class Recorder:
 
 def is_handoff(tool: Tool) -> bool:
     return tool.chat is not None and tool.name in tool.chat.handoffs
-
-
-def fail(span: Span, error_type: str) -> None:
-    span.set_attribute(conventions.ERROR_TYPE, error_type)
-    span.set_status(Status(StatusCode.ERROR))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,23 +9,16 @@ from typing import Any, Final
 from agents import exceptions
 from pydantic import BaseModel
 
+from lightningrl import instrumentation
+from lightningrl.conventions import AskedCall
 from lightningrl.types import ToolStatus
 
-__all__ = ["AskedTool", "HostedTool", "asked_tools", "hosted_tools", "status_of_error", "text_of"]
+__all__ = ["HostedTool", "asked_tools", "hosted_tools", "status_of_error", "text_of"]
 
 HOSTED: Final = frozenset({"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call"})
 """Items of the Responses API for tools that ran at the provider."""
 RESULTS: Final = ("output", "outputs", "results", "result", "error")
 BARE: Final = frozenset({"id", "type", "status"})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AskedTool:
-    """A tool call that a model asked for."""
-
-    id: str
-    name: str
-    arguments: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,13 +32,14 @@ class HostedTool:
     status: ToolStatus
 
 
-def asked_tools(output: Iterable[Any]) -> Iterator[AskedTool]:
+def asked_tools(output: Iterable[Any]) -> Iterator[AskedCall]:
     """The calls of local tools in a model's answer, handoffs among them."""
     for item in output:
         kind = field_of(item, "type")
         if kind in {"function_call", "custom_tool_call"} and field_of(item, "call_id"):
-            arguments = field_of(item, "arguments" if kind == "function_call" else "input")
-            yield AskedTool(id=str(field_of(item, "call_id")), name=str(field_of(item, "name") or ""), arguments=text_of(arguments or ""))
+            arguments = text_of(field_of(item, "arguments" if kind == "function_call" else "input") or "")
+            call_id, name = str(field_of(item, "call_id")), str(field_of(item, "name") or "")
+            yield AskedCall(id=call_id, name=name, arguments=arguments)
 
 
 def hosted_tools(output: Iterable[Any]) -> Iterator[HostedTool]:
@@ -84,8 +77,4 @@ def field_of(item: Any, name: str) -> Any:
 
 def text_of(value: Any) -> str:
     """Text as it is, anything else as JSON (or as Python prints it)."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, BaseModel):
-        return value.model_dump_json()
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return value.model_dump_json() if isinstance(value, BaseModel) else instrumentation.text_of(value)

@@ -5,9 +5,10 @@
     with tool("search", {"q": "x"}, id=call.id) as seen:  of one tool
         seen.result = search("x")
 
-In a worker, reports are kept with the rollout and handed in before its result. In a process that the agent has started (forked, or its
-`OPENAI_BASE_URL` is the attempt's), each is posted at once. Anywhere else they are no rollout's: a line in the log, nothing more, so
-that the same agent serves in production. Other languages: `POST $OPENAI_BASE_URL/rewards` and `…/tool_calls`.
+In a worker, reports are kept with the rollout and handed in before its result. In a process that the agent has started
+(forked, or its `OPENAI_BASE_URL` is the attempt's), each is posted at once. Anywhere else they are no rollout's: a line
+in the log, nothing more, so that the same agent serves in production. Other languages: `POST $OPENAI_BASE_URL/rewards`
+and `…/tool_calls`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from typing import Any, Final
 
 from lightningrl.types import ToolStatus
 from lightningrl_client.attribution.redirect import installed_redirection
-from lightningrl_client.attribution.report import Report
 from lightningrl_client.attribution.role import current_role, role
+from lightningrl_client.attribution.scope import Report
 
 __all__ = ["ToolOutcome", "report_reward", "role", "tool"]
 
@@ -40,8 +41,9 @@ logger = logging.getLogger(__name__)
 def report_reward(name: str, value: float | None, *, call: str | None = None) -> None:
     """Report a reward under `name`: of the rollout, or of the model call whose answer has the id `call` (`reply.id`).
 
-    The last value of a name stands; None = nobody scored it. A recipe takes the rollout's with `use = "reported"`; those of calls with
-    an intermediate reward of that `use`, which turn-wise credit reads. Raises ValueError for a value that is no finite number.
+    The last value of a name stands; None = nobody scored it. A recipe takes the rollout's with `use = "reported"`;
+    those of calls with an intermediate reward of that `use`, which turn-wise credit reads. Raises ValueError for a
+    value that is no finite number.
     """
     if not name or not isinstance(name, str):
         raise ValueError(f"reward name {name!r} is no name; give a text such as 'format'")
@@ -66,8 +68,9 @@ class ToolOutcome:
 def tool(name: str, arguments: Any = None, *, id: str | None = None, call: str | None = None) -> Iterator[ToolOutcome]:  # noqa: A002
     """Report one invocation of a tool: its arguments, result, status, time, and the role around it.
 
-    `id` is the model's tool-call id, which says what call asked for it; where the model's answer is no tool call (a query in its text),
-    `call` is that answer's id. An exception that leaves the block makes it `error` (`timeout` for a TimeoutError) and goes on its way.
+    `id` is the model's tool-call id, which says what call asked for it; where the model's answer is no tool call (a
+    query in its text), `call` is that answer's id. An exception that leaves the block makes it `error` (`timeout` for a
+    TimeoutError) and goes on its way.
     """
     outcome = ToolOutcome()
     started = time.perf_counter()
@@ -97,7 +100,11 @@ def _report(report: Report) -> None:
     if redirection is not None:
         rollout = redirection.scope.current()
         if rollout is None:
-            logger.warning("%s: no rollout runs here, so nobody gets %s; report from the agent's own context", report.path, report.body)
+            logger.warning(
+                "%s: no rollout runs here, so nobody gets %s; report from the agent's own context",
+                report.path,
+                report.body,
+            )
         elif os.getpid() != redirection.pid:  # forked by the agent: nobody hands in what is kept here
             _post(redirection.server_url + rollout.base_path, rollout.key, report)
         else:

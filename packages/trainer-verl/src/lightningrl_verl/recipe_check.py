@@ -87,7 +87,7 @@ def check_machine(settings: Settings) -> None:
         if settings.device == "cpu" or not has_gpu():
             raise BackendError(
                 "backend 'verl' found no GPU; run where there is one, name a Ray cluster in backends.verl.address, use backend 'torch', "
-                "or, for tests, install packages/verl-cpu of the source tree"
+                "or, for tests, install packages/trainer-verl/cpu of the source tree"
             )
         _check_gpus(settings)
     check_companions(settings)

@@ -1,6 +1,6 @@
-"""Whose call it is: what a worker process sees of its agent.
+"""Attribution: the agent's calls in a worker process, and the rollout that each belongs to.
 
-agent ─► SDK ─► httpx/requests/aiohttp `send`  ──(redirect)──►  {server}/rollouts/{id}/attempts/{n}/v1/…
-          │                   ▲              with its key (scope), its role (origin, role), an id that its retries share (call_ids)
-          └─► adapter ────────┘ call_origin(): agent name, span id
+agent ─► SDK ─► httpx/requests/aiohttp `send` ──(redirect)──► {server}/rollouts/{id}/attempts/{n}/v1/…
+          │                  ▲            with its key (scope), role (call_origin, role), an id that its retries share
+          └─► adapter ───────┘ call_origin(): agent name, span id                                           (call_ids)
 """

@@ -4,8 +4,9 @@
         with role("writer"):
             client.chat.completions.create(…)      ─►  the call's role is `team/writer`
 
-It follows the context: awaited functions, tasks that are started inside, `ThreadPoolExecutor.submit`, `asyncio.to_thread`. A bare
-`threading.Thread` starts without one. Where an adapter names the call as well, the role is this one, and the span the adapter's.
+It follows the context: awaited functions, tasks that are started inside, `ThreadPoolExecutor.submit`,
+`asyncio.to_thread`. A bare `threading.Thread` starts without one. Where an adapter names the call as well, the role is
+this one, and the span the adapter's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _role: ContextVar[str | None] = ContextVar("lightningrl_role", default=None)
 
 @contextmanager
 def role(name: str) -> Iterator[None]:
-    """Name the role of every model call and tool inside; nested names are joined by `/`. Outside of a rollout nothing happens.
+    """Name the role of every model call and tool inside; nested names are joined by `/`. Outside of a rollout nothing
+    happens.
 
     Raises ValueError for an empty name.
     """

@@ -1,8 +1,9 @@
-"""Which rollout is running here: the question that each model call and each span asks.
+"""The rollout that runs here, which each model call and each span asks for.
 
-*Exclusive* (one rollout at a time in the process): the process has a current rollout, whatever thread or runtime the agent uses.
-*Concurrent*: each context has its own. In both, a context that outlived its rollout (a task that the agent left behind) has none. Only a
-bare thread that outlives its rollout in an exclusive process cannot be told from one of the next; see `ThreadWatch`.
+*Exclusive* (one rollout at a time in the process): the process has a current rollout, whatever thread or runtime the
+agent uses. *Concurrent*: each context has its own. In both, a context that outlived its rollout (a task that the agent
+left behind) has none. Only a bare thread that outlives its rollout in an exclusive process cannot be told from one of
+the next; see `ThreadWatch`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,24 @@ from collections.abc import Iterator
 from concurrent.futures import thread as executors
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightningrl_client.attribution.call_ids import CallLedger
-from lightningrl_client.attribution.report import Report
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["ActiveRollout", "RolloutScope", "ThreadWatch"]
+__all__ = ["ActiveRollout", "Report", "RolloutScope", "ThreadWatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A report of an agent on its rollout: one `POST {base URL}/{path}`."""
+
+    path: Literal["rewards", "tool_calls"]
+    body: dict[str, Any]
+    """JSON"""
 
 
 class ActiveRollout:
@@ -37,7 +47,7 @@ class ActiveRollout:
         self.spans: list[ReadableSpan] = []
         """Ended spans, in order of their end."""
         self.reports: list[Report] = []
-        """Of the agent's own, to be handed in before its result."""
+        """The agent's own reports, to be handed in before its result."""
         self.connection_errors: list[BaseException] = []
         """Calls that the gateway did not answer."""
         self.unseen_hosts: set[str] = set()
@@ -64,7 +74,7 @@ class RolloutScope:
         return None if rollout is None or rollout.is_over else rollout
 
     def is_within(self) -> bool:
-        """Whether the caller's context was given a rollout, be it over or not."""
+        """True if the caller's context was given a rollout, be it over or not."""
         return self._context.get() is not None
 
     def why_none(self) -> str:
@@ -84,7 +94,7 @@ class RolloutScope:
 
     @contextmanager
     def entered(self, rollout: ActiveRollout) -> Iterator[ActiveRollout]:
-        """Make `rollout` the current one; afterwards it is over for good, in contexts that were copied from this one as well."""
+        """Make `rollout` the current one; afterwards it is over for good, in copies of this context too."""
         if self.exclusive and self._process is not None:
             raise RuntimeError(f"cannot enter {rollout!r}: {self._process!r} is running in this exclusive process; run one at a time")
         token = self._context.set(rollout)
@@ -99,7 +109,7 @@ class RolloutScope:
 
 
 class ThreadWatch:
-    """The bare threads that a rollout starts and leaves running: what they ask later is recorded under the rollouts that follow.
+    """Bare threads that a rollout starts and leaves running: their later calls are recorded under the next rollouts.
 
     An executor's threads are none of them: each of their jobs knows its rollout.
     """
@@ -110,4 +120,5 @@ class ThreadWatch:
     def left_behind(self) -> list[str]:
         """Names of those that were started since, and still run."""
         of_executors: set[threading.Thread] = set(executors._threads_queues)
-        return sorted(thread.name for thread in threading.enumerate() if thread not in self._before and thread not in of_executors)
+        bare = set(threading.enumerate()) - self._before - of_executors
+        return sorted(thread.name for thread in bare)

@@ -1,4 +1,5 @@
-"""A worker's line to the server: one kept-alive connection, blocking, standard library only, patient while the server restarts."""
+"""A worker's line to the server: one kept-alive connection, blocking, standard library only, patient while the server
+restarts."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from lightningrl.control.repeats import TRY_AGAIN, Repeats, read_sentence, readi
 from lightningrl.errors import ServerError
 from lightningrl.records import Lease
 from lightningrl.types import Outcome
-from lightningrl_client.attribution.report import Report
+from lightningrl_client.attribution.scope import Report
 
 __all__ = ["ControlClient", "RefusedError"]
 
@@ -75,11 +76,12 @@ class ControlClient:
         return wire.decode(self._send(path, wire.encode(beat), JSON, key=self._worker_key, wait_s=beat.wait_s), Orders)
 
     def report(self, lease: Lease, report: Result) -> Lease | None:
-        """Hand in the attempt's result; the next lease, where the report asks for one and there is one. The first report of an attempt
-        counts.
+        """Hand in the attempt's result; the next lease, where the report asks for one and there is one. The first
+        report of an attempt counts.
 
-        It is shown the attempt's own key. A result that the server cannot take, whatever is wrong with it, is a failure of the agent's: it
-        is told the server's sentence. Spans that it cannot take are not: they are a view on the rollout.
+        It is shown the attempt's own key. A result that the server cannot take, whatever is wrong with it, is a failure
+        of the agent's: it is told the server's sentence. Spans that it cannot take are not: they are a view on the
+        rollout.
         """
         if report.then is not None:
             report = structs.replace(report, then=structs.replace(report.then, key=self._worker_key))

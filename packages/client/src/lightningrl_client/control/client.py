@@ -35,17 +35,21 @@ class ServerClient:
     """Talks to one server. Make it and use it on one event loop."""
 
     def __init__(self, base_url: str, key: str, *, patience_s: float = 60.0, timeout_s: float = 60.0) -> None:
-        """`key` is the run key, or a scoped one for its own attempt. While the server cannot be reached, requests are repeated for
-        `patience_s`."""
+        """`key` is the run key, or a scoped one for its own attempt. While the server cannot be reached, requests are
+        repeated for `patience_s`."""
         self._url = base_url.rstrip("/")
         self._patience_s = patience_s
         self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(
             base_url=self._url,
-            headers={"authorization": f"Bearer {check_key(key, 'the key to the server')}", "content-type": "application/json"},
+            headers={
+                "authorization": f"Bearer {check_key(key, 'the key to the server')}",
+                "content-type": "application/json",
+            },
             timeout=timeout_s,
             trust_env=False,
-            verify=base_url.startswith("https:"),  # to read certificates that nobody asks for takes tens of milliseconds
+            # to read certificates that nobody asks for takes tens of milliseconds
+            verify=base_url.startswith("https:"),
         )
 
     async def __aenter__(self) -> Self:
@@ -130,7 +134,13 @@ class ServerClient:
         return await self.ask(api.LEASE, body, wait_s=wait_s, repeat=False)
 
     async def finish_attempt(
-        self, rollout_id: str, attempt: int, outcome: Outcome, output: Any = None, error: str | None = None, duration_s: float = 0.0
+        self,
+        rollout_id: str,
+        attempt: int,
+        outcome: Outcome,
+        output: Any = None,
+        error: str | None = None,
+        duration_s: float = 0.0,
     ) -> RolloutState:
         body = api.Result(outcome=outcome, output=output, error=error, duration_s=duration_s)
         return (await self.ask(api.RESULT, body, rid=rollout_id, n=attempt)).state

@@ -1,4 +1,5 @@
-"""Finds the user's agent, by `"agent.py:answer"`, `"package.module:function"` or the object itself, and sees how to call it."""
+"""Finds the user's agent, by `"agent.py:answer"`, `"package.module:function"` or the object itself, and sees how to
+call it."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def check_agent_file(recipe: Recipe) -> None:
 
 
 def load_agent(agent: str | Callable[..., Any], base_dir: Path | str = ".") -> LoadedAgent:
-    """Import what `agent` names. Raises ConfigError, with one sentence, if it is not there, cannot be imported, or is no agent."""
+    """Import what `agent` names. Raises ConfigError, with one sentence, if it is not there, cannot be imported, or is
+    no agent."""
     found = load_callable(agent, base_dir) if isinstance(agent, str) else agent
     name = agent if isinstance(agent, str) else getattr(agent, "__qualname__", type(agent).__name__)
     if inspect.isclass(found):

@@ -62,8 +62,9 @@ class Attempt:
         return self._has_ended
 
     def revoke(self) -> bool:
-        """Stop the agent, because the attempt was taken away. False = it cannot be stopped from inside: it is not on the loop. One that
-        has ended needs no stopping: the server may know of it already while a heartbeat is on its way."""
+        """Stop the agent, because the attempt was taken away. False = it cannot be stopped from inside: it is not on
+        the loop. One that has ended needs no stopping: the server may know of it already while a heartbeat is on its
+        way."""
         with self._lock:
             if self._has_ended:
                 return True
@@ -90,7 +91,8 @@ class Attempt:
         finally:
             with self._lock:
                 self._task = None
-            if self._is_revoked or limit.expired():  # what it runs in threads goes on, and the next would wait for a free one
+            # what it runs in threads goes on, and the next would wait for a free one
+            if self._is_revoked or limit.expired():
                 asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
 
     def _report(self, error: BaseException, duration_s: float, *, is_in_thread: bool) -> Result:

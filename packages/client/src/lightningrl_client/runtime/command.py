@@ -44,11 +44,11 @@ def command_agent(
 ) -> Callable[[Any], Coroutine[Any, Any, Any]]:
     """An agent that runs `command` once for each rollout; relative paths are seen from the recipe's folder.
 
-    The output is the last line on stdout that is not blank: read as JSON where it is an object, a list or a quoted string,
-    else taken as the text it is. When the rollout's time is over, it is cancelled or this process dies, the program is
-    killed with all that it started, as long as that stays in its process group; the rest ends with the worker at the
-    latest. `environment` is added to the worker's. `telemetry` False = without the variables by which OpenTelemetry's
-    exporters send the program's spans to its attempt. Raises ConfigError for an empty command.
+    The output is the last line on stdout that is not blank: read as JSON where it is an object, a list or a quoted
+    string, else taken as the text it is. When the rollout's time is over, it is cancelled or this process dies, the
+    program is killed with all that it started, as long as that stays in its process group; the rest ends with the
+    worker at the latest. `environment` is added to the worker's. `telemetry` False = without the variables by which
+    OpenTelemetry's exporters send the program's spans to its attempt. Raises ConfigError for an empty command.
     """
     if not command or not all(isinstance(part, str) and part for part in command):
         raise ConfigError(f"command_agent{command!r} names no program; write command_agent('node', 'agent.mjs')")
@@ -83,7 +83,8 @@ def command_agent(
 
 def read_output(command: str, status: int | None, output: str, errors: str) -> Any:
     """The answer of a program that has ended. Raises CommandFailed with the ends of its stderr and its stdout."""
-    lines = [line for line in re.split(r"[\r\n]", output) if line.strip()]  # U+2028 and its like may stand in a JSON text
+    # U+2028 and its like may stand in a JSON text
+    lines = [line for line in re.split(r"[\r\n]", output) if line.strip()]
     if status != 0 or not lines:
         what = "said nothing on stdout; print the answer as its last line"
         if status != 0:
@@ -101,8 +102,8 @@ def read_output(command: str, status: int | None, output: str, errors: str) -> A
 
 
 def _attempt_environment(given: Mapping[str, str], *, telemetry: bool) -> tuple[dict[str, str], str | None]:
-    """Variables with the attempt's own address and key, also where several attempts run in this worker; and that key. Outside of an
-    attempt, what is `given` is left."""
+    """Variables with the attempt's own address and key, also where several attempts run in this worker; and that key.
+    Outside of an attempt, what is `given` is left."""
     redirection = installed_redirection()
     rollout = None if redirection is None else redirection.scope.current()
     if redirection is None or rollout is None:
@@ -120,7 +121,8 @@ def _guarded(group: int) -> Iterator[None]:
     """
     shell = ("/bin/sh", "-c", GUARD, "sh", str(group))
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # no shell in this container: programs end with their rollouts, or the worker
+        # no shell in this container: programs end with their rollouts, or the worker
+        with contextlib.suppress(OSError):
             guard = stack.enter_context(subprocess.Popen(shell, stdin=subprocess.PIPE, env={}, process_group=0))
             stack.callback(guard.kill)
         yield

@@ -22,7 +22,13 @@ class Heart:
     """Beats three times per lease. An order to stop is heard at once: the server holds the beat until there is one."""
 
     def __init__(
-        self, client: ControlClient, worker_id: str, *, lease_s: float, on_stop: Callable[[], None], on_revoked: Callable[[Attempt], None]
+        self,
+        client: ControlClient,
+        worker_id: str,
+        *,
+        lease_s: float,
+        on_stop: Callable[[], None],
+        on_revoked: Callable[[Attempt], None],
     ) -> None:
         """The client becomes the heart's own."""
         self._client = client

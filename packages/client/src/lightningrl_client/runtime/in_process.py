@@ -1,11 +1,12 @@
-"""Workers in threads of this process, for an agent that no other process can import: a notebook's cell, a closure, an instance.
+"""Workers in threads of this process, for an agent that no other process can import: a notebook's cell, a closure, an
+instance.
 
 WorkerPool ─► ThreadLauncher ─► ThreadWorker ─► the leases, gateway, attribution and traces of a worker process
 
-A thread cannot be killed. An agent that does not stop at its time limit is left to itself: its attempt is a `timeout`, what it asks from
-then on is refused, and another worker goes on in its place; after `MOST_LEFT` of them the run stops. An agent that ends its process
-(`os._exit`, a crash) ends the run, what it prints goes where the run prints, and model calls of its bare threads are nobody's: they go
-where its client sends them.
+A thread cannot be killed. An agent that does not stop at its time limit is left to itself: its attempt is a `timeout`,
+what it asks from then on is refused, and another worker goes on in its place; after `MOST_LEFT` of them the run stops.
+An agent that ends its process (`os._exit`, a crash) ends the run, what it prints goes where the run prints, and model
+calls of its bare threads are nobody's: they go where its client sends them.
 """
 
 from __future__ import annotations
@@ -58,10 +59,15 @@ class ThreadLauncher:
         """Of the environment, as they were."""
 
     async def start(self, count: int, plan: WorkerPlan) -> None:
-        """One worker that runs as many attempts at a time as `count` would: so async agents share an event loop, and clients in it."""
+        """One worker that runs as many attempts at a time as `count` would: so async agents share an event loop, and
+        clients in it."""
         self._settings = replace(plan.settings, concurrency=count * plan.settings.concurrency)
         wanted = worker_environment(plan.settings.server_url, os.environ)
-        names = ["NO_PROXY", "no_proxy", *(name for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if name not in os.environ)]
+        names = [
+            "NO_PROXY",
+            "no_proxy",
+            *(name for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if name not in os.environ),
+        ]
         self._variables = {name: os.environ.get(name) for name in names}
         os.environ.update({name: wanted[name] for name in names})  # a client asks for a key when it is made
         self._place = Workplace.open(self._settings, self._agent)
@@ -124,7 +130,11 @@ class ThreadWorker(Worker):
     """A worker that is not alone in its process."""
 
     def __init__(
-        self, settings: WorkerSettings, place: Workplace, on_left: Callable[[ThreadWorker], None], on_end: Callable[[], None]
+        self,
+        settings: WorkerSettings,
+        place: Workplace,
+        on_left: Callable[[ThreadWorker], None],
+        on_end: Callable[[], None],
     ) -> None:
         """`on_left(worker)`: an attempt did not stop; `on_end()`: an attempt ended, late or not."""
         super().__init__(settings, place)
@@ -169,7 +179,8 @@ class ThreadWorker(Worker):
             self._on_end()
 
     def _revoke(self, attempt: Attempt) -> None:
-        """An agent that cannot be stopped goes on until its time limit; what it asks is refused, for the attempt is over."""
+        """An agent that cannot be stopped goes on until its time limit; what it asks is refused, for the attempt is
+        over."""
         attempt.rollout.is_over = True
         attempt.revoke()
 

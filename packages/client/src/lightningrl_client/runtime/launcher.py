@@ -41,8 +41,8 @@ class WorkerLauncher(Protocol):
     """Has workers run somewhere."""
 
     async def start(self, count: int, plan: WorkerPlan) -> None:
-        """Have `count` workers run, in one or more `Supervisor`s whose names begin with the plan's `worker_id`. Raises ConfigError or
-        WorkerPoolError where that cannot be; what fails later a supervisor tells the server."""
+        """Have `count` workers run, in one or more `Supervisor`s whose names begin with the plan's `worker_id`. Raises
+        ConfigError or WorkerPoolError where that cannot be; what fails later a supervisor tells the server."""
         ...
 
     async def stop(self, grace_s: float) -> None:

@@ -1,4 +1,5 @@
-"""A run's workers as trainer and command line hold them: started by a launcher, wherever it is, known by what the server says of them.
+"""A run's workers as trainer and command line hold them: started by a launcher, wherever it is, known by what the
+server says of them.
 
 WorkerPool ─ start, stop ─► WorkerLauncher ─► Supervisor ─► workers ─ ready, failed, lost ─► server ─► WorkerPool
 """
@@ -55,10 +56,10 @@ class WorkerPool:
         lease_wait_s: float = 10.0,
         patience_s: float = 60.0,
     ) -> None:
-        """`key` is the run's or a worker's; workers get a worker's in any case. `environment` is added to that of the workers' machine,
-        less the variables that are `withheld`;
-        `base_urls` are the agent's model endpoints beside the hosts of the `dialects`; `launcher` says where workers run, None = as
-        processes of this machine. Raises ConfigError.
+        """`key` is the run's or a worker's; workers get a worker's in any case. `environment` is added to that of the
+        workers' machine, less the variables that are `withheld`; `base_urls` are the agent's model endpoints beside the
+        hosts of the `dialects`; `launcher` says where workers run, None = as processes of this machine. Raises
+        ConfigError.
         """
         for name, value in (("workers", workers), ("concurrency", concurrency)):
             if value < 1:
@@ -89,7 +90,8 @@ class WorkerPool:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Have the workers started; returns when the first has imported the agent. Raises ConfigError or WorkerPoolError."""
+        """Have the workers started; returns when the first has imported the agent. Raises ConfigError or
+        WorkerPoolError."""
         self._tasks = [asyncio.create_task(self._launch()), asyncio.create_task(self._watch())]
         await self._until(self._first_ready)
 
@@ -102,7 +104,8 @@ class WorkerPool:
         await self._until(self._ended)
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Take no more work, give running attempts `grace_s` to finish, then kill. What is killed is given back: others run it."""
+        """Take no more work, give running attempts `grace_s` to finish, then kill. What is killed is given back: others
+        run it."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -3,8 +3,8 @@
     subprocess.Popen (asyncio and anyio use it)    its `env`            ┐ the attempt's address and key, in the place of
     multiprocessing, `spawn` and `forkserver`      what the child reads ┘ those that the process has; a forked child has our patches
 
-An environment of the caller's own that names neither an address nor a key of an API is left as it is, and so is one that names an address
-elsewhere: what its author left out stays out.
+An environment of the caller's own that names neither an address nor a key of an API is left as it is, and so is one
+that names an address elsewhere: what its author left out stays out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def programs_attributed(redirection: Redirection) -> Iterator[None]:
 
     def start(wrapped: Callable[..., None], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = args[PLACE] if len(args) > PLACE else kwargs.get("env")
-        inherited = {} if redirection.scope.exclusive else os.environ  # an exclusive process has the variables of its rollout
+        # an exclusive process has the variables of its rollout
+        inherited = {} if redirection.scope.exclusive else os.environ
         before = inherited if given is None else given
         if isinstance(before, Mapping):  # else Popen says what is wrong with it
             ours = attempt_variables(redirection, before)
@@ -64,8 +65,8 @@ def programs_attributed(redirection: Redirection) -> Iterator[None]:
 
 
 def attempt_variables(redirection: Redirection, given: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which a program with the environment `given` finds the attempt that runs here; none outside of a rollout, and none
-    of an API that `given` says nothing of, or whose address is elsewhere."""
+    """The variables by which a program with the environment `given` finds the attempt that runs here; none outside of a
+    rollout, and none of an API that `given` says nothing of, or whose address is elsewhere."""
     rollout = redirection.scope.current()
     if rollout is None or (redirection.is_guest and not redirection.scope.is_within()):
         return {}

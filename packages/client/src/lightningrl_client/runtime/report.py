@@ -1,6 +1,7 @@
 """How an attempt ended, and how an exception becomes an outcome.
 
-What an agent returns or raises may be anything: what leaves here is text without lone surrogates, and JSON of a bounded size and depth.
+What an agent returns or raises may be anything: what leaves here is text without lone surrogates, and JSON of a bounded
+size and depth.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _OF_THREAD: Final = re.compile(
     r"|_thread\._local|LookupError: <ContextVar|thread[- ]local|no[tn][- ]thread-?safe",
     re.IGNORECASE,
 )
-"""Signals, SQLite, event loops, GUIs, greenlets (Playwright's sync API), and values that were set in the main thread alone."""
+"""Signals, SQLite, event loops, GUIs, greenlets (Playwright's sync API), and values that were set in the main thread
+alone."""
 
 
 def report_output(output: Any, *, agent: str, duration_s: float) -> Result:
@@ -65,8 +67,9 @@ def as_json(output: Any) -> Any:
 
 
 def report_exception(error: BaseException, rollout: ActiveRollout, *, duration_s: float, is_in_thread: bool = False) -> Result:
-    """Whose failure it is: the gateway's (unreachable, 503, a store that keeps nothing), the context's length, or else the agent's.
-    `is_in_thread`: a sync agent ran in another thread than the main one, which what it raised may come of."""
+    """Whose failure it is: the gateway's (unreachable, 503, a store that keeps nothing), the context's length, or else
+    the agent's. `is_in_thread`: a sync agent ran in another thread than the main one, which what it raised may come
+    of."""
     try:
         outcome = outcome_of(error, rollout)
     except BaseException:  # noqa: BLE001  an exception is the agent's code as well, whatever its attributes raise
@@ -101,7 +104,8 @@ def is_context_overflow(error: BaseException) -> bool:
         return True
     if CONTEXT_CODE in str(error):
         return True
-    text = getattr(getattr(error, "response", None), "_content", b"")  # httpx and requests: the answer's body, if it was read
+    # httpx and requests: the answer's body, if it was read
+    text = getattr(getattr(error, "response", None), "_content", b"")
     return isinstance(text, bytes) and CONTEXT_CODE.encode() in text
 
 

@@ -1,4 +1,5 @@
-"""Keeps N workers of this machine alive. `lightningrl train` and `lightningrl work` have one; over Ray every node has one.
+"""Keeps N workers of this machine alive. `lightningrl train` and `lightningrl work` have one; over Ray every node has
+one.
 
 spawn ─► attempts … ─┬─ an attempt overran ──► kill, report `timeout` ──────────────┐
   ▲                  └─ the process ended ───► report `infrastructure_error`, pause ─┤
@@ -101,7 +102,8 @@ class Supervisor:
         self._running = asyncio.create_task(self._run(), name=f"supervisor {self._name}")
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more work, give running attempts `grace_s` to finish, then kill. What is killed is given back: others run it."""
+        """Take no more work, give running attempts `grace_s` to finish, then kill. What is killed is given back: others
+        run it."""
         self._stopping.set()
         settings = self._settings
         until = time.monotonic() + grace_s
@@ -135,7 +137,8 @@ class Supervisor:
         seen = 0
         while True:
             soonest = min(
-                (held.deadline for life in self._living.values() for held in life.held.values()), default=time.monotonic() + LOOK_S
+                (held.deadline for life in self._living.values() for held in life.held.values()),
+                default=time.monotonic() + LOOK_S,
             )
             found = await self._look(seen, min(LOOK_S, max(0.05, soonest - time.monotonic())))
             seen = found.version
@@ -154,8 +157,8 @@ class Supervisor:
         return found
 
     def _note(self, life: _Life, found: api.Workers) -> None:
-        """What the process runs. A process that is not ready runs nothing: what is listed was its predecessor's. Of one that a restarted
-        server does not know yet, what was known is kept."""
+        """What the process runs. A process that is not ready runs nothing: what is listed was its predecessor's. Of one
+        that a restarted server does not know yet, what was known is kept."""
         record = _record(life, found)
         life.was_ready = life.was_ready or (record is not None and record.state is WorkerState.READY)
         self._has_been_ready = self._has_been_ready or life.was_ready
@@ -211,7 +214,9 @@ class Supervisor:
             for held in overdue:
                 limit_s = held.deadline - held.started_at
                 await self._report(
-                    [held], Outcome.TIMEOUT, f"the agent ran longer than its time limit of {limit_s:g} s; its worker was killed"
+                    [held],
+                    Outcome.TIMEOUT,
+                    f"the agent ran longer than its time limit of {limit_s:g} s; its worker was killed",
                 )
             if len(life.held) > len(overdue):  # a slot's id goes on after a slash: `w-1/` is none of `w-10`
                 why = "ran longer than its time limit" if life.is_overdue else "was cancelled"
@@ -259,7 +264,8 @@ async def tell_failure(client: ServerClient, name: str, error: Exception) -> Non
 
 
 async def give_back(client: ServerClient, prefix: str, reason: str = "the worker pool was stopped") -> None:
-    """Have others run what workers of this prefix did not finish, uncharged. Also what they were leased and never received."""
+    """Have others run what workers of this prefix did not finish, uncharged. Also what they were leased and never
+    received."""
     try:
         await client.ask(api.INTERRUPT_WORKERS, api.InterruptWorkers(prefix=prefix, reason=reason))
     except ServerError as problem:

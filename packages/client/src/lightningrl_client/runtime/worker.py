@@ -4,8 +4,8 @@
     stdout, stderr   the log, with everything the agent prints
     HTTP     how it is, leases, results; the answer to a beat says that it is to stop
 
-Exclusive (concurrency 1): the agent runs in the main thread, async agents on one long-lived loop there. Otherwise each slot is a
-thread; async agents share a loop in the main thread.
+Exclusive (concurrency 1): the agent runs in the main thread, async agents on one long-lived loop there. Otherwise each
+slot is a thread; async agents share a loop in the main thread.
 """
 
 from __future__ import annotations
@@ -62,12 +62,16 @@ class Workplace:
 
     @classmethod
     def open(cls, settings: WorkerSettings, agent: Callable[..., Any] | None = None) -> Workplace:
-        """Patch the process and load the agent. `agent`: an object of this process, which is not the agent's alone then. Raises
-        LightningError."""
+        """Patch the process and load the agent. `agent`: an object of this process, which is not the agent's alone
+        then. Raises LightningError."""
         is_guest = agent is not None
         scope = RolloutScope(exclusive=settings.concurrency == 1 and not is_guest)
         redirection = Redirection(
-            server_url=settings.server_url, scope=scope, base_urls=settings.base_urls, dialects=settings.dialects, is_guest=is_guest
+            server_url=settings.server_url,
+            scope=scope,
+            base_urls=settings.base_urls,
+            dialects=settings.dialects,
+            is_guest=is_guest,
         )
         with contextlib.ExitStack() as patches:
             redirection.install()
@@ -107,7 +111,11 @@ class Worker:
         self._heart = Heart(self._client(), settings.worker_id, lease_s=settings.lease_s, on_stop=self.stop, on_revoked=self._revoke)
         self._heart.say(WorkerState.STARTING)
         self._place = place or Workplace.open(settings)
-        self._agent, self._telemetry, self._scope = self._place.agent, self._place.telemetry, self._place.redirection.scope
+        self._agent, self._telemetry, self._scope = (
+            self._place.agent,
+            self._place.telemetry,
+            self._place.redirection.scope,
+        )
         self._heart.grace_s = ASYNC_GRACE_S if self._agent.is_async else 0.0
 
     def run(self) -> int:
@@ -174,7 +182,8 @@ class Worker:
                     return
                 finally:
                     self._waiting.discard(client)
-                if lease is not None and self._stopping.is_set():  # its line was cut, perhaps, when it had just been leased this
+                # its line was cut, perhaps, when it had just been leased this
+                if lease is not None and self._stopping.is_set():
                     client.close()
                     client = self._client()
             if lease is not None:
@@ -198,7 +207,8 @@ class Worker:
             with self._scope.entered(rollout), self._surroundings(rollout):
                 report = attempt.run(self._agent, self._run_on_loop)
             if os.getpid() != self._pid:
-                os._exit(1)  # a process that the agent has forked, and whose work ended where the agent's did, is no worker
+                # a process that the agent has forked, and whose work ended where the agent's did, is no worker
+                os._exit(1)
             left = self._warn_of_threads(rollout, threads)
             report = self._hand_in(attempt, client) or report
             if left:
@@ -213,7 +223,8 @@ class Worker:
             self._heart.remove(attempt)
 
     def _warn_of_threads(self, rollout: ActiveRollout, threads: ThreadWatch) -> list[str]:
-        """Their names. Where the process is the rollout's, nothing tells a thread that it left behind from one of the next rollout's."""
+        """Their names. Where the process is the rollout's, nothing tells a thread that it left behind from one of the
+        next rollout's."""
         names = threads.left_behind() if self._scope.exclusive else []
         if names:
             logger.warning(
@@ -226,7 +237,8 @@ class Worker:
         return names
 
     def _hand_in(self, attempt: Attempt, client: ControlClient) -> Result | None:
-        """Hand in what the agent reported; a failure where it is not taken, the agent's if it is wrong: of a call that never was, say."""
+        """Hand in what the agent reported; a failure where it is not taken, the agent's if it is wrong: of a call that
+        never was, say."""
         try:
             for one in attempt.rollout.reports:
                 client.hand_in(attempt.lease, one)
@@ -258,19 +270,22 @@ class Worker:
         async def run() -> tuple[Any, BaseException | None]:
             try:
                 return await awaitable, None
-            except (KeyboardInterrupt, SystemExit) as error:  # raised by a task, they end the loop, which is not only this agent's
+            except (KeyboardInterrupt, SystemExit) as error:
+                # raised by a task, they end the loop, which is not only this agent's
                 return None, error
 
         if self._shared_loop is None:
             output, error = self._runner.run(run(), context=contextvars.copy_context())
         else:
-            output, error = asyncio.run_coroutine_threadsafe(run(), self._shared_loop).result()  # carries this thread's context along
+            # carries this thread's context along
+            output, error = asyncio.run_coroutine_threadsafe(run(), self._shared_loop).result()
         if error is not None:
             raise error
         return output
 
     def _revoke(self, attempt: Attempt) -> None:
-        """In the heart's thread. An agent that cannot be stopped ends with its process; the supervisor starts another."""
+        """In the heart's thread. An agent that cannot be stopped ends with its process; the supervisor starts
+        another."""
         if attempt.revoke():
             return
         client = self._client()

@@ -49,7 +49,8 @@ class WorkerProcess:
 
     @classmethod
     def spawn(cls, settings: WorkerSettings, environment: Mapping[str, str], log: Path | None) -> Self:
-        """Start it in a session of its own, so that it and its children can be killed together; it dies with this process.
+        """Start it in a session of its own, so that it and its children can be killed together; it dies with this
+        process.
 
         What it prints is appended to `log`; None = goes to our own stderr. Raises OSError.
         """
@@ -95,7 +96,8 @@ class WorkerProcess:
     def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
         """In a thread: wait for the worker's end, and kill what it leaves behind.
 
-        Group and session have the worker's pid. While the worker has not been reaped, no other process can have that id.
+        Group and session have the worker's pid. While the worker has not been reaped, no other process can have that
+        id.
         """
         if sys.platform == "linux":
             with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored here, so that the kernel has reaped it

@@ -1,4 +1,5 @@
-"""The `opentelemetry` adapter: roles, spans and tools of any framework that somebody else's instrumentation already describes.
+"""The `opentelemetry` adapter: roles, spans and tools of any framework that somebody else's instrumentation already
+describes.
 
     OpenInference, GenAI-convention or OpenLLMetry spans, of whatever provider  ─►  RolloutSpanProcessor
       runs when an HTTP request leaves  ─►  call_origin: the model's span, and the agent around it
@@ -23,7 +24,11 @@ __all__ = ["OpenTelemetryAdapter"]
 
 LONGEST_VALUE: Final = 64 * 1024
 """Characters of an attribute; prompts are copied into spans, and the gateway has them anyway."""
-OPERATIONS: Final = {Kind.AGENT: conventions.INVOKE_AGENT, Kind.MODEL: conventions.CHAT, Kind.TOOL: conventions.EXECUTE_TOOL}
+OPERATIONS: Final = {
+    Kind.AGENT: conventions.INVOKE_AGENT,
+    Kind.MODEL: conventions.CHAT,
+    Kind.TOOL: conventions.EXECUTE_TOOL,
+}
 
 
 class OpenTelemetryAdapter:
@@ -64,8 +69,9 @@ class OpenTelemetryAdapter:
 def find_call(here: list[OpenSpan], innermost: list[OpenSpan]) -> OpenSpan | None:
     """The span of the call that is about to leave: a model's span around it, else what runs here.
 
-    Instrumentations by callback set nothing in the context that makes the request, and say what a span is when it ends. So, where no
-    model's span is around, the one innermost span that runs is taken if it lies below what runs here and may be a model's.
+    Instrumentations by callback set nothing in the context that makes the request, and say what a span is when it ends.
+    So, where no model's span is around, the one innermost span that runs is taken if it lies below what runs here and
+    may be a model's.
     """
     for one in here:
         around: OpenSpan | None = one
@@ -150,4 +156,8 @@ def our_attributes(reading: SpanReading, agent: str | None) -> dict[str, Attribu
         conventions.TOOL_CALL_RESULT: reading.result,
         conventions.ERROR_TYPE: reading.error_type,
     }
-    return {**added, **{key: text for key, text in texts.items() if text}, conventions.TOOL_STATUS: reading.status.value}
+    return {
+        **added,
+        **{key: text for key, text in texts.items() if text},
+        conventions.TOOL_STATUS: reading.status.value,
+    }

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
-import wrapt
 from opentelemetry import trace
 from opentelemetry.sdk._logs import LoggerProvider, LogRecordProcessor
 from opentelemetry.sdk.resources import Resource
@@ -22,32 +21,34 @@ from opentelemetry.trace import INVALID_SPAN_ID, SpanContext
 from opentelemetry.util._once import Once
 
 from lightningrl import conventions
+from lightningrl.instrumentation import Patches
 from lightningrl_client.telemetry.spans import RolloutSpanProcessor, WorkerTracerProvider
 
 __all__ = ["ProviderWatch"]
 
 
 class ProviderWatch:
-    """Patches of the OpenTelemetry SDK in this process. `install` once, before the agent is imported; `uninstall` restores them."""
+    """Patches of the OpenTelemetry SDK in this process. `install` once, before the agent is imported; `uninstall`
+    restores them."""
 
     def __init__(self, provider: WorkerTracerProvider) -> None:
         self._provider = provider
         self._processor: SpanProcessor = provider.rollout_spans
         self._evaluations = EvaluationProcessor(provider.rollout_spans)
         self._heard: WeakSet[TracerProvider] = WeakSet()
-        self._restores: list[Callable[[], None]] = []
+        self._patches = Patches()
 
     def install(self) -> None:
         """Hear of each provider that is made from now on."""
         self._add = TracerProvider.add_span_processor
-        self._patch(TracerProvider, "__init__", self._made)
-        self._patch(TracerProvider, "add_span_processor", self._added)
-        self._patch(trace, "set_tracer_provider", self._set)
-        self._patch(LoggerProvider, "__init__", self._made_logger)
+        self._patches.wrap(TracerProvider, "__init__", self._made)
+        self._patches.wrap(TracerProvider, "add_span_processor", self._added)
+        self._patches.wrap(trace, "set_tracer_provider", self._set)
+        self._patches.wrap(LoggerProvider, "__init__", self._made_logger)
 
     def uninstall(self) -> None:
-        while self._restores:
-            self._restores.pop()()
+        """Restore the SDK."""
+        self._patches.restore()
 
     def take_global(self) -> None:
         """Listen to the global provider; where there is none, ours is it for the time being."""
@@ -60,7 +61,8 @@ class ProviderWatch:
     def _listen(self, provider: TracerProvider) -> None:
         if provider is not self._provider and provider not in self._heard:
             self._heard.add(provider)
-            self._add(provider, self._processor)  # not the subclass's own method, which may know defaults that ours must not replace
+            # not the subclass's own method, which may know defaults that ours must not replace
+            self._add(provider, self._processor)
 
     def _made(self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         wrapped(*args, **kwargs)
@@ -87,11 +89,6 @@ class ProviderWatch:
         wrapped(*args, **kwargs)
         if isinstance(given, TracerProvider) and not isinstance(given, WorkerTracerProvider):
             self._listen(given)
-
-    def _patch(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        original = getattr(owner, name)
-        setattr(owner, name, wrapt.FunctionWrapper(original, wrapper))
-        self._restores.append(lambda: setattr(owner, name, original))
 
 
 class EvaluationProcessor(LogRecordProcessor):

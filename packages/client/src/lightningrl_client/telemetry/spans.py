@@ -44,14 +44,16 @@ class OpenSpan:
 
     @property
     def runs(self) -> bool:
-        """Neither it nor its parent has ended. A span that outlives its parent was abandoned: nobody reads the stream to its end."""
+        """Neither it nor its parent has ended. A span that outlives its parent was abandoned: nobody reads the stream
+        to its end."""
         return not self.is_over and not (self.parent is not None and self.parent.is_over)
 
 
 class RolloutSpanProcessor(SpanProcessor):
     """Gives each ended span to the rollout that was current when it started; spans outside of rollouts are nobody's.
 
-    It listens to our provider and to those of the agent's own code, so nothing that one of them does (a shutdown) is about it.
+    It listens to our provider and to those of the agent's own code, so nothing that one of them does (a shutdown) is
+    about it.
     """
 
     def __init__(self, scope: RolloutScope) -> None:
@@ -100,7 +102,8 @@ class RolloutSpanProcessor(SpanProcessor):
             self._close(span_id)
 
     def running_here(self) -> list[OpenSpan]:
-        """Spans that run in this context, for the current rollout: the one started last in it, the one set in it; innermost first."""
+        """Spans that run in this context, for the current rollout: the one started last in it, the one set in it;
+        innermost first."""
         rollout = self._scope.current()
         latest = self._latest.get()
         while latest is not None and not latest.runs:
